@@ -1,0 +1,230 @@
+"""A job as it is posted: validated wholly before anything is stored or run.
+
+What can be known from the request alone is checked here; what only a machine can know ends one variant, later.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from optigpu.meters.base import QualityOptions
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference, preset_of
+from optigpu.techniques import TECHNIQUES, AnyTechnique
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_json
+from optigpu.workloads import AnyWorkload
+from optigpu.workloads.base import Workload
+
+MeterName = Literal["latency", "memory", "energy", "quality", "gpu_utilization", "profile", "telemetry"]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class PlanName(StrEnum):
+    """How a job becomes variants."""
+
+    SINGLE = "single"
+    LADDER = "ladder"
+    GRID = "grid"
+
+
+class Measure(Frozen):
+    """How to measure. In no digest: it changes how well a figure is known, not what is measured.
+
+    `rel_ci` is the width of the median's 95% interval, relative to it, at which sampling may stop.
+    """
+
+    replicates: int = Field(3, ge=1, le=50)
+    min_seconds: Seconds = 5.0
+    max_seconds: Seconds = 120.0
+    rel_ci: float = Field(0.01, gt=0, le=1)
+    meters: tuple[MeterName, ...] = ("latency", "memory", "energy", "quality")
+    quality: QualityOptions = QualityOptions()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_seconds > self.max_seconds:
+            raise ValueError("min_seconds must not exceed max_seconds")
+        if "latency" not in self.meters:
+            raise ValueError("meters must contain 'latency': the other meters describe what it times")
+        return self
+
+
+class Target(Frozen):
+    """Which workers may take a job for CUDA. `gpu` is part of a GPU's name; None takes any."""
+
+    gpu: str | None = Field(None, max_length=100)
+    min_vram_bytes: int = Field(0, ge=0, le=2**50)
+
+
+class Limits(Frozen):
+    """What a job may cost at most.
+
+    `max_kld` (nats, of `kld_mean`) and `min_top1` (a share, of `top1_agreement`) are the quality that a variant may
+    lose; one that loses more is measured and not ranked.
+    """
+
+    timeout_s: Seconds = 1800.0
+    max_variants: int = Field(32, ge=1, le=256)
+    max_kld: float | None = Field(None, ge=0)
+    min_top1: float | None = Field(None, ge=0, le=1)
+
+
+class Variant(Frozen):
+    """One measurable thing: a single workload on a model with a resolved stack, backend and device.
+
+    `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
+    the model came from, which is known only after it was loaded: one name may stand for other files tomorrow.
+    """
+
+    index: int
+    role: Role
+    label: str
+    rung: str | None = None
+    workload: AnyWorkload
+    model: str | None
+    backend: Literal["torch"] = "torch"
+    device: DeviceKind
+    stack: tuple[AnyTechnique, ...] = ()
+    weights: str | None = None
+
+    @property
+    def workload_digest(self) -> str:
+        """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
+        weights = {"weights": self.weights} if self.weights else {}
+        return digest({"workload": self.workload.model_dump(mode="json"), "model": self.model} | weights)
+
+    @property
+    def digest(self) -> str:
+        """What must be equal for two results to be of the same variant; role and label are not part of it."""
+        stack = [
+            technique.model_dump(mode="json") | {"version": technique.version} for technique in self.stack
+        ]
+        parts = {
+            "workload": self.workload_digest,
+            "stack": stack,
+            "backend": self.backend,
+            "device": self.device,
+        }
+        return digest(parts)
+
+
+class JobSpec(Frozen):
+    """One request to measure. A job for `device` "cuda" waits for a worker that has one."""
+
+    workload: AnyWorkload
+    model: str | None = Field(None, max_length=200, examples=["preset:gpt2"])
+    backend: Literal["torch"] = "torch"
+    device: DeviceKind = DeviceKind.CPU
+    stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
+    plan: PlanName = PlanName.SINGLE
+    seed: int = Field(0, ge=0, lt=2**63)
+    measure: Measure = Measure()
+    target: Target = Target()
+    limits: Limits = Limits()
+
+    @field_validator("model")
+    @classmethod
+    def _canonical_reference(cls, model: str | None) -> str | None:
+        return None if model is None else str(_as_value_error(parse_reference, model))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        _as_value_error(_check_target, self)
+        _as_value_error(_check_model, self)
+        _as_value_error(_check_stack, self)
+        _as_value_error(_check_gates, self)
+        return self
+
+
+def _as_value_error(function: Any, *arguments: Any) -> Any:
+    """pydantic collects ValueErrors into its report; ours become one."""
+    try:
+        return function(*arguments)
+    except SpecError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_target(spec: JobSpec) -> None:
+    if spec.device is DeviceKind.CPU and spec.target != Target():
+        raise SpecError(
+            "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
+        )
+
+
+def _check_model(spec: JobSpec) -> None:
+    if spec.workload.needs_model and spec.model is None:
+        raise SpecError(f"model: {spec.workload.kind} needs a model, for example preset:gpt2.")
+    if not spec.workload.needs_model and spec.model is not None:
+        raise SpecError(f"model: {spec.workload.kind} runs no model; leave the field out.")
+    facts = facts_of(parse_reference(spec.model)) if spec.model else None
+    problem = spec.workload.check(facts) if facts else None
+    if problem:
+        raise SpecError(f"workload: {problem}")
+
+
+def _check_gates(spec: JobSpec) -> None:
+    """A gate that could never be passed, because the quality that it asks for is never known, is a mistake."""
+    if spec.limits.max_kld is None and spec.limits.min_top1 is None:
+        return
+    if spec.model is None or preset_of(parse_reference(spec.model)):
+        raise SpecError(
+            "limits: max_kld and min_top1 need a trained model, for example bundled:tiny; random weights have no "
+            "quality."
+        )
+    if "quality" not in spec.measure.meters:
+        raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
+
+
+def _check_stack(spec: JobSpec) -> None:
+    resolve(spec.stack)
+    for technique in spec.stack:
+        if spec.workload.kind not in technique.workloads:
+            raise SpecError(
+                f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
+                f"{', '.join(technique.workloads)}."
+            )
+        if spec.device not in technique.devices:
+            raise SpecError(
+                f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
+            )
+
+
+def resolve(stack: Iterable[Technique]) -> tuple[Technique, ...]:
+    """The stack with what it requires, in the order of the phases.
+
+    Raises SpecError when a technique is there twice or two exclude each other.
+    """
+    chosen: dict[str, Technique] = {}
+    for technique in stack:
+        if technique.name in chosen:
+            raise SpecError(f"stack: {technique.name} is there twice; name it once.")
+        chosen[technique.name] = technique
+    queue = list(chosen.values())
+    while queue:
+        for name in queue.pop().requires:
+            if name not in chosen:
+                chosen[name] = TECHNIQUES[name](name=name)
+                queue.append(chosen[name])
+    _refuse_conflicts(chosen)
+    return tuple(sorted(chosen.values(), key=lambda technique: (technique.phase, technique.name)))
+
+
+def _refuse_conflicts(chosen: dict[str, Technique]) -> None:
+    for technique in chosen.values():
+        for other in technique.conflicts:
+            if other in chosen:
+                raise SpecError(f"stack: {technique.name} and {other} exclude each other; keep one of them.")
+
+
+def digest(document: Any) -> str:
+    """SHA-256 of a document's canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+def expand_workload(workload: Workload) -> tuple[Workload, ...]:
+    """The single workloads that a request's workload stands for, without repetitions."""
+    return tuple(dict.fromkeys(workload.expand()))

@@ -1,0 +1,268 @@
+"""The ground floor: base models, enumerations, units, identifiers and errors. Imports nothing of ours.
+
+Errors, as a tree::
+
+    OptiGPUError
+    ├── SpecError               a job that can never run: wrong from the moment it is posted
+    ├── UnsupportedError        this machine or this model cannot do it; the variant ends `unsupported`
+    ├── ReplicateError          a measuring process failed; the variant ends `failed`
+    │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
+    │   └── DeadlineError       ... because its time was up
+    ├── CancelledError          somebody asked for the job to stop
+    ├── LeaseLostError          another worker holds the job now; nothing may be written for it any more
+    ├── StoreError              the results database refused
+    │   ├── NotFoundError       no such job, result, worker
+    │   ├── ConflictError       the same idempotency key with another body
+    │   ├── DocumentError       a document that a database cannot hold (NaN, infinity, NUL)
+    │   └── ...                 what only the store raises: optigpu.store.errors
+    ├── ServiceError            the service answered a client with a problem document
+    └── UnreachableError        no service answers a client
+"""
+
+import json
+import math
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import uuid_utils
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+"""Version of the stored documents (spec and result). Raised when a field changes its meaning."""
+
+
+class OptiGPUError(Exception):
+    """Base of every error that this package raises on purpose; its text is one sentence for a person."""
+
+
+class SpecError(OptiGPUError):
+    """The job can never run, on any machine."""
+
+
+class UnsupportedError(OptiGPUError):
+    """This machine or this model cannot do it; the text says why."""
+
+
+class ReplicateError(OptiGPUError):
+    """A measuring process ended without its measurements."""
+
+
+class OutOfMemoryError(ReplicateError):
+    """A measuring process ended because there was no memory left."""
+
+
+class DeadlineError(ReplicateError):
+    """The job's time limit was reached."""
+
+
+class CancelledError(OptiGPUError):
+    """Somebody asked for the job to stop."""
+
+
+class LeaseLostError(OptiGPUError):
+    """The job belongs to another worker by now."""
+
+
+class StoreError(OptiGPUError):
+    """The results database refused."""
+
+
+class NotFoundError(StoreError):
+    """There is no such row."""
+
+
+class ConflictError(StoreError):
+    """The same idempotency key came with another body."""
+
+
+class DocumentError(StoreError):
+    """The document holds something that not every database can store."""
+
+
+class ServiceError(OptiGPUError):
+    """The service answered with a problem document (RFC 9457)."""
+
+    def __init__(self, message: str, status: int, problem: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = problem or {}
+
+
+class UnreachableError(OptiGPUError):
+    """No service answers at the address."""
+
+
+class Frozen(BaseModel):
+    """Base of all our data: immutable, strict about its fields, no NaN and no infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Layer(StrEnum):
+    """The four layers of the stack, and training techniques."""
+
+    QUANTIZATION = "quantization"
+    KERNELS = "kernels"
+    MEMORY = "memory"
+    COMPILATION = "compilation"
+    TRAINING = "training"
+
+
+class DeviceKind(StrEnum):
+    """What a variant runs on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class JobState(StrEnum):
+    """queued -> running -> succeeded | failed | cancelled, and running -> queued when a lease expires."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job will never change its state again."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class VariantStatus(StrEnum):
+    """How a variant stands. `unsupported` is an answer; `failed` is a fault."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    UNSUPPORTED = "unsupported"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Role(StrEnum):
+    """Why a variant is in its plan."""
+
+    SINGLE = "single"
+    BASELINE = "baseline"
+    REFERENCE = "reference"
+    ALONE = "alone"
+    CUMULATIVE = "cumulative"
+
+
+class Better(StrEnum):
+    """Which direction of a metric is an improvement."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+class Metric(NamedTuple):
+    """What a metric name means."""
+
+    unit: str
+    better: Better
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    "tokens_per_s": Metric("1/s", Better.HIGHER, "decoded tokens per second, after the first token"),
+    "requests_per_s": Metric("1/s", Better.HIGHER, "whole requests per second"),
+    "ttft_s": Metric("s", Better.LOWER, "time to first token: prefill and the first decode"),
+    "tpot_s": Metric("s", Better.LOWER, "time per output token after the first"),
+    "latency_s": Metric("s", Better.LOWER, "one whole request or operation, end to end"),
+    "tflops": Metric("TFLOP/s", Better.HIGHER, "floating-point operations per second"),
+    "peak_bytes": Metric("B", Better.LOWER, "peak allocated on the accelerator"),
+    "peak_reserved_bytes": Metric("B", Better.LOWER, "peak reserved on the accelerator by the allocator"),
+    "weight_bytes": Metric("B", Better.LOWER, "unique storages of parameters and buffers"),
+    "host_peak_bytes": Metric("B", Better.LOWER, "peak resident set of the measuring process"),
+    "params_total": Metric("1", Better.LOWER, "number of weights of the model, counted before the stack"),
+    "bytes_per_param": Metric("B", Better.LOWER, "weight bytes per weight of the model"),
+    "energy_j": Metric("J", Better.LOWER, "energy of one request above the idle device"),
+    "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle included"),
+    "j_per_token": Metric("J", Better.LOWER, "energy above idle for each generated token"),
+    "gpu_utilization": Metric("1", Better.HIGHER, "share of time in which a kernel ran on the GPU"),
+    "kld_mean": Metric("nat", Better.LOWER, "mean divergence of the next-token distribution from fp32's"),
+    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of that divergence over positions"),
+    "top1_agreement": Metric("1", Better.HIGHER, "share of positions whose most likely token is fp32's"),
+    "perplexity": Metric(
+        "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
+    ),
+    "perplexity_delta": Metric("1", Better.LOWER, "perplexity minus that of the fp32 model on the same text"),
+    "accuracy": Metric("1", Better.HIGHER, "share of a multiple-choice test's items answered rightly"),
+    "accuracy_loss_percent": Metric(
+        "%", Better.LOWER, "accuracy lost against the fp32 model, in percent of it"
+    ),
+    "mbu": Metric(
+        "1", Better.HIGHER, "share of the measured memory bandwidth that the model's own bytes use"
+    ),
+    "mfu": Metric(
+        "1", Better.HIGHER, "share of the measured matrix rate that the model's own operations use"
+    ),
+    "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows"),
+    "memory_bound_share": Metric("1", Better.LOWER, "share of kernel time in memory-bound kernels"),
+    "compute_bound_share": Metric("1", Better.HIGHER, "share of kernel time in compute-bound kernels"),
+    "launches_per_step": Metric("1", Better.LOWER, "kernels (on a CPU operators) that run for a decode step"),
+    "compile_s": Metric("s", Better.LOWER, "time that the first requests took beyond a steady one"),
+    "load_s": Metric("s", Better.LOWER, "creating or reading the model and applying the stack"),
+}
+"""Every metric name with its unit and direction."""
+
+
+def new_id() -> str:
+    """A UUIDv7 as text: unique, and sorted by time."""
+    return str(uuid_utils.uuid7())
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` is a UUID in its canonical form."""
+    try:
+        return str(UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def utc_now() -> datetime:
+    """The present moment, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+def canonical_json(document: Any) -> str:
+    """The one JSON text of a document: sorted keys, no spaces; what digests are taken of.
+
+    Raises DocumentError for NaN, infinity, or a NUL character, which not every database can hold.
+    """
+    check_document(document)
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def check_document(document: Any, path: str = "$") -> None:
+    """Refuses what JSON or PostgreSQL cannot hold.
+
+    Raises DocumentError that names the place of a NaN, an infinity, a NUL character or a lone surrogate.
+    """
+    if isinstance(document, float) and not math.isfinite(document):
+        raise DocumentError(
+            f"{path} is {document}; store null and a reason instead of a number that is none."
+        )
+    if isinstance(document, str):
+        _check_text(document, path)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            _check_text(str(key), f"{path} (a key)")
+            check_document(value, f"{path}.{key}")
+    elif isinstance(document, (list, tuple)):
+        for index, value in enumerate(document):
+            check_document(value, f"{path}[{index}]")
+
+
+def _check_text(text: str, path: str) -> None:
+    if "\x00" in text:
+        raise DocumentError(f"{path} holds a NUL character; remove it.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DocumentError(f"{path} holds half of a surrogate pair; remove it.") from None
