@@ -1,0 +1,5 @@
+"""What this machine is: probed without torch."""
+
+from optigpu.hardware.probe import hardware_class, probe
+
+__all__ = ["hardware_class", "probe"]

@@ -1,0 +1,105 @@
+"""The catalog: published peaks of known hardware, read from catalog.toml. Measured peaks stand beside it, not in it."""
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
+
+from optigpu.vocabulary import Frozen
+
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
+Positive = Annotated[float, Field(gt=0)]
+_CLASS = re.compile(r"^(?:\d+x )?(?P<name>.+?)(?: \d+ GiB| \d+ cores?)?$")
+
+
+class HardwareKind(StrEnum):
+    """What a device is. A `soc` is a board or a chip whose processors share its memory."""
+
+    GPU = "gpu"
+    TPU = "tpu"
+    CPU = "cpu"
+    SOC = "soc"
+    MICROCONTROLLER = "microcontroller"
+
+
+class Block(Frozen):
+    """Equal units (cores, multiprocessors) that work at once; `flop_per_cycle` is what one of them does in a cycle."""
+
+    clock_hz: Positive
+    units: int = Field(gt=0)
+    flop_per_cycle: dict[Dtype, Positive]
+
+    def flop_per_s(self, dtype: Dtype) -> float:
+        """Operations per second of all units; 0 for a dtype that they have no instructions for."""
+        return self.clock_hz * self.units * self.flop_per_cycle.get(dtype, 0.0)
+
+
+class Device(Frozen):
+    """One device of the catalog; null means not published, or not known for sure.
+
+    Rates are dense, count a multiply-accumulate as 2 operations, and fp16 and bf16 accumulate in fp32. `tdp_w` is the
+    most that the maker lets it draw, `price_usd` the price at launch.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    kind: HardwareKind
+    memory_bytes: int | None = Field(None, gt=0)
+    memory_bandwidth_bytes_per_s: Positive | None = None
+    tdp_w: Positive | None = None
+    price_usd: Positive | None = None
+    published_flop_per_s: dict[Dtype, Positive] = Field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
+    source: str
+    notes: str | None = None
+
+    def derived_flop_per_s(self) -> dict[Dtype, float]:
+        """Peaks as arithmetic: units times clock times operations per cycle, summed over the blocks."""
+        rates: dict[Dtype, float] = defaultdict(float)
+        for block in self.blocks:
+            for dtype in block.flop_per_cycle:
+                rates[dtype] += block.flop_per_s(dtype)
+        return dict(rates)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def peak_flop_per_s(self) -> dict[Dtype, float]:
+        """Operations per second for each dtype: as published, else derived."""
+        return self.derived_flop_per_s() | self.published_flop_per_s
+
+
+@lru_cache(maxsize=1)
+def devices() -> tuple[Device, ...]:
+    """Every device, in the order of the file."""
+    text = files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
+    return tuple(Device.model_validate(entry) for entry in tomllib.loads(text)["device"])
+
+
+def find(name: str) -> Device | None:
+    """The device of that name or alias. Never by a part of it: an RTX 4060 is not an RTX 4060 Laptop GPU."""
+    return _by_name().get(_plain(name))
+
+
+def find_class(hardware_class: str) -> Device | None:
+    """The device of a hardware class, such as "1x NVIDIA H200 140 GiB" or "AMD EPYC 7763 64 cores".
+
+    None for a class of several kinds of GPUs, and for a device that is not in the catalog.
+    """
+    match = _CLASS.match(hardware_class)
+    return find(match["name"]) if match else None
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> Mapping[str, Device]:
+    return {_plain(name): device for device in devices() for name in (device.name, *device.aliases)}
+
+
+def _plain(name: str) -> str:
+    """What is compared: case, trade marks and spaces do not tell two devices apart."""
+    return " ".join(re.sub(r"\((?:R|TM)\)", " ", name, flags=re.IGNORECASE).casefold().split())

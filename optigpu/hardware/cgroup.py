@@ -1,0 +1,80 @@
+"""What the control group of this process allows it, and whether the kernel killed for memory. Versions 1 and 2.
+
+`root` is the root of the file system, so that a test can hand in another.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """The least limit in bytes from here up to the root group; None where there is none."""
+    texts = [*_read_all(root, "memory", "memory.max"), *_read_all(root, "memory", "memory.limit_in_bytes")]
+    return min((int(text) for text in texts if text != "max"), default=None)
+
+
+def memory_used(root: Path = ROOT) -> int | None:
+    """Bytes that this control group uses, without the page cache that it could give back; None where unknown."""
+    used = [*_read_all(root, "memory", "memory.current"), *_read_all(root, "memory", "memory.usage_in_bytes")]
+    if not used:
+        return None
+    statistics = next(iter(_read_all(root, "memory", "memory.stat")), "")
+    fields = dict(line.split() for line in statistics.splitlines())
+    return max(0, int(used[0]) - int(fields.get("inactive_file") or fields.get("total_inactive_file") or 0))
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """How many CPUs' time may be used at most, from here up to the root group; None where there is no quota."""
+    quotas = [text.split() for text in _read_all(root, "cpu", "cpu.max")]
+    old = zip(
+        _read_all(root, "cpu", "cpu.cfs_quota_us"), _read_all(root, "cpu", "cpu.cfs_period_us"), strict=True
+    )
+    pairs = [(quota, period) for quota, period in (*quotas, *old) if quota not in ("max", "-1")]
+    return min((int(quota) / int(period) for quota, period in pairs), default=None)
+
+
+def quota_wait_s(root: Path = ROOT) -> float:
+    """Seconds, summed over CPUs, that the quotas from here up to the root group have kept processes waiting."""
+    texts = _read_all(root, "cpu", "cpu.stat")
+    fields = [dict(line.split() for line in text.splitlines()) for text in texts]
+    micro = sum(int(field.get("throttled_usec", 0)) for field in fields)
+    nano = sum(int(field.get("throttled_time", 0)) for field in fields)  # version 1
+    return micro / 1e6 + nano / 1e9
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """A counter that grows when the kernel kills a process for memory, in this group or on this host."""
+    texts = [_read(root / "proc/vmstat"), *_read_all(root, "memory", "memory.events")]
+    texts += _read_all(root, "memory", "memory.oom_control")
+    lines = (line.split() for text in texts for line in text.splitlines())
+    return sum(int(words[1]) for words in lines if words[0] == "oom_kill")
+
+
+def _read_all(root: Path, controller: str, name: str) -> list[str]:
+    """The contents of a file in our group and in each one above it, where it exists."""
+    return [text for folder in _folders(root, controller) if (text := _read(folder / name))]
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Our group's folders from the group itself up to the root group, of both versions."""
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            tops = [mount, mount / "unified"]
+        elif controller in controllers.split(","):
+            tops = [mount / controller, mount / controllers]
+        else:
+            continue
+        for top in dict.fromkeys(tops):
+            group = top / path.lstrip("/")
+            yield from (group, *(parent for parent in group.parents if parent.is_relative_to(top)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,184 @@
+"""Counters of this host that tell what happened on it between two moments. Each is read in well under a millisecond.
+
+What the system does not count is None or empty. `root` is the root of the file system, so that a test can hand in
+another. In a container /proc/stat and the clocks of the CPUs are the host's: the host is what disturbs.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.files import contents
+from optigpu.hardware.nvml import Gpu
+from optigpu.hardware.sensors import SensorError
+
+Reading = TypeVar("Reading")
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_LONGEST_STAT = 4096
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Seconds on the clock that samples are timed with, and how far two others are ahead of it.
+
+    `suspended_s` grows while the machine is suspended. `wall_s` is the time of day; it changes when somebody sets it.
+    """
+
+    monotonic_s: float
+    suspended_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds since boot, summed over some CPUs: in processes, idle, and taken by the hypervisor for other machines.
+
+    Time in interrupts is in none of them: whose it is cannot be told.
+    """
+
+    work_s: float
+    idle_s: float
+    steal_s: float
+
+
+@dataclass(frozen=True)
+class ProcessTimes:
+    """A process: CPU seconds of its own (all threads), and of the processes that it started and that have ended.
+
+    `waiting` says that its main thread runs or waits for a CPU; `cpu` is the one that it was on last.
+    """
+
+    pid: int
+    started: int
+    name: str
+    session: int
+    cpu: int
+    waiting: bool
+    used_s: float
+    ended_children_s: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process has, before or after it."""
+        return self.pid, self.started
+
+
+@dataclass(frozen=True)
+class GpuCounters:
+    """A GPU: who computes on it, the clock of its multiprocessors, seconds in which heat or its power limit held that
+    clock down (since the driver was loaded), and what holds it down at the moment. None is what it does not give.
+    """
+
+    pids: frozenset[int] | None = None
+    clock_hz: float | None = None
+    heat_s: float | None = None
+    power_cap_s: float | None = None
+    slowdowns: frozenset[str] = frozenset()
+
+
+def clocks() -> Clocks:
+    """The clocks now."""
+    monotonic_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has it
+    return Clocks(
+        monotonic_s=monotonic_s,
+        suspended_s=time.clock_gettime(boot) - monotonic_s,
+        wall_s=time.clock_gettime(time.CLOCK_REALTIME) - monotonic_s,
+    )
+
+
+def cpu_times(cpus: Collection[int], root: Path = ROOT) -> CpuTimes | None:
+    """The sum over `cpus`, or None where the kernel does not count or does not know one of them.
+
+    Columns: user nice system idle iowait irq softirq steal (proc_stat(5)).
+    """
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    lines = (line.split() for line in contents(root / "proc/stat").splitlines() if line.startswith("cpu"))
+    rows = [[int(word) for word in words[1:]] for words in lines if words[0] in wanted]
+    if not rows or len(rows) < len(wanted):
+        return None
+    ticks = [sum(column) for column in zip(*rows, strict=True)]
+    return CpuTimes(
+        work_s=sum(ticks[:3]) * _TICK_S,
+        idle_s=sum(ticks[3:5]) * _TICK_S,
+        steal_s=sum(ticks[7:8]) * _TICK_S,
+    )
+
+
+def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
+    """Every process that can be seen from here; in a container those of the container alone."""
+    with suppress(OSError):
+        names = [name for name in os.listdir(root / "proc") if name.isdecimal()]
+        found = (_process(f"{root}/proc/{name}/stat") for name in names)
+        return tuple(process for process in found if process)
+    return ()
+
+
+def gpu_counters(gpu: Gpu) -> GpuCounters:
+    """The counters of one GPU; one that is lost gives none."""
+    pids, slowdowns = _or_none(gpu.compute_pids), _or_none(gpu.slowdowns)
+    return GpuCounters(
+        pids=None if pids is None else frozenset(pids),
+        clock_hz=_or_none(gpu.sm_clock_hz),
+        heat_s=_or_none(gpu.heat_s),
+        power_cap_s=_or_none(gpu.power_cap_s),
+        slowdowns=frozenset(slowdowns or ()),
+    )
+
+
+def heat_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
+    """The files that count how often a core or its package slowed down for heat; none on most virtual machines."""
+    folders = [root / f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle" for cpu in sorted(cpus)]
+    files = [
+        folder / name for folder in folders for name in ("core_throttle_count", "package_throttle_count")
+    ]
+    return tuple(file for file in files if file.is_file())
+
+
+def clock_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
+    """The files that give the clock of each CPU in kHz; none on most virtual machines."""
+    files = [root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in sorted(cpus)]
+    return tuple(file for file in files if file.is_file())
+
+
+def numbers(files: Sequence[Path]) -> list[int]:
+    """What the files hold; one that has become unreadable is left out."""
+    return [int(text) for file in files if (text := contents(file)).isdecimal()]
+
+
+def _or_none(read: Callable[[], Reading]) -> Reading | None:
+    try:
+        return read()
+    except SensorError:
+        return None
+
+
+def _process(path: str) -> ProcessTimes | None:
+    """One line of proc_pid_stat(5). A name may hold spaces and brackets, so it ends at the last bracket."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            line = os.read(descriptor, _LONGEST_STAT).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+    except OSError:  # it has ended
+        return None
+    head, _, tail = line.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()  # from the third on: the state
+    return ProcessTimes(
+        pid=int(pid),
+        started=int(fields[19]),
+        name=name,
+        session=int(fields[3]),
+        cpu=int(fields[36]),
+        waiting=fields[0] == "R",
+        used_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        ended_children_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
+    )

@@ -1,0 +1,99 @@
+"""The CPU: its model, the physical cores that this process may use, and the instructions that matter here."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from optigpu.hardware.cgroup import cpu_quota
+
+FEATURES = (
+    *(
+        "avx2",
+        "fma",
+        "f16c",
+        "avx_vnni",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+    ),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16"),
+)
+"""The kernel's flag names that decide which kernels run; "asimd" is ARM's NEON."""
+
+_ROOT = Path("/")
+
+
+def cpu_model(root: Path = _ROOT) -> str:
+    """The model as the machine names it; where a hypervisor hides the number, with the family's."""
+    fields = cpu_fields(root)
+    name = fields.get("model name") or _asked("lscpu", r"Model name:\s*(.+)") or _asked(_SYSCTL, r"(.+)")
+    name = " ".join(
+        re.sub(r"\((R|TM)\)|@.*|\bCPU\b|\d+-Core Processor|\bProcessor\b", " ", name or "").split()
+    )
+    if not name:
+        return platform.machine()
+    hidden = not any(character.isdigit() for character in name) and "cpu family" in fields
+    return f"{name} (family {fields['cpu family']} model {fields['model']})" if hidden else name
+
+
+def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
+    """Those of FEATURES that the first CPU has."""
+    fields = cpu_fields(root)
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    return tuple(feature for feature in FEATURES if feature in flags)
+
+
+def cpu_cores(root: Path = _ROOT) -> int:
+    """Physical cores that this process may use: its affinity and its group's quota respected, at least 1."""
+    allowed = allowed_cpus()
+    cores = {_core(root, cpu) for cpu in allowed} if allowed else set()
+    count = len(cores) or psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return max(1, min(count, int(quota)) if quota else count)
+
+
+def allowed_cpus() -> set[int]:
+    """The logical CPUs that this process may run on; empty where the system does not tell (macOS)."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _core(root: Path, cpu: int) -> str:
+    """What names a CPU's core: the list of its siblings; the CPU itself where the kernel does not tell."""
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def cpu_fields(root: Path) -> dict[str, str]:
+    """The first CPU's fields in /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = (root / "proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+_SYSCTL = "sysctl -n machdep.cpu.brand_string"
+
+
+def _asked(command: str, pattern: str) -> str | None:
+    """What a system command says, or None where it is missing or fails."""
+    words = command.split()
+    if shutil.which(words[0]) is None:
+        return None
+    answer = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False
+    )
+    found = re.search(pattern, answer.stdout) if answer.returncode == 0 else None
+    return found[1] if found else None

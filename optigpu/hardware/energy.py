@@ -1,0 +1,149 @@
+"""Energy as it flows, from a counter or from power; looked at regularly, so that no wrap and no jump is missed."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.nvml import Gpu
+from optigpu.hardware.powercap import energy_domains
+from optigpu.hardware.sensors import SensorError
+
+PLAUSIBLE_W = 5000.0
+"""No GPU and no host's CPUs draw more (an 8-socket server's packages stay below); a counter that says so has jumped."""
+SLACK_S = 1.0
+"""Counters are refreshed late: so much more time than has passed may be in one step."""
+
+
+class Flow(Protocol):
+    """Joules since the last look."""
+
+    def since(self, elapsed_s: float) -> float:
+        """`elapsed_s` have passed since the last look. Raises SensorError when what is read makes no sense."""
+
+
+class CounterFlow:
+    """A counter of joules that only rises, but for its wrap where it has one."""
+
+    def __init__(self, name: str, read_j: Callable[[], float], wraps_at_j: float | None = None) -> None:
+        self._name = name
+        self._read_j = read_j
+        self._wraps_at_j = wraps_at_j
+        self._last_j = read_j()
+
+    def since(self, elapsed_s: float) -> float:
+        """The counter's step. One that is not plausible for the time, a wrap counted in, ends the measurement."""
+        before, now = self._last_j, self._read_j()
+        self._last_j = now
+        step = now - before
+        if step < 0 and self._wraps_at_j is not None:
+            step += self._wraps_at_j
+        if step < 0:
+            raise SensorError(
+                f"The energy counter of {self._name} fell from {before:.3f} to {now:.3f} J; it was reset: "
+                "measure again."
+            )
+        if step > PLAUSIBLE_W * (elapsed_s + SLACK_S):
+            raise SensorError(
+                f"The energy counter of {self._name} jumped from {before:.3f} to {now:.3f} J within {elapsed_s:.2f} s; "
+                "do not trust it, measure again."
+            )
+        return step
+
+
+class PowerFlow:
+    """Power, integrated by the trapezoidal rule."""
+
+    def __init__(self, read_w: Callable[[], float]) -> None:
+        self._read_w = read_w
+        self._last_w = read_w()
+
+    def since(self, elapsed_s: float) -> float:
+        """The mean of the power now and at the last look, times the time between."""
+        before, self._last_w = self._last_w, self._read_w()
+        return (before + self._last_w) / 2 * elapsed_s
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What flowed in a time: `looks` at the sensor in it, of which `changes` found a new value."""
+
+    joules: float
+    seconds: float
+    looks: int
+    changes: int
+
+    @property
+    def watts(self) -> float:
+        """The mean power."""
+        return self.joules / self.seconds
+
+
+class EnergySensor:
+    """Everything that flows into a device, from the moment when this is made.
+
+    `source` is what counts it, `scope` what is in it, `least_hz` how often it must be looked at to be right.
+    """
+
+    def __init__(
+        self, source: str, scope: str, resolution_j: float | None, least_hz: float, flows: Sequence[Flow]
+    ) -> None:
+        self.source = source
+        self.scope = scope
+        self.resolution_j = resolution_j
+        self.least_hz = least_hz
+        self._flows = flows
+        self._at_s = time.perf_counter()
+        self.total = Energy(0.0, 0.0, 0, 0)
+
+    def look(self) -> None:
+        """Adds what has flowed since the last look to `total`. Raises SensorError; the total is then of no use."""
+        now_s = time.perf_counter()
+        elapsed_s = now_s - self._at_s
+        joules = sum(flow.since(elapsed_s) for flow in self._flows)
+        before = self.total
+        self._at_s = now_s
+        self.total = Energy(
+            before.joules + joules,
+            before.seconds + elapsed_s,
+            before.looks + 1,
+            before.changes + (joules > 0),
+        )
+
+    def since(self, start: Energy) -> Energy:
+        """What has flowed since the total was `start`."""
+        end = self.total
+        return Energy(
+            end.joules - start.joules,
+            end.seconds - start.seconds,
+            end.looks - start.looks,
+            end.changes - start.changes,
+        )
+
+
+def cpu_energy(root: Path = ROOT) -> EnergySensor:
+    """The CPU's packages and their memory. Raises SensorError where there is no counter or it refuses.
+
+    A 32-bit counter wraps after several minutes at full power, so a look each second is enough.
+    """
+    domains = energy_domains(root)
+    flows = [CounterFlow(domain.name, domain.energy_j, domain.wraps_at_j) for domain in domains]
+    names = ", ".join(domain.name for domain in domains)
+    scope = f"{names}: all that runs on this host; no GPU, disk, fan or power supply"
+    return EnergySensor("RAPL counters (powercap)", scope, 1e-6, 1.0, flows)
+
+
+def gpu_energy(gpu: Gpu) -> EnergySensor:
+    """The GPU's energy counter; its power, integrated, where it has none. Raises SensorError where it gives neither."""
+    scope = "the GPU's board; not the host that feeds it"
+    try:
+        counter = CounterFlow(f"the GPU {gpu.name()}", gpu.energy_j)
+    except SensorError as no_counter:
+        try:
+            power = PowerFlow(gpu.power_w)
+        except SensorError:
+            raise no_counter from None
+        return EnergySensor("NVML power, integrated", scope, None, 10.0, [power])
+    return EnergySensor("NVML total energy counter", scope, 1e-3, 1.0, [counter])

@@ -1,0 +1,101 @@
+"""Which machine this is: an identifier that does not name it, and fingerprints of its hardware and its software.
+
+`root` is the root of the file system, so that a test can hand in another.
+"""
+
+import hashlib
+import platform
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from optigpu.hardware.files import contents
+from optigpu.result import Environment, HostIdSource
+from optigpu.vocabulary import canonical_json
+
+_FIRMWARE = ("product_uuid", "board_serial")
+_NO_UUIDS = {"03000200-0400-0500-0006-000700080009", "00020003-0004-0005-0006-000700080009"}
+"""What boards carry whose makers did not fill in an identifier, in both orders of bytes."""
+
+
+def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:
+    """Tells hosts apart and says nothing about them: a hash of the surest thing that can be read, and what that was.
+
+    The firmware's identifier can often be read by root alone; all of a machine's GPUs, the hidden ones as well, come
+    next. The rest may belong to a container instead of the machine: then two of them count as two hosts, which is the
+    lesser evil, because hosts that are taken for one would continue each other's jobs.
+    """
+    text, source = next(_known(gpu_uuids, root))
+    return hashlib.sha256(f"optigpu {text}".encode()).hexdigest()[:16], source
+
+
+def hardware_fingerprint(environment: Environment) -> str:
+    """A digest of what this process may use of the machine, the same whoever asks and from wherever.
+
+    It leaves out what a user without rights or a container cannot read, what an administrator can switch, and the exact
+    sizes of memory, which depend on kernel and driver. Without a GPU, whose UUID is unique, machines of one make and
+    size share a fingerprint; `host_id` tells them apart.
+    """
+    return _digest(
+        {
+            "cpu": environment.cpu_model,
+            "cores": environment.cpu_cores,
+            "features": sorted(environment.cpu_features),
+            "memory": memory_class(environment.memory_bytes),
+            "gpus": sorted(gpu.uuid for gpu in environment.accelerators),
+        }
+    )
+
+
+def software_fingerprint(environment: Environment) -> str:
+    """A digest of the versions that results depend on: packages, our own commit, driver, compiler, system, image."""
+    names = {"software", "driver", "cuda", "compiler", "os", "image", "git_revision", "git_dirty"}
+    return _digest(environment.model_dump(mode="json", include=names))
+
+
+def memory_class(size_bytes: int) -> int:
+    """The next of 2^n and 1.5 * 2^n bytes: what is installed, without what a kernel keeps for itself."""
+    power = 1 << max(size_bytes - 1, 1).bit_length() - 1
+    return next(size for size in (power, power * 3 // 2, power * 2) if size >= size_bytes)
+
+
+def _known(gpu_uuids: Sequence[str], root: Path) -> Iterator[tuple[str, HostIdSource]]:
+    for name in _FIRMWARE:
+        if text := _filled_in(contents(root / "sys/class/dmi/id" / name)):
+            yield text, HostIdSource.FIRMWARE
+    if gpu_uuids:
+        yield " ".join(sorted(gpu_uuids)), HostIdSource.GPUS
+    for path in ("etc/machine-id", "var/lib/dbus/machine-id"):
+        if text := contents(root / path):
+            yield text, HostIdSource.MACHINE_ID
+    if address := _network_address(root):
+        yield address, HostIdSource.NETWORK_ADDRESS
+    yield contents(root / "proc/sys/kernel/hostname") or platform.node(), HostIdSource.HOSTNAME
+
+
+def _filled_in(text: str) -> str | None:
+    """An identifier in lower case, as not all kernels write it; None for what a maker left as it was."""
+    text = text.lower()
+    digits = re.sub(r"[^0-9a-z]", "", text)
+    words = re.search(r"fill|default|specified|serial|none|applicable|0123456789", text)
+    return None if len(digits) < 4 or len(set(digits)) < 3 or words or text in _NO_UUIDS else text
+
+
+def _network_address(root: Path) -> str | None:
+    """The lowest address of what has a device behind it, which a container's own interfaces have not."""
+    folders = (folder for folder in (root / "sys/class/net").glob("*") if (folder / "device").exists())
+    addresses = sorted(filter(_is_address, (contents(folder / "address") for folder in folders)))
+    if addresses or (root / "sys/class/net").is_dir():
+        return addresses[0] if addresses else None
+    node = uuid.getnode()  # where there is no such folder (macOS)
+    local_or_random = node >> 40 & 0b11
+    return None if local_or_random else f"{node:012x}"
+
+
+def _is_address(text: str) -> bool:
+    return bool(text.strip("0:"))
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]

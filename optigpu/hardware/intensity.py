@@ -1,0 +1,130 @@
+"""What bounds a kernel by the roofline, memory or arithmetic, told from the operator that it belongs to.
+
+An operator whose arithmetic intensity (FLOPs per byte of its inputs) is below the device's ridge waits for memory,
+above it for arithmetic. Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optigpu.result import Bound
+from optigpu.vocabulary import DeviceKind
+
+RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {DeviceKind.CPU: 10.0, DeviceKind.CUDA: 100.0}
+"""Round figures between the ridges of datasheets: some 5 to 20 for CPUs with AVX2 and AVX-512 in fp32, 80 to 300 for
+GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long prefill far above, whichever is taken."""
+
+RULE = (
+    "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
+    "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
+    "4 x queries x keys x channels for attention. Bytes are those of the inputs. torch's other operators do a few "
+    "operations for each element and are memory-bound. A kernel without an operator is told by its name; what remains "
+    "is unknown."
+)
+
+GLUE = frozenset(
+    {
+        *("aten::alias", "aten::as_strided", "aten::chunk", "aten::detach", "aten::detach_", "aten::expand"),
+        *("aten::expand_as", "aten::flatten", "aten::lift_fresh", "aten::movedim", "aten::narrow"),
+        *(
+            "aten::permute",
+            "aten::reshape",
+            "aten::_reshape_alias",
+            "aten::resolve_conj",
+            "aten::resolve_neg",
+        ),
+        *("aten::result_type", "aten::select", "aten::slice", "aten::split", "aten::split_with_sizes"),
+        *("aten::squeeze", "aten::t", "aten::transpose", "aten::unbind", "aten::unflatten", "aten::unfold"),
+        *("aten::unsqueeze", "aten::_unsafe_view", "aten::view", "aten::view_as"),
+        *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::resize_"),
+        *("aten::new_empty_strided", "aten::ones", "aten::zeros", "aten::full", "aten::arange"),
+        *("aten::linear", "aten::matmul", "aten::scaled_dot_product_attention", "aten::conv2d"),
+        *(
+            "aten::convolution",
+            "aten::_convolution",
+            "aten::layer_norm",
+            "aten::batch_norm",
+            "aten::embedding",
+        ),
+        *("aten::softmax", "aten::dropout", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone"),
+        *("aten::item", "aten::is_nonzero"),
+    }
+)
+"""Operators that only change a view, allocate, or call others that do the work: on a CPU no kernels."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One call as the profiler saw it. `shapes` and `item_bytes` (None where unknown) are its tensor inputs'."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    item_bytes: tuple[int | None, ...] = ()
+    flops: int = 0
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Elements of each input."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def input_bytes(self) -> int | None:
+        """Bytes of all inputs, or None where the type of one is not known."""
+        sizes = [size for size in self.item_bytes if size is not None]
+        if len(sizes) < len(self.shapes):
+            return None
+        return sum(count * size for count, size in zip(self.elements, sizes, strict=True))
+
+
+def bound_of(operator: Operator, device: DeviceKind) -> Bound | None:
+    """Memory or compute, or None where it cannot be told."""
+    if not _is_heavy(operator.name):
+        return Bound.MEMORY if operator.name.startswith("aten::") else None
+    flops, size = operator.flops or _flops(operator), operator.input_bytes
+    if not flops or not size:
+        return None
+    return Bound.COMPUTE if flops / size > RIDGE_FLOP_PER_BYTE[device] else Bound.MEMORY
+
+
+def bound_of_kernel(name: str) -> Bound | None:
+    """Of a kernel whose operator is not known: only names that say that it streams its data through are told."""
+    return Bound.MEMORY if _STREAMING.search(name) else None
+
+
+_PRODUCT = re.compile(r"mm(_|$)|linear|matmul|gem[mv]|addmv|(^|[:_])mv$|(^|[:_])dot$|einsum")
+_CONVOLUTION = re.compile(r"conv")
+_ATTENTION = re.compile(r"attention|flash|fmha")
+_STREAMING = re.compile(
+    r"elementwise|reduce|norm|softmax|copy|memcpy|memset|index|gather|scatter|CatArray|fill|gemv|embedding"
+    r"|triton_(poi|red|per)_",
+    re.IGNORECASE,
+)
+
+
+def _is_heavy(name: str) -> bool:
+    return any(family.search(name) for family in (_PRODUCT, _CONVOLUTION, _ATTENTION))
+
+
+def _flops(operator: Operator) -> int:
+    """An estimate from shapes; 0 where they do not fit the family."""
+    shapes = operator.shapes
+    if len(shapes) < 2 or not shapes[0]:
+        return 0
+    if _ATTENTION.search(operator.name):
+        # The inner functions on CUDA have [batch, length, heads, channels], all others heads before length.
+        length = -3 if "attention_forward" in operator.name else -2
+        return 4 * operator.elements[0] * shapes[1][length] if len(shapes[1]) == 4 else 0
+    if _CONVOLUTION.search(operator.name):
+        pixels = operator.elements[0] // shapes[0][1] if len(shapes[0]) > 2 else 0
+        return 2 * pixels * operator.elements[1]
+    return 2 * math.prod(shapes[0][:-1]) * _weights(operator)
+
+
+def _weights(operator: Operator) -> int:
+    """Weights of a product's largest other input; two 4-bit ones lie in a byte."""
+    largest = max(range(1, len(operator.shapes)), key=lambda index: operator.elements[index])
+    if "int4" in operator.name or "4bit" in operator.name:
+        return 2 * operator.elements[largest] * (operator.item_bytes[largest] or 0)
+    return operator.elements[largest]

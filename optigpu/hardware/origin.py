@@ -1,0 +1,67 @@
+"""Where the running code comes from: a checkout's commit, a container, the image that it was built into."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import optigpu
+from optigpu.hardware.files import contents
+
+IMAGE = "OPTIGPU_IMAGE"
+"""The environment variable by which an image says what it is called; its builder sets it."""
+REVISION = "OPTIGPU_REVISION"
+"""The environment variable by which an image, which holds no checkout, says which commit it was built from."""
+
+_GIT_PATIENCE_S = 5.0
+_MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
+_GROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc"}
+
+
+def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
+    """The commit that the package's folder lies in, and whether the package differs from it, new files included.
+
+    Outside of a checkout it is what REVISION says, and nobody knows whether anything was changed. (None, None) where
+    neither is known, or git is missing or refuses a checkout that belongs to another user.
+    """
+    folder = package or Path(optigpu.__file__).resolve().parent
+    if not (folder.parent / ".git").exists():  # not just any checkout around an installed package
+        return os.environ.get(REVISION) or None, None
+    # Without the variables that would lead git elsewhere, and without its habit of rewriting the index.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder.parent), "status", "--porcelain=v2", "--branch"]
+    command += ["--untracked-files=normal", "--", folder.name]
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=variables | {"GIT_OPTIONAL_LOCKS": "0"},
+            timeout=_GIT_PATIENCE_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    commit = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", answer, re.MULTILINE)
+    if commit is None:  # a checkout without any commit yet
+        return None, None
+    return commit[1], any(not line.startswith("#") for line in answer.splitlines())
+
+
+def container(root: Path) -> str | None:
+    """The kind of container that this process runs in, by the marks that container engines leave; None without any."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    told = contents(root / "run/systemd/container")
+    if told:
+        return told
+    for mark, kind in _MARKS.items():
+        if (root / mark).exists():
+            return kind
+    groups = contents(root / "proc/1/cgroup")
+    return next((kind for mark, kind in _GROUPS.items() if mark in groups), None)
+
+
+def image() -> str | None:
+    """What the image's builder called it, or None."""
+    return os.environ.get(IMAGE) or None

@@ -1,0 +1,133 @@
+"""This machine as an Environment: what results are compared by, and what explains them. Loads no torch."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from optigpu.hardware.cgroup import memory_limit
+from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model
+from optigpu.hardware.files import contents
+from optigpu.hardware.gpu import gpus
+from optigpu.hardware.identity import hardware_fingerprint, host_id, software_fingerprint
+from optigpu.hardware.origin import container, git_revision, image
+from optigpu.hardware.setup import cpu_setup
+from optigpu.result import Accelerator, Environment
+from optigpu.vocabulary import DeviceKind
+
+PACKAGES = (
+    "optigpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "triton",
+    "numpy",
+    "safetensors",
+    "torchao",
+    "bitsandbytes",
+    "nvidia-ml-py",
+)
+"""The packages whose versions explain a result."""
+
+
+@lru_cache(maxsize=1)
+def probe() -> Environment:
+    """What this process can use, asked once: a container's limits and CUDA_VISIBLE_DEVICES are respected."""
+    return probed(Path("/"))
+
+
+def probed(root: Path) -> Environment:
+    """The same, asked now. `root` is the root of the file system, so that a test can hand in another."""
+    nvidia = gpus()
+    model, cores = cpu_model(root), cpu_cores(root)
+    known, source = host_id(nvidia.uuids, root)
+    revision, dirty = git_revision()
+    environment = Environment(
+        hardware_class=_gpu_class(nvidia.visible) or _cpu_class(model, cores),
+        host_id=known,
+        host_id_source=source,
+        cpu_model=model,
+        cpu_cores=cores,
+        cpu_features=cpu_features(root),
+        cpu_setup=cpu_setup(root),
+        memory_bytes=min(psutil.virtual_memory().total, memory_limit(root) or sys.maxsize),
+        accelerators=nvidia.visible,
+        driver=nvidia.driver,
+        cuda=nvidia.cuda,
+        compiler=_compiler(),
+        os=_os(),
+        container=container(root),
+        image=image(),
+        git_revision=revision,
+        git_dirty=dirty,
+        software=_software(),
+    )
+    prints = {
+        "hardware_fingerprint": hardware_fingerprint(environment),
+        "software_fingerprint": software_fingerprint(environment),
+    }
+    return environment.model_copy(update=prints)
+
+
+def hardware_class(environment: Environment, device: DeviceKind) -> str:
+    """The class of what a job on `device` runs on: the CPU with its cores, or the one GPU that a job uses."""
+    if device is DeviceKind.CPU:
+        return _cpu_class(environment.cpu_model, environment.cpu_cores)
+    return _gpu_class(environment.accelerators[:1])
+
+
+def _cpu_class(model: str, cores: int) -> str:
+    return f"{model} {cores} core{'s' if cores > 1 else ''}"
+
+
+def _gpu_class(accelerators: tuple[Accelerator, ...]) -> str:
+    """For example "1x NVIDIA H200 140 GiB"; kinds are joined by " + "; empty without a GPU."""
+    names = [f"{gpu.name} {round(gpu.memory_bytes / 2**30)} GiB" for gpu in accelerators]
+    return " + ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
+
+
+def _compiler() -> str | None:
+    """The version line of what TorchInductor would call, or None where it or Python's headers are missing."""
+    command = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+    if command is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return None
+    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    return answer.stdout.splitlines()[0] if answer.returncode == 0 and answer.stdout else None
+
+
+def _os() -> str:
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.platform(terse=True)
+    return f"{name}, {platform.system()} {platform.release()}"
+
+
+def _software() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    cuda = _torch_cuda()
+    return found | {"torch_cuda": cuda} if cuda else found
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA that torch was built with, which its version may not say; read from its files, without loading it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = contents(Path(spec.origin).with_name("version.py"))
+    found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
+    return found[1] if found else None

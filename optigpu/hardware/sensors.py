@@ -1,0 +1,60 @@
+"""What every sensor shares: the error that says why it cannot be read, and a thread that looks at it regularly."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+from optigpu.vocabulary import OptiGPUError
+
+
+class SensorError(OptiGPUError):
+    """A sensor is not there, refuses, or has stopped making sense; the text says which and what to do."""
+
+
+class Ticker:
+    """Calls `take` at once, then every `period_s` in a thread of its own, and once more at the end of the block.
+
+    The calls never overlap. An error ends them; it is raised at the block's end unless the block itself failed, and
+    `failed` tells of it before. The thread is gone when the block is left, whatever happened in it.
+    """
+
+    THREAD = "optigpu-ticker"
+
+    def __init__(self, take: Callable[[], None], period_s: float) -> None:
+        self._take = take
+        self._period_s = period_s
+        self._over = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=self.THREAD, daemon=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call has raised."""
+        return self._error is not None
+
+    def __enter__(self) -> Self:
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if error is not None:
+            return
+        if self._error is not None:
+            raise self._error
+        self._take()
+
+    def _run(self) -> None:
+        due = time.perf_counter()
+        while True:
+            due = max(due + self._period_s, time.perf_counter())  # what was missed is not made up for
+            if self._over.wait(due - time.perf_counter()):
+                return
+            try:
+                self._take()
+            except Exception as error:
+                self._error = error
+                return
