@@ -1,0 +1,88 @@
+"""What can be known of a model without loading it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optigpu.models.bundled import bundled_config
+from optigpu.models.reference import ModelReference, preset_of
+
+_GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"} | {
+    "max_position_embeddings": "n_positions"
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True},
+    "opt": {"tie_word_embeddings": True},
+}
+_MLP = {
+    "gpt2": ("n_inner", False),
+    "opt": ("ffn_dim", False),
+    **dict.fromkeys(("llama", "mistral", "qwen2"), ("intermediate_size", True)),
+}
+"""Families whose blocks are known: what the configuration calls the MLP's width, and whether the MLP is gated."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A decoder's shapes, as counts; `context` is in tokens.
+
+    `family` is transformers' model_type ("gpt2", "llama", ...). `inner_size` is the width of the MLP, whose matrices
+    are two, or three where it is gated; both are None for a family whose blocks are not known. `embedding_size` is the
+    width of a row of the embedding and of the head, which some OPT models project to `hidden_size`.
+    """
+
+    family: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+    tied_head: bool
+    head_size: int
+    inner_size: int | None
+    gated_mlp: bool | None
+    embedding_size: int
+
+
+def facts_of(reference: ModelReference) -> ModelFacts | None:
+    """The facts of a preset or a bundled model; None for a model whose configuration lies elsewhere."""
+    if reference.kind == "bundled":
+        config = bundled_config(reference.name)
+        return facts_from_config(config["model_type"], config)
+    preset = preset_of(reference)
+    return facts_from_config(preset.model_type, preset.config) if preset else None
+
+
+def facts_from_config(family: str, config: Mapping[str, Any]) -> ModelFacts:
+    """The facts in a transformers configuration, given as a mapping of its attributes."""
+    values = _DEFAULTS.get(family, {}) | dict(config)
+    names = _GPT2_NAMES if family == "gpt2" else {}
+
+    def read(name: str) -> Any:
+        return values[names.get(name, name)]
+
+    heads, hidden_size = int(read("num_attention_heads")), int(read("hidden_size"))
+    return ModelFacts(
+        family=family,
+        hidden_size=hidden_size,
+        layers=int(read("num_hidden_layers")),
+        heads=heads,
+        kv_heads=int(values.get("num_key_value_heads") or heads),
+        vocabulary=int(values["vocab_size"]),
+        context=int(read("max_position_embeddings")),
+        tied_head=bool(values.get("tie_word_embeddings", False)),
+        **block_shapes(family, values, hidden_size, heads),
+    )
+
+
+def block_shapes(family: str, config: Mapping[str, Any], hidden_size: int, heads: int) -> dict[str, Any]:
+    """The fields of ModelFacts that say how large the matrices of a block are."""
+    name, gated = _MLP.get(family, (None, None))
+    return {
+        "head_size": int(config.get("head_dim") or hidden_size // heads),
+        # GPT-2's configuration may leave the width out.
+        "inner_size": int(config.get(name) or 4 * hidden_size) if name else None,
+        "gated_mlp": gated,
+        "embedding_size": int(config.get("word_embed_proj_dim") or hidden_size),
+    }

@@ -1,0 +1,50 @@
+"""What a decode step reads of a loaded model: all of its weights but the rows of a table that are looked up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from optigpu.models.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A model with its stack applied, as far as a roofline needs it.
+
+    `streamed_bytes` are the weights that every step reads wholly, in the width that they are stored in. `row_bytes` is
+    what one token reads of the tables that are only looked up: an embedding whose weights no other layer shares.
+    """
+
+    facts: ModelFacts
+    streamed_bytes: int
+    row_bytes: int
+
+
+def footprint_of(model: Any, facts: ModelFacts) -> Footprint:
+    """The footprint of a transformers decoder after the stack has changed it; `facts` are those from before."""
+    from torch.nn import Embedding
+
+    tables = {module for module in model.modules() if isinstance(module, Embedding)}
+    tables.add(model.get_input_embeddings())
+    others = (module for module in model.modules() if module not in tables)
+    streamed = _storages(tensor for module in others for tensor in _tensors(module))
+    rows = [tensor for table in tables for tensor in _tensors(table) if _address(tensor) not in streamed]
+    return Footprint(
+        facts=facts,
+        streamed_bytes=sum(streamed.values()),
+        row_bytes=sum(tensor.nbytes // max(1, tensor.shape[0]) for tensor in rows),
+    )
+
+
+def _tensors(module: Any) -> list[Any]:
+    """A module's own parameters and buffers, without those of its children."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """Bytes of each storage by its address; what is shared is there once."""
+    return {_address(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())

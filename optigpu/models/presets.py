@@ -1,0 +1,83 @@
+"""Presets: the architectures of well-known models as data for transformers' own configuration classes.
+
+A preset's weights are random and seeded: right for speed and memory, meaningless for quality.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`model_type` is transformers' name of the architecture, `config` what differs from its configuration's defaults.
+
+    `source` says where the shapes are published.
+    """
+
+    model_type: str
+    source: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def _gpt2(size: str, width: int, layers: int, heads: int) -> Preset:
+    return Preset("gpt2", f"openai-community/{size}", {"n_embd": width, "n_layer": layers, "n_head": heads})
+
+
+def _llama(
+    source: str, model_type: str, width: int, inner: int, layers: int, heads: int, **more: Any
+) -> Preset:
+    shapes = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    return Preset(model_type, source, shapes | more)
+
+
+PRESETS: dict[str, Preset] = {
+    "gpt2": _gpt2("gpt2", 768, 12, 12),
+    "gpt2-medium": _gpt2("gpt2-medium", 1024, 24, 16),
+    "gpt2-large": _gpt2("gpt2-large", 1280, 36, 20),
+    "opt-125m": Preset(
+        "opt",
+        "facebook/opt-125m",
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}
+        | {"vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 768},
+    ),
+    "llama-3.2-1b": _llama(
+        "meta-llama/Llama-3.2-1B", "llama", 2048, 8192, 16, 32,
+        num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=_LLAMA3_ROPE | {"factor": 32.0},
+    ),
+    "llama-3.1-8b": _llama(
+        "meta-llama/Llama-3.1-8B", "llama", 4096, 14336, 32, 32,
+        num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "mistral-7b": _llama(
+        "mistralai/Mistral-7B-v0.3", "mistral", 4096, 14336, 32, 32,
+        num_key_value_heads=8, vocab_size=32768, max_position_embeddings=32768, sliding_window=None,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
+    "qwen2.5-0.5b": _llama(
+        "Qwen/Qwen2.5-0.5B", "qwen2", 896, 4864, 24, 14,
+        num_key_value_heads=2, vocab_size=151936, max_position_embeddings=32768, use_sliding_window=False,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
+    "tiny-llama-test": _llama(
+        "made for this project's tests", "llama", 128, 256, 2, 4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+"""Every preset by its name."""

@@ -1,0 +1,78 @@
+"""A model reference: which model, said in one string.
+
+`preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model that lies in the package,
+`hub:ORG/NAME@REVISION` a repository of the model hub, `path:DIR` a directory under `OPTIGPU_MODELS_DIR`. A bare name is
+a hub name.
+"""
+
+import re
+from pathlib import PurePosixPath
+
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.presets import PRESETS, Preset
+from optigpu.vocabulary import Frozen, SpecError
+
+_HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?(@[\w./-]+)?$")
+
+
+class ModelReference(Frozen):
+    """A parsed reference. `revision` belongs to the hub alone; None means its default branch."""
+
+    kind: str
+    name: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.kind}:{self.name}{revision}"
+
+
+def parse_reference(text: str) -> ModelReference:
+    """Reads a reference.
+
+    Raises SpecError for an unknown preset or bundled model (and lists the known ones), a name that no hub would hold,
+    or a path that leaves the model directory.
+    """
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        return _hub(text)
+    readers = {"preset": _preset, "bundled": _bundled, "hub": _hub, "path": _path}
+    if kind not in readers:
+        raise SpecError(
+            f"{kind!r} is no kind of model; write one of preset:NAME, bundled:NAME, hub:ORG/NAME@REVISION, "
+            "path:DIR."
+        )
+    return readers[kind](rest)
+
+
+def _preset(name: str) -> ModelReference:
+    if name not in PRESETS:
+        raise SpecError(f"There is no preset {name!r}; the presets are {', '.join(PRESETS)}.")
+    return ModelReference(kind="preset", name=name)
+
+
+def _bundled(name: str) -> ModelReference:
+    if name not in BUNDLED:
+        raise SpecError(f"There is no bundled model {name!r}; the bundled models are {', '.join(BUNDLED)}.")
+    return ModelReference(kind="bundled", name=name)
+
+
+def _hub(text: str) -> ModelReference:
+    if not _HUB.match(text) or ".." in text:
+        raise SpecError(f"{text!r} is no hub name; write ORG/NAME or ORG/NAME@REVISION.")
+    name, _, revision = text.partition("@")
+    return ModelReference(kind="hub", name=name, revision=revision or None)
+
+
+def _path(text: str) -> ModelReference:
+    path = PurePosixPath(text)
+    if not text or path.is_absolute() or ".." in path.parts:
+        raise SpecError(
+            f"{text!r} must be a directory under the model directory, without '..' and not absolute."
+        )
+    return ModelReference(kind="path", name=str(path))
+
+
+def preset_of(reference: ModelReference) -> Preset | None:
+    """The preset that a reference names, if it names one."""
+    return PRESETS[reference.name] if reference.kind == "preset" else None

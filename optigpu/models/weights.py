@@ -1,0 +1,116 @@
+"""Which weights a loaded model has: the hash of the files that they came from, or of the recipe that drew them."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from optigpu.models.presets import Preset
+from optigpu.models.reference import ModelReference, preset_of
+from optigpu.vocabulary import canonical_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What transformers looks for, in this order: all weights in one file, or the list of several."""
+
+
+def weights_provenance(reference: ModelReference, model: Any, seed: int, folder: Path) -> dict[str, Any]:
+    """Where the weights of a model that `load_model` gave come from, as plain JSON.
+
+    `hash` is null with a reason in `reasons`, or, as `hash_of` says, of "files" or of a "recipe". Of one file it is
+    what `sha256sum` prints; of several, the SHA-256 of the lines that `sha256sum` prints for them in the order of their
+    names; `files` has each file's own. Random weights have a recipe: architecture, seed, and the libraries that draw
+    them (device and precision, which count as well, are the variant's). `revision` is the hub's commit, or the digest
+    of a preset's architecture.
+
+    The files are read once a job: `folder` is shared by a job's processes and keeps what is known of a file that has
+    not changed since. Nothing here looks at the weights in memory, so a stack may have changed them before.
+    """
+    preset = preset_of(reference)
+    if preset:
+        return _recipe(preset, seed)
+    revision, reasons = None, {"model_revision": _NO_REVISION[reference.kind]}
+    try:
+        source = _source(reference, model.name_or_path)
+        if reference.kind == "hub":
+            revision, reasons = source.name, {}
+        files = {path.name: _hash_of(path, folder) for path in _weight_files(source, model.config)}
+    except OSError as error:
+        why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
+        return {"hash": None, "revision": revision, "reasons": reasons | {"weight_hash": why}}
+    document = {"hash": _combined(files), "hash_of": "files", "files": files}
+    return document | {"revision": revision, "reasons": reasons}
+
+
+_NO_REVISION = {
+    "hub": "The hub's local cache does not say which commit was read.",
+    "path": "A directory has no revision; the weight hash tells what it held.",
+    "bundled": "A bundled model comes with the package; the weight hash tells which one it was.",
+}
+
+
+def architecture_digest(preset: Preset) -> str:
+    """The digest of what defines a preset, in hexadecimal."""
+    return _digest({"model_type": preset.model_type, "config": preset.config})
+
+
+def _recipe(preset: Preset, seed: int) -> dict[str, Any]:
+    architecture = architecture_digest(preset)
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    recipe = {"architecture": architecture, "seed": seed, "libraries": libraries}
+    return {"hash": _digest(recipe), "hash_of": "recipe", "revision": architecture, "reasons": {}}
+
+
+def _source(reference: ModelReference, name_or_path: str) -> Path:
+    """The directory that was read; for the hub, that in the local cache which is named like the commit."""
+    if reference.kind != "hub":
+        return Path(name_or_path)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name_or_path, "config.json", revision=reference.revision or "main")
+    if not isinstance(found, str):
+        raise FileNotFoundError(f"the hub's local cache does not hold {reference}")
+    return Path(found).parent
+
+
+def _weight_files(folder: Path, config: Any) -> list[Path]:
+    """What transformers reads from a directory, sorted by name."""
+    named = getattr(config, "transformers_weights", None)
+    first = next(
+        (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
+    )
+    if first is None:
+        raise FileNotFoundError(f"there is no {SINGLE} and no {INDEX}")
+    if not first.name.endswith(".index.json"):
+        return [first]
+    index: Mapping[str, Any] = json.loads(first.read_text("utf-8"))
+    return sorted({first.parent / name for name in index["weight_map"].values()})
+
+
+def _hash_of(path: Path, folder: Path) -> str:
+    """The SHA-256 of a file's bytes; remembered under what would be different if the file had been changed."""
+    status = path.stat()
+    key = [str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns]
+    note = folder / "weights" / _digest(key)
+    if note.exists():
+        return note.read_text("ascii")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    draft = note.with_suffix(f".{os.getpid()}")
+    draft.write_text(found, "ascii")
+    draft.replace(note)  # whole or not at all, for the others that look
+    return found
+
+
+def _combined(files: Mapping[str, str]) -> str:
+    if len(files) == 1:
+        return next(iter(files.values()))
+    lines = "".join(f"{found}  {name}\n" for name, found in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()

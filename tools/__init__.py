@@ -1,0 +1,1 @@
+"""Programs that make what the package holds; nobody who uses OptiGPU needs them."""

@@ -1,0 +1,1 @@
+"""How `bundled:tiny` is made: its text, its training, what it is compared with, and its card."""
