@@ -1,0 +1,118 @@
+"""Compiles a hand-written C++ operator on first use and loads it into PyTorch.
+
+The sources use only PyTorch's stable C ABI (headers of torch >= 2.10) and become one shared library by one
+call of g++. A built library is kept under `cache_folder()` by the hash of everything that it depends on.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from optigpu.paths import cache_dir
+from optigpu.vocabulary import UnsupportedError
+
+OLDEST_TORCH = (2, 10)
+"""The first release whose stable ABI has torch_parallel_for."""
+BUILD_TIMEOUT_S = 300
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept."""
+    return cache_dir() / "ops"
+
+
+def compiler_reason() -> str | None:
+    """Why this machine cannot build the operators, in one sentence; None where it can."""
+    import torch
+
+    if sys.platform != "linux":
+        return f"The C++ operators are built on Linux only, and this is {sys.platform}."
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        return f"The C++ operators need torch 2.10 or newer, and this is {torch.__version__}: upgrade torch."
+    if shutil.which("g++") is None:
+        return "There is no g++ on PATH: install it (Debian, Ubuntu: apt install g++)."
+    header = _torch_folder() / "include" / "torch" / "csrc" / "stable" / "library.h"
+    return (
+        None if header.is_file() else f"This torch has no C++ headers ({header} is missing): reinstall torch."
+    )
+
+
+@functools.cache
+def load_library(sources: tuple[Path, ...]) -> ctypes.CDLL:
+    """The library of `sources` (the first is compiled, the others are what it includes), built when needed.
+
+    Loading it registers its operators with PyTorch.
+    Raises UnsupportedError when it cannot be built or loaded here, with the compiler's first error.
+    """
+    import torch
+
+    reason = compiler_reason()
+    if reason is not None:
+        raise UnsupportedError(reason)
+    path = _built(sources)
+    try:
+        torch.ops.load_library(str(path))
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnsupportedError(f"The C++ operators in {path} could not be loaded: {error}.") from error
+
+
+def _built(sources: tuple[Path, ...]) -> Path:
+    from filelock import FileLock  # torch itself depends on it
+
+    try:
+        target = cache_folder() / f"{sources[0].stem}-{_digest(sources)}.so"
+        if target.is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(target.with_suffix(".lock"), timeout=BUILD_TIMEOUT_S):
+            if not target.is_file():
+                _compile(sources[0], target)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: nobody's home folder
+        raise UnsupportedError(f"The C++ operators could not be built: {error}.") from error
+    return target
+
+
+def _compile(source: Path, target: Path) -> None:
+    """Compiles next to `target` and renames, so that nobody ever loads half a file."""
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    command = [*_command(), str(source), "-o", str(unfinished), f"-L{_torch_folder() / 'lib'}", "-ltorch_cpu"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise UnsupportedError(f"g++ could not compile {source.name}: {_first_error(done.stderr)}")
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _command() -> list[str]:
+    return ["g++", *FLAGS, f"-I{_torch_folder() / 'include'}"]
+
+
+def _digest(sources: Sequence[Path]) -> str:
+    """Of everything that the library depends on. The CPU is not: the sources choose their path at run time."""
+    import torch
+
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
+    parts = [torch.__version__, platform.machine(), version, *_command(), *(s.read_text() for s in sources)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _first_error(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if "error" in line] or stderr.splitlines() or ["no message"]
+    return lines[0].strip()
+
+
+def _torch_folder() -> Path:
+    import torch
+
+    return Path(torch.__file__).parent

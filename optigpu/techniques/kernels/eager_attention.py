@@ -1,0 +1,24 @@
+"""eager_attention: attention as separate operators, the reference for fused_attention."""
+
+from typing import ClassVar, Literal
+
+from optigpu.techniques.base import LoadOptions, Phase, Technique
+from optigpu.vocabulary import Layer
+
+
+class EagerAttention(Technique):
+    """A cautionary rung: the scores are stored, and the softmax is a kernel of its own."""
+
+    layer: ClassVar[Layer] = Layer.KERNELS
+    phase: ClassVar[Phase] = Phase.KERNELS
+    summary: ClassVar[str] = "attention as separate operators; what fused_attention is compared with"
+    citation: ClassVar[str] = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
+    expected: ClassVar[str] = "slower than the library's default, which is already fused"
+    conflicts: ClassVar[tuple[str, ...]] = ("fused_attention",)
+    cautionary: ClassVar[bool] = True
+
+    name: Literal["eager_attention"] = "eager_attention"
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """The library's eager attention."""
+        return options.but(attention="eager")

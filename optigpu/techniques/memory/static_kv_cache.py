@@ -1,0 +1,23 @@
+"""static_kv_cache: keys and values in buffers that are allocated once."""
+
+from typing import ClassVar, Literal
+
+from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.vocabulary import Layer
+
+
+class StaticKvCache(Technique):
+    """A cache of the request's full length instead of one that grows by concatenation."""
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    summary: ClassVar[str] = "keys and values in buffers allocated once, so that shapes never change"
+    citation: ClassVar[str] = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
+    expected: ClassVar[str] = "little alone; what makes one compiled decode step possible"
+    conflicts: ClassVar[tuple[str, ...]] = ("no_kv_cache",)
+
+    name: Literal["static_kv_cache"] = "static_kv_cache"
+
+    def cache(self, options: CacheOptions) -> CacheOptions:
+        """A static cache."""
+        return CacheOptions(kind="static")

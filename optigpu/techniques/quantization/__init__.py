@@ -1,0 +1,1 @@
+"""Layer 1: fewer bits for each weight. One file for each technique."""

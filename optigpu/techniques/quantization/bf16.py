@@ -1,0 +1,32 @@
+"""bf16: weights and activations in bfloat16."""
+
+from typing import ClassVar, Literal
+
+from optigpu.result import Environment
+from optigpu.techniques.base import LoadOptions, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Bf16(Technique):
+    """Loads the model in bfloat16."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.PRECISION
+    summary: ClassVar[str] = "weights and activations in bfloat16: half the bytes, the range of fp32"
+    citation: ClassVar[str] = (
+        "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv:1905.12322"
+    )
+    expected: ClassVar[str] = (
+        "half the bytes; about 2x where decoding is bound by memory, slower on CPUs without bf16"
+    )
+    conflicts: ClassVar[tuple[str, ...]] = ("fp16",)
+
+    name: Literal["bf16"] = "bf16"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:  # noqa: ARG002
+        """On a CPU it slows down the stack that int8_weight_only carries, bf16 instructions or not: decision 0004."""
+        return device is DeviceKind.CUDA
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """Weights come in as bfloat16."""
+        return options.but(dtype="bfloat16")

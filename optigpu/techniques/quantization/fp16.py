@@ -1,0 +1,28 @@
+"""fp16: weights and activations in IEEE half precision."""
+
+from typing import ClassVar, Literal
+
+from optigpu.result import Environment
+from optigpu.techniques.base import LoadOptions, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Fp16(Technique):
+    """Loads the model in float16."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.PRECISION
+    summary: ClassVar[str] = "weights and activations in IEEE half precision"
+    citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
+    expected: ClassVar[str] = "half the bytes; about 2x where decoding is bound by memory"
+    conflicts: ClassVar[tuple[str, ...]] = ("bf16",)
+
+    name: Literal["fp16"] = "fp16"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """CPUs have no half-precision arithmetic worth the name; on GPUs bf16 has the same speed and more range."""
+        return False
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """Weights come in as float16."""
+        return options.but(dtype="float16")
