@@ -1,0 +1,233 @@
+"""The two decode loops: the library's own `generate`, and a lean greedy loop around one decode step.
+
+The library's loop runs as long as nothing in the stack overrides `step` or `loop`, so that the baseline is plain
+Hugging Face. Both decode greedily and mark the clock once before the prompt and once after each token.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from optigpu.techniques.base import CacheOptions, Step
+from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads.base import Clock
+
+LOGITS_A_PASS = 2**24
+"""How many logits one pass over a whole sequence may return: 64 MiB of float32."""
+
+
+class Decoder(Protocol):
+    """One way to decode greedily."""
+
+    name: str
+
+    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+        """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids."""
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
+
+        The first `prefill` tokens (0 and more) are a prompt; each other is decoded as a timed token is, and not chosen.
+        Nothing else may be decoded before the iteration has ended.
+        """
+
+
+class LibraryDecoder:
+    """transformers' own `generate` with its defaults but for greedy decoding, the cache, and no end token."""
+
+    name = "transformers generate"
+
+    def __init__(self, model: Any, cache: CacheOptions) -> None:
+        self._model = model
+        self._cache = cache
+        options: dict[str, dict[str, Any]] = {
+            "dynamic": {},
+            "none": {"use_cache": False},
+            # The library compiles a static cache's step by itself on CUDA; compilation is a technique of its own.
+            "static": {"cache_implementation": "static", "disable_compile": True},
+        }
+        self._options = options[cache.kind]
+
+    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+        """Marks where a streamer receives a token, which is when a user would."""
+        streamer = _MarkingStreamer(clock)
+        tokens = self._model.generate(
+            prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **self._options
+        )
+        return tokens[:, prompt.shape[1] :], streamer.marks
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        """One forward pass for each token, or passes over the whole sequence so far where there is no cache."""
+        if self._cache.kind == "none":
+            return whole_passes(self._model, tokens, prefill)
+        step = DecodeStep(self._model)
+        return _forced(step, step, new_cache(self._model, self._cache, tokens.shape[1]), tokens, prefill)
+
+
+class _MarkingStreamer:
+    """Receives the prompt, then each token, from `generate`.
+
+    The start is marked at construction, and the prompt's arrival is not a moment of interest.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._prompt_seen = False
+        self.marks = [clock.mark()]
+
+    def put(self, value: Any) -> None:
+        if self._prompt_seen:
+            self.marks.append(self._clock.mark())
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class DecodeStep:
+    """The plain decode step that techniques wrap: one forward pass over one token of each sequence.
+
+    Called with tokens [batch, 1], position [1, 1] (the index of these tokens in their sequences) and a transformers
+    Cache, which it updates in place; returns the next tokens [batch, 1] and their logits [batch, vocabulary].
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._wants_mask = model.config.model_type == "opt"
+
+    def __call__(self, tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+        import torch
+        from transformers import StaticCache
+
+        mask = None
+        is_static = isinstance(cache, StaticCache)
+        if self._wants_mask and is_static:
+            # OPT makes a mask as long as what is cached, which a compiled graph cannot know; a full one is equal.
+            shape = (tokens.shape[0], cache.layers[0].max_cache_len)
+            mask = torch.ones(shape, device=tokens.device, dtype=torch.int64)
+        logits = self._model(
+            input_ids=tokens,
+            position_ids=position,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits.argmax(dim=-1, keepdim=True), logits
+
+    def prefill(self, prompt: Any, cache: Any) -> Any:
+        """Fills the cache with the prompt ([batch, length]) and returns the first tokens, [batch, 1]."""
+        logits = self._model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1].argmax(dim=-1, keepdim=True)
+
+
+class LeanDecoder:
+    """Prefill, then one call of the step for each token; nothing waits for the device in between.
+
+    A static cache is kept and reset between requests, so that its addresses stay what a compiled graph knows.
+    """
+
+    name = "lean greedy loop"
+
+    def __init__(self, model: Any, cache: CacheOptions, wrap: Callable[[Step], Step]) -> None:
+        if cache.kind == "none":
+            raise UnsupportedError("A decode step of its own needs a key-value cache; leave no_kv_cache out.")
+        self._model = model
+        self._options = cache
+        self._plain = DecodeStep(model)
+        self._step = wrap(self._plain)
+        self._kept: _Kept | None = None
+
+    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+        """The loop; reset and prefill belong to the time to the first token."""
+        import torch
+
+        with torch.inference_mode():
+            marks = [clock.mark()]
+            cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
+            token = self._plain.prefill(prompt, cache)
+            position = _position(prompt, prompt.shape[1])
+            tokens = [token]
+            marks.append(clock.mark())
+            for _ in range(new_tokens - 1):
+                # A CUDA graph writes its result where the last one stood.
+                token = self._step(token, position, cache)[0].clone()
+                position = position + 1
+                tokens.append(token)
+                marks.append(clock.mark())
+            return torch.cat(tokens, dim=1), marks
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        """The very step that is timed, with the cache that it is timed with."""
+        import torch
+
+        with torch.inference_mode():
+            cache = self._cache(*tokens.shape)
+        return _forced(self._plain, self._step, cache, tokens, prefill)
+
+    def _cache(self, batch: int, length: int) -> Any:
+        if self._options.kind != "static":
+            return new_cache(self._model, self._options, length)
+        if self._kept is None or self._kept.batch != batch or self._kept.length < length:
+            self._kept = _Kept(new_cache(self._model, self._options, length), batch, length)
+        else:
+            self._kept.cache.reset()
+        return self._kept.cache
+
+
+@dataclass(frozen=True)
+class _Kept:
+    cache: Any
+    batch: int
+    length: int
+
+
+def new_cache(model: Any, options: CacheOptions, length: int) -> Any:
+    """An empty transformers cache; a static one has room for `length` tokens."""
+    from transformers import DynamicCache, StaticCache
+
+    if options.kind == "static":
+        return StaticCache(config=model.config, max_cache_len=length)
+    return DynamicCache(config=model.config)
+
+
+def whole_passes(model: Any, tokens: Any, first: int) -> Iterator[Any]:
+    """Logits after each of `tokens` ([batch, length]) from index `first` on, float32 [batch, vocabulary], uncached.
+
+    A pass over the whole sequence so far serves as many positions as LOGITS_A_PASS allows.
+    """
+    import torch
+
+    batch, length = tokens.shape
+    at_once = max(1, LOGITS_A_PASS // (batch * model.config.get_text_config(decoder=True).vocab_size))
+    for start in range(first, length, at_once):
+        end = min(start + at_once, length)
+        # The mode is left before each yield: it would hold for the caller as well.
+        with torch.inference_mode():
+            logits = model(input_ids=tokens[:, :end], use_cache=False, logits_to_keep=end - start).logits
+        for index in range(end - start):
+            yield logits[:, index].float()
+
+
+def _forced(plain: DecodeStep, step: Step, cache: Any, tokens: Any, prefill: int) -> Iterator[Any]:
+    """`prefill` tokens through the plain step at once, the others through `step` one after the other."""
+    import torch
+
+    with torch.inference_mode():
+        if prefill:
+            plain.prefill(tokens[:, :prefill], cache)
+        position = _position(tokens, prefill)
+    for index in range(prefill, tokens.shape[1]):
+        with torch.inference_mode():
+            # A compiled step knows the strides of the tokens that it is given.
+            token = tokens[:, index : index + 1].clone(memory_format=torch.contiguous_format)
+            # A CUDA graph writes its result where the last one stood.
+            logits = step(token, position, cache)[1].to(torch.float32, copy=True)
+            position = position + 1
+        yield logits
+
+
+def _position(like: Any, index: int) -> Any:
+    import torch
+
+    return torch.full((1, 1), index, dtype=torch.int64, device=like.device)

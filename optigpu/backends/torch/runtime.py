@@ -1,0 +1,190 @@
+"""What a workload runs on: a device with its clock, and a model with the whole stack applied."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from optigpu.backends.torch.attention import attention_kernels
+from optigpu.backends.torch.clock import clock_for
+from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.models.facts import ModelFacts
+from optigpu.models.load import count_weights, load_model, loaded_facts
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, Notes, Step, Technique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads.base import Generation
+
+SAMPLED_AT_ONCE = 16
+"""How many sequences are sampled together: enough to be quick, few enough for their cache to fit."""
+
+
+class TorchRuntime:
+    """A device without a model, for workloads that bring their own tensors."""
+
+    def __init__(self, device: DeviceKind, seed: int) -> None:
+        import torch
+
+        _require(device)
+        self.device = device
+        self.seed = seed
+        self.clock = clock_for(device)
+        self.notes = Notes({"threads": torch.get_num_threads()})
+        self.model: Any = None
+        self.weights = 0
+
+
+class ModelRuntime(TorchRuntime):
+    """A loaded model with a resolved stack applied, hook by hook in the order of the phases.
+
+    `weights` counts the model's weights before the stack changed them.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        stack: tuple[Technique, ...],
+        device: DeviceKind,
+        seed: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        super().__init__(device, seed)
+        progress("loading")
+        options = load_options(stack)
+        reference = parse_reference(model)
+        self.model = load_model(
+            reference, device=device.value, dtype=options.dtype, attention=options.attention, seed=seed
+        )
+        self.facts = loaded_facts(self.model)
+        self.weights = count_weights(self.model)
+        progress("applying")
+        cache = cache_options(stack)
+        for technique in stack:
+            technique.modules(self.model, self.notes)
+        self._decoder = self._make_decoder(stack, cache)
+        self._decode = self._loop(stack, self._decoder)
+        self._replacing = [technique.name for technique in stack if _overrides(technique, "loop")]
+        self._record(options, cache, self._decoder)
+        self.decoded: tuple[int, int] | None = None
+
+    def generate(self, prompt: Any, new_tokens: int) -> Generation:
+        """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
+        tokens, marks = self._decode(prompt, new_tokens, self.clock)
+        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
+        return Generation(tokens, self.clock.seconds(marks))
+
+    def logits(self, tokens: Any) -> Any:
+        """Logits after `tokens` through the timed path, float32 [batch, vocabulary]."""
+        return next(self._decoder.score(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
+
+        The first `prefill` tokens are a prompt, the others go one by one through the step that is timed. Where a
+        technique replaced the decode loop, the new one's own `score` is asked. Raises UnsupportedError when there is
+        none.
+        """
+        if not self._replacing:
+            return self._decoder.score(tokens, prefill)
+        score: Callable[[Any, int], Iterator[Any]] | None = getattr(self._decode, "score", None)
+        if score is None:
+            raise UnsupportedError(
+                f"{' + '.join(self._replacing)} replaces the decode loop by one that gives no logits, so its quality "
+                "is not known; leave it out."
+            )
+        return score(tokens, prefill)
+
+    def whole(self, tokens: Any, first: int) -> Iterator[Any]:
+        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        return whole_passes(self.model, tokens, first)
+
+    def sample(self, rows: int, length: int) -> Any:
+        """Sequences drawn from the model at temperature 1 with the runtime's seed, int64 [rows, length].
+
+        Each begins with the model's start token, which is not drawn; or with its end token, or with any.
+        """
+        import torch
+
+        torch.manual_seed(self.seed)
+        config = self.model.config
+        known = [token for token in (config.bos_token_id, config.eos_token_id) if _is_id(token, self.facts)]
+        first = known[0] if known else int(torch.randint(self.facts.vocabulary, (1,)))
+        drawn = []
+        for done in range(0, rows, SAMPLED_AT_ONCE):
+            shape = (min(SAMPLED_AT_ONCE, rows - done), 1)
+            start = torch.full(shape, first, device=self.device.value)
+            drawn.append(
+                self.model.generate(
+                    start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+                )
+            )
+        return torch.cat(drawn)
+
+    def observe(self, prompt: Any) -> None:
+        """Records which attention kernels run for this prompt; slow, and so never within a timed request."""
+        self.notes.record(attention_kernels=attention_kernels(lambda: self.generate(prompt, 2), self.device))
+
+    def _remember(self, batch: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
+            self.decoded = (batch, length)
+
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
+        def wrap(step: Step) -> Step:
+            for technique in stack:
+                step = technique.step(step, self.notes)
+            return step
+
+        if any(_overrides(technique, "step", "loop") for technique in stack):
+            return LeanDecoder(self.model, cache, wrap)
+        return LibraryDecoder(self.model, cache)
+
+    def _loop(self, stack: tuple[Technique, ...], decoder: Decoder) -> Loop:
+        loop: Loop = decoder.decode
+        for technique in stack:
+            loop = technique.loop(loop, self.notes)
+        return loop
+
+    def _record(self, options: LoadOptions, cache: CacheOptions, decoder: Decoder) -> None:
+        import transformers
+
+        self.notes.record(
+            dtype=options.dtype,
+            attn_implementation=self.model.config._attn_implementation,
+            kv_cache=cache.kind,
+            decode_loop=decoder.name,
+            transformers=transformers.__version__,
+        )
+
+
+def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
+    """How a stack wants the weights to come in."""
+    options = LoadOptions()
+    for technique in stack:
+        options = technique.load(options)
+    return options
+
+
+def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
+    """Which key-value cache a stack decodes with."""
+    options = CacheOptions()
+    for technique in stack:
+        options = technique.cache(options)
+    return options
+
+
+def _overrides(technique: Technique, *hooks: str) -> bool:
+    return any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
+
+
+def _is_id(token: Any, facts: ModelFacts) -> bool:
+    """Whether a configuration's special token is one id of the model; it may be missing, a list, or another model's."""
+    return isinstance(token, int) and 0 <= token < facts.vocabulary
+
+
+def _require(device: DeviceKind) -> None:
+    import torch
+
+    if device is DeviceKind.CUDA and not torch.cuda.is_available():
+        built = torch.version.cuda or "no CUDA"
+        raise UnsupportedError(
+            f"torch {torch.__version__} (built for {built}) finds no CUDA device; install a CUDA build of torch and "
+            "its driver, or ask for device cpu."
+        )

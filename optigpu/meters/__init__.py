@@ -1,0 +1,19 @@
+"""The meters, one file each: what is measured around a workload's requests."""
+
+from optigpu.meters.base import Meter
+from optigpu.meters.energy import EnergyMeter
+from optigpu.meters.gpu_utilization import GpuUtilizationMeter
+from optigpu.meters.memory import MemoryMeter
+from optigpu.meters.profile import ProfileMeter
+from optigpu.meters.quality import QualityMeter
+from optigpu.meters.telemetry import TelemetryMeter
+
+METERS: dict[str, Meter] = {
+    "memory": MemoryMeter(),
+    "energy": EnergyMeter(),
+    "quality": QualityMeter(),
+    "gpu_utilization": GpuUtilizationMeter(),
+    "profile": ProfileMeter(),
+    "telemetry": TelemetryMeter(),
+}
+"""The meters with a pass of their own, by name. Latency has rounds instead: `optigpu.meters.latency`."""

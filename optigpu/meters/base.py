@@ -1,0 +1,92 @@
+"""What a meter is: one pass around a workload's request, apart from the timed rounds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from optigpu.quality.text import check_name
+from optigpu.vocabulary import Frozen
+from optigpu.workloads.base import Request, Runtime, Workload
+
+
+class QualityOptions(Frozen):
+    """On which text quality is measured.
+
+    `text` is "self" (sampled from the fp32 model itself), "wikitext-2", "hellaswag", or "file:NAME", a text under
+    OPTIGPU_DATASETS_DIR. Of a text its first `tokens` tokens count, in windows of `window` tokens (null: as many as
+    the workload decodes) that begin `stride` apart (null: half a window). Of hellaswag its first `items` count;
+    `tokens` then says at how many positions it is compared with fp32.
+    """
+
+    text: str = Field("self", max_length=200)
+    tokens: int = Field(512, ge=16, le=1_000_000)
+    window: int | None = Field(None, ge=2, le=131072)
+    stride: int | None = Field(None, ge=1, le=131072)
+    items: int = Field(200, ge=2, le=100_000)
+
+    @field_validator("text")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        return check_name(text)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.window is not None and self.window > self.tokens:
+            raise ValueError("window must not exceed tokens")
+        if self.stride is not None and self.stride >= (self.window or self.tokens):
+            raise ValueError("stride must be less than window, so that each token has others before it")
+        return self
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a meter finds before it. `folder` is shared by the processes of a job and gone after it."""
+
+    runtime: Runtime
+    request: Request
+    workload: Workload
+    model: str | None
+    folder: Path
+    seed: int
+    quality: QualityOptions
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number for each metric, or the reason why there is none; `details` say how it was read.
+
+    `artifacts` are files in the scene's folder that are to be kept with the result, by the name they are kept under.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, Path] = field(default_factory=dict)
+
+
+class Meter(Protocol):
+    """Reads something of a prepared request.
+
+    `once` says that a single process of a variant can tell (what it computes, not how fast): only the first is asked.
+    `metrics` are the names that it gives a number or a reason for.
+    """
+
+    once: ClassVar[bool]
+    metrics: ClassVar[tuple[str, ...]]
+
+    def read(self, scene: Scene) -> Reading:
+        """One pass; it may run the request. What it cannot read is a reason, and an error spares the other meters."""
+
+
+def keep_running(request: Request, seconds: float, stop: Callable[[], bool]) -> int:
+    """Whole requests, one at least, until `seconds` are over or `stop` says so; how many there were."""
+    ends = time.perf_counter() + seconds
+    count = 0
+    while count == 0 or (time.perf_counter() < ends and not stop()):
+        request.run()
+        count += 1
+    return count

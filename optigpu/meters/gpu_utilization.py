@@ -1,0 +1,46 @@
+"""gpu_utilization: the share of time in which a kernel ran on the GPU, as the driver samples it."""
+
+from dataclasses import dataclass
+from statistics import mean
+from typing import ClassVar
+
+from optigpu.hardware.gpu import job_gpu
+from optigpu.hardware.nvml import Gpu
+from optigpu.hardware.sensors import SensorError, Ticker
+from optigpu.meters.base import Reading, Scene, keep_running
+from optigpu.vocabulary import DeviceKind
+
+_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True)
+class GpuUtilizationMeter:
+    """Samples while requests run for `window_s`, after `lead_s`, since a sample tells of up to a second before it."""
+
+    once: ClassVar[bool] = False
+    metrics: ClassVar[tuple[str, ...]] = ("gpu_utilization",)
+
+    lead_s: float = 1.0
+    window_s: float = 3.0
+
+    def read(self, scene: Scene) -> Reading:
+        """The mean, 0 to 1. A kernel that fills a corner of the GPU counts like one that fills it."""
+        if scene.runtime.device is DeviceKind.CPU:
+            return self._none("This job runs on a CPU; only a job on a GPU has a GPU's utilization.")
+        try:
+            with job_gpu() as gpu:
+                return self._measured(scene, gpu)
+        except SensorError as error:
+            return self._none(str(error))
+
+    def _none(self, why: str) -> Reading:
+        return Reading(reasons=dict.fromkeys(self.metrics, why))
+
+    def _measured(self, scene: Scene, gpu: Gpu) -> Reading:
+        samples = [gpu.utilization()]  # a GPU that does not tell is found before a request is run
+        keep_running(scene.request, self.lead_s, lambda: False)
+        samples.clear()
+        with Ticker(lambda: samples.append(gpu.utilization()), _PERIOD_S) as ticker:
+            requests = keep_running(scene.request, self.window_s, lambda: ticker.failed)
+        details = {"samples": len(samples), "requests": requests, "least": min(samples), "most": max(samples)}
+        return Reading({"gpu_utilization": mean(samples)}, details={"gpu_utilization": details})

@@ -1,0 +1,99 @@
+"""latency: warm-up until requests agree, and rounds of timed requests."""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median_low
+
+from optigpu.workloads.base import Request
+
+AGREEMENT = 0.05
+"""Requests agree when the slowest of the last ones is within 5% of the fastest."""
+WINDOW = 3
+"""How many must agree."""
+WARMUP_SECONDS = 5.0
+"""Warm-up ends after so long past the first request, so that a slow variant does not warm up for minutes."""
+WARMUP_REQUESTS = 30
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Seconds of every request before the first timed one, and whether the last of them agreed."""
+
+    durations_s: tuple[float, ...]
+    steady: bool
+
+    @property
+    def request_s(self) -> float:
+        """A steady request: the median of the last ones, the first of all left out where there are others."""
+        return median_low(self._last)
+
+    @property
+    def beyond_steady_s(self) -> float:
+        """What the requests before those took beyond a steady one: compilation, if there was any."""
+        before = self.durations_s[: -len(self._last)]
+        return sum(max(0.0, duration - self.request_s) for duration in before)
+
+    @property
+    def _last(self) -> tuple[float, ...]:
+        return self.durations_s[1:][-WINDOW:] or self.durations_s
+
+
+def warm_up(request: Request, first_s: float) -> WarmUp:
+    """Repeats the request until the last ones agree or the cap is reached.
+
+    `first_s` is what the checked request before took; it counts as the first one. At the cap two requests that
+    agree are enough.
+    """
+    durations = [first_s]
+    started = time.perf_counter()
+    while not _agree(durations, WINDOW):
+        spent = time.perf_counter() - started
+        if len(durations) > 1 and (spent > WARMUP_SECONDS or len(durations) >= WARMUP_REQUESTS):
+            break
+        before = time.perf_counter()
+        request.run()
+        durations.append(time.perf_counter() - before)
+    return WarmUp(tuple(durations), _agree(durations, min(WINDOW, len(durations))))
+
+
+def run_round(
+    request: Request, seconds: float, min_requests: int = 1, max_requests: int | None = None
+) -> dict[str, tuple[float, ...]]:
+    """Samples of each per-request metric: at least `min_requests`, then until `seconds` are over.
+
+    The garbage collector rests within a round, since its pauses belong to no request.
+    """
+    requests: list[Mapping[str, float]] = []
+    with _no_garbage_collection():
+        ends = time.perf_counter() + seconds
+        while len(requests) < min_requests or (
+            time.perf_counter() < ends and (max_requests is None or len(requests) < max_requests)
+        ):
+            requests.append(request.run())
+    return gathered(requests)
+
+
+def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """What each request gave, by metric: one number for each request, in their order."""
+    names = requests[0] if requests else ()
+    return {name: tuple(request[name] for request in requests) for name in names}
+
+
+def _agree(durations: list[float], window: int) -> bool:
+    last = durations[-window:]
+    return len(last) == window and max(last) <= min(last) * (1 + AGREEMENT)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,80 @@
+"""How far two next-token distributions are apart, from their logits; all sums are in float64."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.vocabulary import OptiGPUError
+
+Array = NDArray[np.float64]
+Logits = NDArray[np.floating[Any]]
+
+
+def log_softmax(logits: Logits) -> Array:
+    """Log-probabilities of `logits` [..., vocabulary], in nats."""
+    shifted = logits.astype(np.float64) - np.max(logits, axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def log_likelihood(logits: Logits, target: int) -> float:
+    """Log-probability of the token `target` by `logits` [vocabulary], in nats.
+
+    Raises OptiGPUError when a logit is NaN or infinite.
+    """
+    _require_finite(logits)
+    return float(log_softmax(logits)[target])
+
+
+def divergence(reference: Logits, logits: Logits) -> Array:
+    """Kullback-Leibler divergence of `logits` from `reference`, both [..., vocabulary], in nats, [...].
+
+    D(P||Q) = sum p (log p - log q) with P the reference's distribution (Kullback and Leibler, On Information and
+    Sufficiency, 1951). What rounding leaves below zero is zero. Raises OptiGPUError when a logit is NaN or infinite.
+    """
+    _require_finite(reference)
+    _require_finite(logits)
+    expected, found = log_softmax(reference), log_softmax(logits)
+    return np.asarray(np.maximum((np.exp(expected) * (expected - found)).sum(axis=-1), 0.0))
+
+
+@dataclass
+class Agreement:
+    """Divergence and agreement, gathered position by position; 8 bytes are kept of each."""
+
+    _divergences: list[float] = field(default_factory=list)
+    _agreeing: int = 0
+
+    def add(self, reference: Logits, logits: Logits) -> None:
+        """One more position; both are [vocabulary]."""
+        self._divergences.append(float(divergence(reference, logits)))
+        self._agreeing += int(np.argmax(reference) == np.argmax(logits))
+
+    def __len__(self) -> int:
+        return len(self._divergences)
+
+    def metrics(self) -> dict[str, float]:
+        """kld_mean, kld_p99 and top1_agreement. Raises OptiGPUError where there is no position."""
+        if not self._divergences:
+            raise OptiGPUError("No position was compared with the reference; ask for more quality.tokens.")
+        return {
+            "kld_mean": float(np.mean(self._divergences)),
+            "kld_p99": float(np.quantile(self._divergences, 0.99)),
+            "top1_agreement": self._agreeing / len(self),
+        }
+
+    def standard_error(self) -> float | None:
+        """Of kld_mean, as if positions were independent; None for a single one."""
+        if len(self) < 2:
+            return None
+        return float(np.std(self._divergences, ddof=1) / np.sqrt(len(self)))
+
+
+def _require_finite(logits: Logits) -> None:
+    wrong = int((~np.isfinite(logits)).sum())
+    if wrong:
+        raise OptiGPUError(
+            f"{wrong} of {logits.size} logits are NaN or infinite, so there is no distribution to compare; try a "
+            "stack of a wider precision."
+        )

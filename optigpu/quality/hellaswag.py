@@ -1,0 +1,96 @@
+"""HellaSwag: which of four endings goes on? Zellers et al., HellaSwag, ACL 2019, arXiv:1905.07830.
+
+Scored as lm-evaluation-harness's acc_norm: the ending whose log-likelihood for each of its characters is the largest.
+"""
+
+import bz2
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.quality.passages import Passage
+from optigpu.vocabulary import OptiGPUError
+
+Encode = Callable[[str], list[int]]
+
+ENDINGS = 4
+_LINES = 2 + ENDINGS
+"""A task is its context, the index of the right ending, and the endings: one line each."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A context, four endings, and which of them is right."""
+
+    context: str
+    endings: tuple[str, ...]
+    label: int
+
+
+def read_items(content: bytes) -> list[Item]:
+    """The items of a file as it is distributed. Raises OptiGPUError when it is corrupt."""
+    try:
+        lines = bz2.decompress(content).decode().splitlines()
+    except (OSError, ValueError, EOFError) as error:
+        raise OptiGPUError(
+            f"The hellaswag file is corrupt ({error}); put a good copy in its place."
+        ) from error
+    if not lines or len(lines) % _LINES:
+        raise OptiGPUError(
+            f"The hellaswag file has {len(lines)} lines, and {_LINES} make an item; put a good copy in its place."
+        )
+    return [_item(lines[start : start + _LINES], start) for start in range(0, len(lines), _LINES)]
+
+
+def _item(lines: Sequence[str], start: int) -> Item:
+    context, label, *endings = lines
+    if label not in map(str, range(ENDINGS)) or not all(map(str.strip, [context, *endings])):
+        raise OptiGPUError(
+            f"The hellaswag file holds no item at line {start + 1}; put a good copy in its place."
+        )
+    return Item(_clean(context), tuple(map(_clean, endings)), int(label))
+
+
+def _clean(text: str) -> str:
+    """Without the traces of the web pages that the text is from, as lm-evaluation-harness removes them."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[list[Passage], int]:
+    """A passage for each ending of each item, and how many contexts had to lose their beginning to fit `window`.
+
+    Raises OptiGPUError when an ending with one token before it does not fit.
+    """
+    passages, cut = [], 0
+    for item in items:
+        context = encode(item.context)
+        for ending in item.endings:
+            # Together, because a tokenizer may merge what stands on both sides of the boundary.
+            tokens = encode(f"{item.context} {ending}")
+            predicted = len(tokens) - len(context)
+            if not 0 < predicted < window:
+                raise OptiGPUError(
+                    f"An ending of {predicted} tokens does not fit a window of {window}; ask for longer prompts or "
+                    "outputs, which make the window larger."
+                )
+            kept = np.array(tokens[-window:], np.int64)
+            cut += len(tokens) > window
+            passages.append(Passage(kept, len(kept) - predicted))
+    return passages, cut
+
+
+def accuracy(items: Sequence[Item], likelihoods: NDArray[np.float64]) -> tuple[float, float | None]:
+    """The share of items answered rightly and its standard error, from the endings' log-likelihoods [4 * items].
+
+    The standard error is that of a mean of independent answers; None for a single item.
+    """
+    lengths = np.array([[len(ending) for ending in item.endings] for item in items])
+    chosen = (likelihoods.reshape(len(items), ENDINGS) / lengths).argmax(axis=1)
+    right = chosen == np.array([item.label for item in items])
+    share = float(right.mean())
+    error = float(np.std(right, ddof=1) / np.sqrt(len(items))) if len(items) > 1 else None
+    return share, error

@@ -1,0 +1,49 @@
+"""Datasets from the hub, for a worker that has no folder of them. Needs the package `datasets`."""
+
+import bz2
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from optigpu.vocabulary import OptiGPUError
+
+_REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
+    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", "test"),
+    "hellaswag": ("Rowan/hellaswag", None, "validation"),
+}
+"""Repository, configuration and split."""
+
+
+def read_hub(text: str, file: str) -> tuple[str, bytes]:
+    """Where a dataset was read, and its rows as the bytes of `file`, so that one reader serves both.
+
+    Raises OptiGPUError when the package `datasets` is missing, or the hub does not answer.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        raise OptiGPUError(
+            f"{text} is not here: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install the package "
+            "datasets to read it from the hub."
+        )
+    name, configuration, split = _REPOSITORIES[text]
+    try:
+        rows: Any = importlib.import_module("datasets").load_dataset(name, configuration, split=split)
+    except Exception as error:  # whatever a download may raise
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OptiGPUError(
+            f"{text} cannot be read from the hub ({why}); set OPTIGPU_DATASETS_DIR to a folder that holds {file}."
+        ) from error
+    return f"hub:{name}", wikitext_file(rows) if text == "wikitext-2" else hellaswag_file(rows)
+
+
+def wikitext_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """The rows of Salesforce/wikitext, each of them a line with its end, as one text."""
+    return "".join(row["text"] for row in rows).encode()
+
+
+def hellaswag_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """The rows of Rowan/hellaswag as the file that `optigpu.quality.hellaswag` reads."""
+    lines: list[str] = []
+    for row in rows:
+        lines += [f"{row['activity_label']}: {row['ctx']}", str(row["label"]), *row["endings"]]
+    return bz2.compress("\n".join(" ".join(line.split()) for line in lines).encode())

@@ -1,0 +1,85 @@
+"""Passages: stretches of tokens of which the later ones are predicted, run in batches of the size that was timed."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Score = Callable[[Ids, int], Iterator[NDArray[np.float32]]]
+"""`score(tokens, prefill)`: logits [batch, vocabulary] after each of `tokens` [batch, length] from `prefill` on."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """`tokens` [length], of which those from index `first` (1 and more) on are predicted from all before them."""
+
+    tokens: Ids
+    first: int
+
+    @property
+    def positions(self) -> int:
+        """How many tokens are predicted."""
+        return len(self.tokens) - self.first
+
+
+class Prediction(NamedTuple):
+    """`logits` [vocabulary] for the token `target`, which is the `position`-th that is predicted of all passages'."""
+
+    position: int
+    target: int
+    logits: NDArray[np.float32]
+
+
+def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterator[Prediction]:
+    """Every prediction of the passages, `batch` passages at a time, in the order in which they are made.
+
+    Shorter passages of a batch and missing ones are filled with zeros behind, which nothing before them sees.
+    """
+    offset = 0
+    for start in range(0, len(passages), batch):
+        group = passages[start : start + batch]
+        yield from _of_group(group, batch, offset, score)
+        offset += sum(passage.positions for passage in group)
+
+
+def _of_group(group: Sequence[Passage], batch: int, offset: int, score: Score) -> Iterator[Prediction]:
+    offsets = offset + np.cumsum([0, *(passage.positions for passage in group)])
+    prefill = min(passage.first for passage in group) - 1
+    tokens = np.zeros((batch, max(len(passage.tokens) for passage in group) - 1), np.int64)
+    for row, passage in enumerate(group):
+        # The last token is predicted and predicts nothing.
+        tokens[row, : len(passage.tokens) - 1] = passage.tokens[:-1]
+    for target, logits in enumerate(score(tokens, prefill), start=prefill + 1):
+        for row, passage in enumerate(group):
+            if passage.first <= target < len(passage.tokens):
+                position = int(offsets[row]) + target - passage.first
+                yield Prediction(position, int(passage.tokens[target]), logits[row])
+
+
+def pack(passages: Sequence[Passage]) -> dict[str, Any]:
+    """Arrays that `unpack` makes the same passages of."""
+    return {
+        "tokens": np.concatenate([passage.tokens for passage in passages]),
+        "lengths": np.array([len(passage.tokens) for passage in passages], np.int64),
+        "firsts": np.array([passage.first for passage in passages], np.int64),
+    }
+
+
+def unpack(arrays: Any) -> list[Passage]:
+    """The passages of `pack`'s arrays."""
+    ends = np.cumsum(arrays["lengths"])
+    pieces = np.split(arrays["tokens"], ends[:-1])
+    return [Passage(tokens, int(first)) for tokens, first in zip(pieces, arrays["firsts"], strict=True)]
+
+
+def digest_of(passages: Sequence[Passage]) -> str:
+    """SHA-256 over the passages' arrays, in hexadecimal: equal for equal tokens that are predicted alike."""
+    found = hashlib.sha256()
+    for name, array in pack(passages).items():
+        found.update(name.encode())
+        found.update(array.astype("<i8").tobytes())
+    return found.hexdigest()

@@ -1,0 +1,204 @@
+"""The reference of a job: what the fp32 model predicts of each passage, on disk and never whole in memory."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.quality.divergence import Agreement, log_likelihood
+from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
+from optigpu.vocabulary import Frozen, OptiGPUError
+
+MOST_BYTES = 4 * 2**30
+"""The most that the logits of a job take on disk; further positions count for perplexity and accuracy alone."""
+_ITEM_BYTES = 4
+
+_MANIFEST, _REASON = "manifest.json", "reason.txt"
+_PASSAGES, _LIKELIHOODS, _LOGITS = "passages.npz", "likelihoods.npy", "logits.f32"
+
+
+class Setting(Frozen):
+    """What a reference is made for. A variant that is to be measured otherwise cannot be compared with it.
+
+    `window` and `stride` are in tokens; `stride` is null for texts that are no sequence of windows. `dataset_sha256` is
+    of the raw file, null for the text that the model writes itself.
+    """
+
+    model: str
+    seed: int
+    text: str
+    tokens: int
+    items: int
+    window: int
+    stride: int | None
+    vocabulary: int
+    dataset_sha256: str | None
+
+
+class Manifest(Frozen):
+    """What lies beside the logits. The first `compared` of all `positions` have logits on disk.
+
+    `origin` says where the dataset was read; `cut` counts contexts that lost their beginning to fit the window.
+    """
+
+    setting: Setting
+    origin: str | None
+    passages_sha256: str
+    positions: int
+    compared: int
+    cut: int = 0
+
+
+class LogitsFile:
+    """Raw float32 logits, one row of `vocabulary` numbers for each position; only one row is in memory at a time."""
+
+    def __init__(self, path: Path, vocabulary: int, *, new: bool = False) -> None:
+        self._file = path.open("w+b" if new else "rb")
+        self._row_bytes = vocabulary * _ITEM_BYTES
+
+    def write(self, position: int, logits: NDArray[np.float32]) -> None:
+        """`logits`: [vocabulary]. Raises OptiGPUError when it has another length."""
+        row = np.ascontiguousarray(logits, "<f4")
+        if row.nbytes != self._row_bytes:
+            raise OptiGPUError(
+                f"The model gives {row.size} logits and its configuration says {self._row_bytes // _ITEM_BYTES}."
+            )
+        self._file.seek(position * self._row_bytes)
+        self._file.write(row.data)
+
+    def read(self, position: int) -> NDArray[np.float32]:
+        """Logits [vocabulary] of a position. Raises OptiGPUError when the file ends before."""
+        self._file.seek(position * self._row_bytes)
+        content = self._file.read(self._row_bytes)
+        if len(content) != self._row_bytes:
+            raise OptiGPUError("The reference logits on disk are cut short; run the job again.")
+        return np.frombuffer(content, "<f4")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An opened reference; `likelihoods` [positions] are the fp32 model's log-likelihoods of the predicted tokens."""
+
+    manifest: Manifest
+    passages: list[Passage]
+    likelihoods: NDArray[np.float64]
+    _logits: Path
+
+    def judge(self, predictions: Iterable[Prediction]) -> tuple[Agreement, NDArray[np.float64]]:
+        """Divergence from this reference, and the log-likelihood of each predicted token [positions].
+
+        `predictions` are of all of its passages. Raises OptiGPUError when a logit is NaN or infinite.
+        """
+        agreement, likelihoods = Agreement(), np.full(self.manifest.positions, np.nan)
+        with LogitsFile(self._logits, self.manifest.setting.vocabulary) as logits:
+            for prediction in predictions:
+                likelihoods[prediction.position] = log_likelihood(prediction.logits, prediction.target)
+                if prediction.position < self.manifest.compared:
+                    agreement.add(logits.read(prediction.position), prediction.logits)
+        return agreement, likelihoods
+
+
+def write_reference(
+    folder: Path, manifest: Manifest, passages: list[Passage], predictions: Iterable[Prediction]
+) -> None:
+    """Writes what `open_reference` reads; the manifest comes last, so that half a reference is none.
+
+    Raises OptiGPUError when the disk has too little room, or a logit is NaN or infinite.
+    """
+    _require_room(folder, manifest)
+    likelihoods = np.full(manifest.positions, np.nan)
+    with LogitsFile(folder / _LOGITS, manifest.setting.vocabulary, new=True) as logits:
+        for prediction in predictions:
+            likelihoods[prediction.position] = log_likelihood(prediction.logits, prediction.target)
+            if prediction.position < manifest.compared:
+                logits.write(prediction.position, prediction.logits)
+    arrays: dict[str, Any] = pack(passages)
+    np.savez(folder / _PASSAGES, **arrays)
+    np.save(folder / _LIKELIHOODS, likelihoods)
+    (folder / _MANIFEST).write_text(manifest.model_dump_json())
+
+
+def describe(
+    setting: Setting, passages: list[Passage], most_compared: int, origin: str | None = None, cut: int = 0
+) -> Manifest:
+    """The manifest of a reference for these passages, of which at most `most_compared` positions are kept on disk."""
+    positions = sum(passage.positions for passage in passages)
+    fit = MOST_BYTES // (setting.vocabulary * _ITEM_BYTES)
+    return Manifest(
+        setting=setting,
+        origin=origin,
+        passages_sha256=digest_of(passages),
+        positions=positions,
+        compared=min(positions, most_compared, fit),
+        cut=cut,
+    )
+
+
+def refuse_reference(folder: Path, reason: str) -> None:
+    """Leaves the reason why there is no reference to those that look for one."""
+    (folder / _MANIFEST).unlink(missing_ok=True)
+    (folder / _REASON).write_text(reason)
+
+
+def open_reference(folder: Path, setting: Setting) -> Reference:
+    """The reference in `folder`.
+
+    Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
+    setting, or when its passages are not those that it was made for.
+    """
+    if not (folder / _MANIFEST).is_file():
+        reason = folder / _REASON
+        raise OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
+    manifest = Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
+    _require_same(manifest.setting, setting)
+    with np.load(folder / _PASSAGES, allow_pickle=False) as arrays:
+        passages = unpack(arrays)
+    if digest_of(passages) != manifest.passages_sha256:
+        raise OptiGPUError(
+            "The reference's tokens on disk are not those that it was made for; run the job again."
+        )
+    likelihoods = np.load(folder / _LIKELIHOODS, allow_pickle=False)
+    return Reference(manifest, passages, likelihoods, folder / _LOGITS)
+
+
+_NO_REFERENCE = (
+    "There is no fp32 reference to compare with: the process that makes it failed; see the worker's log."
+)
+
+
+def _require_same(made_for: Setting, asked: Setting) -> None:
+    expected, found = made_for.model_dump(), asked.model_dump()
+    different = [name for name in expected if expected[name] != found[name]]
+    if different == ["dataset_sha256"]:
+        raise OptiGPUError(
+            f"The dataset {asked.text} changed while the job ran (its SHA-256 is another); run the job again."
+        )
+    if different:
+        name = different[0]
+        raise OptiGPUError(
+            f"The fp32 reference was made for {name} {expected[name]} and this variant has {found[name]}; post it as a "
+            "job of its own."
+        )
+
+
+def _require_room(folder: Path, manifest: Manifest) -> None:
+    needed = manifest.compared * manifest.setting.vocabulary * _ITEM_BYTES
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OptiGPUError(
+            f"The reference's logits need {needed / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB are free; ask for "
+            "fewer quality.tokens."
+        )

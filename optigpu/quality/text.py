@@ -1,0 +1,78 @@
+"""The texts that quality is measured on: where they lie, and what their bytes are."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from optigpu.vocabulary import OptiGPUError
+
+DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
+"""The environment variable that names the folder of datasets."""
+
+SELF = "self"
+WIKITEXT = "wikitext-2"
+HELLASWAG = "hellaswag"
+FILE = "file:"
+_FILES = {WIKITEXT: "wikitext-2/test.txt", HELLASWAG: "hellaswag/hellaswag_val_full.txt.bz2"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset's raw bytes, and where they were read: a path in the folder of datasets, or a hub repository."""
+
+    origin: str
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        """Of the raw bytes, in hexadecimal."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def words(self) -> str:
+        """The bytes as text. Raises OptiGPUError when they are not UTF-8."""
+        try:
+            return self.content.decode()
+        except UnicodeDecodeError as error:
+            raise OptiGPUError(f"{self.origin} is no UTF-8 text ({error.reason}); convert it.") from error
+
+
+def check_name(text: str) -> str:
+    """The name itself. Raises ValueError when it names no text, or a file outside the folder of datasets."""
+    if text in (SELF, WIKITEXT, HELLASWAG):
+        return text
+    if not text.startswith(FILE):
+        raise ValueError(f"{text!r} is no text; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
+    path = PurePosixPath(text.removeprefix(FILE))
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
+        raise ValueError(
+            f"{text!r} must be a file under {DATASETS_DIR}, written without '..' and not absolute"
+        )
+    return text
+
+
+def read_source(text: str) -> Source:
+    """The dataset that `text` names, from the folder of datasets, or from the hub when no folder is set.
+
+    Raises OptiGPUError when it is not there, cannot be read, or leads out of the folder.
+    """
+    root = os.environ.get(DATASETS_DIR)
+    if root:
+        return _read_file(Path(root), _FILES.get(text, text.removeprefix(FILE)))
+    if text in _FILES:
+        from optigpu.quality.hub import read_hub
+
+        origin, content = read_hub(text, _FILES[text])
+        return Source(origin, content)
+    raise OptiGPUError(f"{text} lies in the folder of datasets; set {DATASETS_DIR} for the worker.")
+
+
+def _read_file(root: Path, name: str) -> Source:
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise OptiGPUError(f"{name} leads out of {DATASETS_DIR}; put the file under it.")
+    try:
+        return Source(name, path.read_bytes())
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise OptiGPUError(f"{name} under {DATASETS_DIR} cannot be read ({why}); put it there.") from error
