@@ -1,0 +1,225 @@
+"""A variant's time against what the machine could do: Williams et al., Roofline, CACM 52(4), 2009.
+
+A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate. Bandwidth
+and rate are the machine's own, measured through torch; the bandwidth is that of an array as large as what the step
+moves, because a small model's weights come from a cache.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optigpu.hardware.catalog import Device, Dtype
+from optigpu.messages import Peaks
+from optigpu.result import Bound, MetricSummary
+from optigpu.roofline.work import VariantWork, Work, work_of
+from optigpu.vocabulary import METRICS, Frozen, UnsupportedError
+from optigpu.workloads.base import Workload
+
+LAUNCH = 2.5
+"""A step that takes longer than so many times what the roofs allow is bound by neither: what remains is the cost of
+launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
+
+The factor is ours, between two groups of published figures: gpt-fast's compiled decode steps reach at least half of the
+1,700 GB/s that its README (2024) finds on an A100, while the eager step that it starts from, whose trace shows a GPU
+that waits for launches, reaches a fifth (25.5 tokens/s of 13.5 GB).
+"""
+SURPASSED = 1.05
+"""Above this share of a peak, the peak itself must have been measured too low."""
+NO_PEAKS = "the peaks of this machine could not be measured; the worker's log says why"
+_CATALOG: dict[str, Dtype] = {"float32": "fp32", "tf32": "tf32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+class Roof(Frozen):
+    """What bounds a step, in bytes and operations per second.
+
+    `array_bytes` is the size of the array whose read rate the bandwidth is; null for a published one.
+    """
+
+    source: str
+    bytes_per_s: float
+    flops_per_s: float
+    array_bytes: int | None = None
+
+    def least_s(self, work: Work) -> float:
+        """The least time that the work can take."""
+        return max(work.bytes / self.bytes_per_s, work.flops / self.flops_per_s)
+
+    def binds(self, work: Work) -> Bound:
+        """Which of the two roofs is the lower one at the work's intensity."""
+        by_memory = work.bytes / self.bytes_per_s >= work.flops / self.flops_per_s
+        return Bound.MEMORY if by_memory else Bound.COMPUTE
+
+
+class Step(Frozen):
+    """A step of work under the measured `roof`, which allows it in `attainable_s` at best.
+
+    `flops_per_byte` is its arithmetic intensity. `published_s` is what the catalog's roof of the whole device allows;
+    null where the catalog lacks a figure.
+    """
+
+    name: str
+    bytes: float
+    flops: float
+    flops_per_byte: float
+    roof: Roof
+    attainable_s: float
+    published_s: float | None
+    measured_s: float | None
+    bound: Bound | None
+
+
+class Roofline(Frozen):
+    """What a result takes: `metrics` (mbu, mfu, headroom: intervals or a reason), `bound` and `document()`.
+
+    `step` is what the primary metric counts, `prefill` the prompt's pass where there is one.
+    """
+
+    metrics: dict[str, MetricSummary]
+    dtype: str | None = None
+    step: Step | None = None
+    prefill: Step | None = None
+    published: Roof | None = None
+    peaks: Peaks | None = None
+    notes: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def bound(self) -> Bound | None:
+        """What limits the step."""
+        return self.step.bound if self.step else None
+
+    def document(self) -> dict[str, Any]:
+        """Everything but the metrics, as plain JSON."""
+        return self.model_dump(mode="json", exclude={"metrics"})
+
+
+def roofline_of(
+    workload: Workload,
+    metrics: Mapping[str, MetricSummary],
+    details: Mapping[str, Any],
+    peaks: Peaks | None,
+    published: Device | None,
+) -> Roofline:
+    """How far a variant is from the roofs of its machine.
+
+    `workload` is a single one (expanded); `metrics` and `details` are those of the variant's result; `published` is the
+    machine in the catalog. What cannot be known is null with the reason.
+    """
+    try:
+        work = work_of(workload, details)
+        if peaks is None:
+            raise UnsupportedError(NO_PEAKS)
+        roof = _measured_roof(peaks, work.step, work.dtype)
+    except UnsupportedError as error:
+        return Roofline(metrics=_nulls(str(error)), peaks=peaks, reason=str(error))
+    catalog = _published_roof(published, work.dtype)
+    step = _step(work.step, roof, catalog, _step_s(work, metrics[workload.primary]))
+    derived = _metrics(work, roof, metrics[workload.primary])
+    ahead = None
+    if work.prefill:
+        under = _measured_roof(peaks, work.prefill, work.dtype)
+        ahead = _step(work.prefill, under, catalog, metrics["ttft_s"].value)
+    return Roofline(
+        metrics=derived,
+        dtype=work.dtype,
+        step=step,
+        prefill=ahead,
+        published=catalog,
+        peaks=peaks,
+        notes=_notes(derived),
+    )
+
+
+def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
+    """The bandwidth is the best at the largest array that is not larger than what the work moves, or at any above it.
+
+    That is a roof: larger arrays are read no faster, but for the cost of starting to read small ones.
+    """
+    rate = peaks.matmul_flops_per_s.get(dtype)
+    if rate is None:
+        raise UnsupportedError(peaks.reasons.get(dtype, f"no rate of {dtype} products was measured"))
+    below = [read.array_bytes for read in peaks.reads if read.array_bytes <= work.bytes]
+    smallest = max(below, default=peaks.reads[0].array_bytes)
+    best = max(
+        (read for read in peaks.reads if read.array_bytes >= smallest), key=lambda read: read.bytes_per_s
+    )
+    return Roof(
+        source="measured", bytes_per_s=best.bytes_per_s, flops_per_s=rate, array_bytes=best.array_bytes
+    )
+
+
+def _published_roof(device: Device | None, dtype: str) -> Roof | None:
+    """The catalog's figures for the whole device, where it has both."""
+    if device is None or device.memory_bandwidth_bytes_per_s is None:
+        return None
+    rate = device.peak_flop_per_s.get(_CATALOG[dtype])
+    if rate is None:
+        return None
+    return Roof(source=device.name, bytes_per_s=device.memory_bandwidth_bytes_per_s, flops_per_s=rate)
+
+
+def _step(work: Work, roof: Roof, published: Roof | None, measured_s: float | None) -> Step:
+    attainable_s = roof.least_s(work)
+    bound = None
+    if measured_s is not None:
+        bound = Bound.LAUNCH if measured_s > LAUNCH * attainable_s else roof.binds(work)
+    return Step(
+        name=work.name,
+        bytes=work.bytes,
+        flops=work.flops,
+        flops_per_byte=work.flops / work.bytes,
+        roof=roof,
+        attainable_s=attainable_s,
+        published_s=published.least_s(work) if published else None,
+        measured_s=measured_s,
+        bound=bound,
+    )
+
+
+def _step_s(work: VariantWork, primary: MetricSummary) -> float | None:
+    return 1 / (primary.value * work.steps_per_unit) if primary.value else None
+
+
+def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str, MetricSummary]:
+    """The primary metric is a rate: the shares of the peaks rise with it, and the headroom falls."""
+    if primary.value is None:
+        return _nulls(primary.reason or "the primary metric was not measured")
+    step, per_unit = work.step, work.steps_per_unit
+    return {
+        "mbu": _derived("mbu", primary, lambda rate: rate * per_unit * step.bytes / roof.bytes_per_s),
+        "mfu": _derived("mfu", primary, lambda rate: rate * per_unit * step.flops / roof.flops_per_s),
+        "headroom": _derived("headroom", primary, lambda rate: 1 / (rate * per_unit * roof.least_s(step))),
+    }
+
+
+def _derived(name: str, rate: MetricSummary, of: Callable[[float], float]) -> MetricSummary:
+    """A metric that is a monotone function of a measured rate: its interval's ends are those of the rate's."""
+    assert rate.value is not None
+    # An interval that reaches down to a rate of zero says nothing of what follows from it.
+    low, high = sorted(map(of, rate.ci)) if rate.ci and rate.ci[0] > 0 else (None, None)
+    return MetricSummary(
+        unit=METRICS[name].unit,
+        better=METRICS[name].better,
+        value=of(rate.value),
+        ci=None if low is None or high is None else (low, high),
+        n=rate.n,
+        replicates=rate.replicates,
+        per_replicate=tuple(map(of, rate.per_replicate)),
+    )
+
+
+def _nulls(reason: str) -> dict[str, MetricSummary]:
+    return {
+        name: MetricSummary(unit=METRICS[name].unit, better=METRICS[name].better, value=None, reason=reason)
+        for name in ("mbu", "mfu", "headroom")
+    }
+
+
+def _notes(metrics: Mapping[str, MetricSummary]) -> tuple[str, ...]:
+    surpassed = [name for name in ("mbu", "mfu") if (metrics[name].value or 0) > SURPASSED]
+    if not surpassed:
+        return ()
+    return (
+        f"{' and '.join(surpassed)} is above 1: the machine's peaks were measured while it was slower or busy; "
+        "delete the folder ~/.cache/optigpu/peaks and measure again.",
+    )
