@@ -1,0 +1,115 @@
+"""run(spec, on_event) -> Report: a job from its request to its results. Loads no torch.
+
+Variants are measured side by side as far as the memory goes, each by its replicates, a process each. What goes wrong
+ends its variant alone.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optigpu import paths
+from optigpu.attribution import attribute
+from optigpu.conductor.company import Bench
+from optigpu.conductor.groups import measure_again, measure_group
+from optigpu.conductor.locks import hold, others_measure
+from optigpu.conductor.preparation import prepare, scratch_folder
+from optigpu.conductor.watch import Watch
+from optigpu.conductor.witness import Witness
+from optigpu.events import Event, Finished, Planned, PlannedVariant
+from optigpu.hardware import hardware_class, probe
+from optigpu.plan import variants_of
+from optigpu.result import Attribution, Environment, Outcome, Result, Samples
+from optigpu.spec import JobSpec, Variant
+from optigpu.vocabulary import Frozen, Role
+
+REPLICATE = (sys.executable, "-P", "-m", "optigpu.replicate")
+"""The program that measures. -P keeps files of the working directory from being taken for modules."""
+
+
+class Report(Frozen):
+    """What a run leaves: the results, how each variant ended, and which technique bought what."""
+
+    spec: JobSpec
+    results: tuple[Result, ...]
+    outcomes: tuple[Outcome, ...]
+    attribution: Attribution
+
+    def document(self) -> dict[str, Any]:
+        """The report as plain JSON, without raw samples."""
+        return self.model_dump(mode="json", include={"spec", "results", "attribution"})
+
+
+def never() -> str | None:
+    """Nobody cancels."""
+    return None
+
+
+def run(
+    spec: JobSpec,
+    on_event: Callable[[Event], None],
+    *,
+    cancelled: Callable[[], str | None] = never,
+    done: Collection[int] = (),
+    lock_dir: Path | None = None,
+    threads: int | None = None,
+    program: Sequence[str] = REPLICATE,
+) -> Report:
+    """Measures the variants of a job whose indexes are not in `done`, while nobody else measures on the device.
+
+    `on_event` hears each event as it happens. `cancelled` is asked at least once a second for a reason to stop.
+    `threads` is how many the model computes with; None takes every core. `program` is what measures. The job's time
+    limit counts from when it has the device.
+
+    Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError when the
+    device cannot be locked, and what `on_event` raises. Whatever it raises, no process is left behind.
+    """
+    environment = _environment(spec)
+    variants = variants_of(spec)
+    on_event(
+        Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
+    )
+    todo = [variant for variant in variants if variant.index not in done]
+    watch = Watch(on_event, cancelled, [variant.index for variant in todo], spec.measure.replicates)
+    locks = lock_dir or paths.lock_dir()
+    others = partial(others_measure, locks, spec.device, environment)
+    with (
+        hold(locks, spec.device, environment, watch.tick) as descriptors,
+        scratch_folder() as folder,
+    ):
+        cores = threads or environment.cpu_cores
+        bench = Bench(spec, environment, cores, tuple(program), descriptors, str(folder), watch, on_event)
+        watch.limit(spec.limits.timeout_s)
+        outcomes, again = _measure(bench, todo, others)
+    attribution = attribute(spec, variants, outcomes, again)
+    on_event(Finished(attribution=attribution))
+    ended = tuple(outcomes[index] for index in sorted(outcomes))
+    results = tuple(outcome.result for outcome in ended if outcome.result)
+    return Report(spec=spec, results=results, outcomes=ended, attribution=attribution)
+
+
+def _environment(spec: JobSpec) -> Environment:
+    """This machine, of the class of the one device that the job uses."""
+    environment = probe()
+    return environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
+
+
+def _measure(
+    bench: Bench, todo: Sequence[Variant], others: Callable[[], bool]
+) -> tuple[dict[int, Outcome], Samples]:
+    """All outcomes, and what the baseline measured again at the end if the variants were not all side by side."""
+    preparation = prepare(bench, todo)
+    witness = Witness(bench.spec.device, bench.environment, lambda: bench.sessions, others)
+    outcomes: dict[int, Outcome] = {}
+    groups = 0
+    left = tuple(todo)
+    while left:
+        ended, left = measure_group(bench, left, witness, preparation)
+        outcomes |= ended
+        groups += 1
+    baseline = next((variant for variant in todo if variant.role is Role.BASELINE), None)
+    if groups == 1 or baseline is None or outcomes[baseline.index].result is None:
+        return outcomes, ()
+    return outcomes, measure_again(bench, baseline, witness)
