@@ -1,0 +1,42 @@
+"""What a rule says of a claim."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from optigpu.claims.model import UNITS, Book, Claim
+from optigpu.vocabulary import Frozen
+
+
+class Plausibility(StrEnum):
+    """`plausible` passed the rules that apply; `doubtful` cannot stand as it is, though nothing forbids the figure;
+    `implausible` breaks arithmetic or a limit of the hardware; `unchecked`: no rule applies.
+    """
+
+    UNCHECKED = "unchecked"
+    PLAUSIBLE = "plausible"
+    DOUBTFUL = "doubtful"
+    IMPLAUSIBLE = "implausible"
+
+
+class Finding(Frozen):
+    """One rule's answer: the arithmetic in a sentence, and its two numbers in the unit that the sentence names.
+
+    `implied` is what the claim's own figures amount to, `limit` what it was held against.
+    """
+
+    rule: str
+    plausibility: Plausibility
+    sentence: str
+    implied: float | None = None
+    limit: float | None = None
+
+
+Rule = Callable[[Claim, Book], Finding | None]
+"""A pure function; None means that the rule has nothing to say of the claim."""
+
+
+def rounded(claim: Claim) -> tuple[float, float]:
+    """The least and the greatest quantity that would have been printed as the claim's figure."""
+    text = repr(claim.value).removesuffix(".0")
+    half = 0.5 * 10.0 ** -len(text.partition(".")[2])
+    return (claim.value - half) * UNITS[claim.unit], (claim.value + half) * UNITS[claim.unit]

@@ -1,0 +1,153 @@
+"""Rules that hold a claim against limits: of the named hardware, and of the model's own weights.
+
+The claim has the benefit of the doubt: bytes are the fewest that the format needs, memory is read in the larger of two
+units, and peaks are the highest that the precision allows.
+"""
+
+from optigpu.claims.findings import Finding, Plausibility, rounded
+from optigpu.claims.model import BINARY_UNITS, UNITS, Book, Claim
+from optigpu.claims.work import FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
+from optigpu.hardware.catalog import Device, find
+
+CLOCK_MARGIN = 1.1
+"""Cards boost above the clock that their published peak is for, by less than this."""
+LARGEST_CACHE_BYTES = 1.2e9
+"""A model below this might stay in a cache (AMD EPYC 9684X: 1,152 MB), and memory bandwidth bounds nothing then."""
+IDLE_SHARE = 0.01
+"""Below this share of the peak, a figure says how the software was used and nothing about the hardware."""
+
+
+def compute_peak(claim: Claim, book: Book) -> Finding | None:
+    """More operations per second than the hardware's peak for the precision."""
+    device, rate = _device(claim), flop_per_s(claim, book)
+    peak = peak_flop_per_s(claim, device) if device else None
+    if device is None or rate is None or peak is None:
+        return None
+    plausibility = _against_peak(rate, peak)
+    relation = "above" if rate > peak else f"{_percent(rate / peak)} of"
+    return Finding(
+        rule="compute_peak",
+        plausibility=plausibility,
+        sentence=f"{_operations(claim, book, rate)}, {relation} its peak of {_rate(peak, claim)}.",
+        implied=rate,
+        limit=peak,
+    )
+
+
+def bandwidth(claim: Claim, _: Book) -> Finding | None:
+    """More bytes of weights per second than the memory delivers; the KV cache is not even counted."""
+    device, weights = _device(claim), weights_of(claim.model)
+    limit = device.memory_bandwidth_bytes_per_s if device else None
+    if claim.metric != "tokens_per_s" or not (device and limit and weights and claim.precision):
+        return None
+    form = FORMATS[claim.precision]
+    read = weights.blocks * form.block_bytes + weights.head * form.table_bytes
+    if read < LARGEST_CACHE_BYTES:
+        return None
+    whole = read + weights.embedding * form.table_bytes
+    steps = claim.quantity / (claim.batch_size or 1)
+    above = steps * read > limit
+    rows = f" ({steps * read / 1e9:,.0f} without the embedding, of which a step reads one row)"
+    return Finding(
+        rule="bandwidth",
+        plausibility=Plausibility.IMPLAUSIBLE if above else Plausibility.PLAUSIBLE,
+        sentence=(
+            f"{steps:g} steps/s x {whole / 1e9:.2f} GB of weights is {steps * whole / 1e9:,.0f} GB/s"
+            f"{rows if weights.embedding else ''}, {'above' if above else f'{_percent(steps * read / limit)} of'} its "
+            f"memory's {limit / 1e9:,.0f} GB/s."
+        ),
+        implied=steps * read,
+        limit=limit,
+    )
+
+
+def own_weights(claim: Claim, _: Book) -> Finding | None:
+    """Less memory than the weights alone take."""
+    weights = weights_of(claim.model)
+    if claim.metric not in ("peak_bytes", "weight_bytes") or not (weights and claim.precision):
+        return None
+    form = FORMATS[claim.precision]
+    tables = weights.head + weights.embedding
+    least = weights.blocks * form.block_bytes + tables * form.table_bytes
+    most = rounded(claim)[1] / UNITS[claim.unit] * BINARY_UNITS[claim.unit]
+    if form.block_bytes == form.table_bytes:
+        parts = f"{weights.total / 1e9:.3g} billion of {form.block_bytes:g} B"
+    else:
+        parts = (
+            f"{weights.blocks / 1e9:.3g} billion of {form.block_bytes:g} B, and {tables / 1e9:.3g} billion of "
+            f"embedding and head that the format leaves at {form.table_bytes:g} B"
+        )
+    below = most < least
+    return Finding(
+        rule="own_weights",
+        plausibility=Plausibility.IMPLAUSIBLE if below else Plausibility.PLAUSIBLE,
+        sentence=(
+            f"{claim.value:g} {claim.unit} is at most {_bytes(most)} (binary units, rounding), "
+            f"{'below' if below else 'not below'} the {_bytes(least)} of the model's own weights: {parts}."
+        ),
+        implied=most,
+        limit=least,
+    )
+
+
+def efficiency(claim: Claim, book: Book) -> Finding | None:
+    """Work per energy that rests on an impossible rate, or that charges a device's power for almost no work."""
+    if claim.rate_of is None or claim.power_of is None:
+        return None
+    rated, device = book.claim(claim.rate_of), _device(claim)
+    rate, peak = flop_per_s(rated, book), peak_flop_per_s(rated, device) if device else None
+    if device is None or rate is None or peak is None:
+        return None
+    share, power = rate / peak, book.claim(claim.power_of).quantity
+    plausibility, remark = _against_peak(rate, peak), ""
+    if share < IDLE_SHARE:
+        plausibility, remark = Plausibility.DOUBTFUL, ": the figure is of a device that hardly works"
+    return Finding(
+        rule="efficiency",
+        plausibility=plausibility,
+        sentence=(
+            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, and {power:g} W "
+            f"are charged for it{remark}."
+        ),
+        implied=share,
+        limit=IDLE_SHARE if share < IDLE_SHARE else 1.0,
+    )
+
+
+def _against_peak(rate: float, peak: float) -> Plausibility:
+    if rate <= peak:
+        return Plausibility.PLAUSIBLE
+    return Plausibility.IMPLAUSIBLE if rate > CLOCK_MARGIN * peak else Plausibility.DOUBTFUL
+
+
+def _device(claim: Claim) -> Device | None:
+    return find(claim.hardware) if claim.hardware else None
+
+
+def _operations(claim: Claim, book: Book, rate: float) -> str:
+    """How the figure becomes a rate: `50 FPS at 0.6 GOP each is 30 GOP/s (15 GMAC/s)`."""
+    figure, flop = f"{claim.value:g} {claim.unit}", flop_per_item(claim, book)
+    if flop is None or claim.metric == "tflops":
+        return figure
+    batched = claim.workload == "classify" and claim.metric == "latency_s" and (claim.batch_size or 1) > 1
+    batch = f" for {claim.batch_size} images" if batched else ""
+    return f"{figure}{batch} at {flop / 1e9:,.3g} G{_unit(claim)} each is {_rate(rate, claim)}"
+
+
+def _rate(flop: float, claim: Claim) -> str:
+    if flop >= 1e12:
+        return f"{flop / 1e12:,.4g} T{_unit(claim)}/s"
+    macs = f" ({flop / 2e9:.3g} GMAC/s)" if claim.workload == "classify" else ""
+    return f"{flop / 1e9:,.4g} G{_unit(claim)}/s{macs}"
+
+
+def _unit(claim: Claim) -> str:
+    return "OP" if claim.precision in ("int8", "int4") else "FLOP"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:,.0f}%" if share >= 0.1 else f"{100 * share:.1g}%"
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"

@@ -1,0 +1,150 @@
+"""What was measured, found for each claim: results as `optigpu run --json` prints them, and a leaderboard's rows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optigpu.claims.model import Claim, Precision
+from optigpu.hardware.catalog import find, find_class
+from optigpu.models.presets import PRESETS
+from optigpu.vocabulary import METRICS, Better
+
+if TYPE_CHECKING:
+    from optigpu.views import LeaderboardRow
+
+TECHNIQUES_OF: dict[Precision, frozenset[str]] = {
+    "fp32": frozenset(),
+    "fp16": frozenset({"fp16"}),
+    "bf16": frozenset({"bf16"}),
+    "int8": frozenset({"int8_weight_only", "int8_dynamic", "int8_hybrid"}),
+    "llm_int8": frozenset({"llm_int8"}),
+    "int4": frozenset({"int4_weight_only", "nf4", "gptq", "awq"}),
+    "nf4": frozenset({"nf4"}),
+    "gptq": frozenset({"gptq"}),
+    "awq": frozenset({"awq"}),
+    "q4_k_m": frozenset({"q4_k_m"}),
+}
+"""The techniques that put a model into a claim's precision."""
+CARRIERS = frozenset({"fp16", "bf16"})
+"""What quantized weights may be computed in; with them a quantized variant is still of its own precision."""
+DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""A matmul's dtypes as precisions."""
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of one variant. `value` and `ci` are in the metric's unit; `models` are the names it may go by."""
+
+    metric: str
+    value: float
+    ci: tuple[float, float] | None
+    label: str
+    hardware: str
+    workload: Document
+    models: frozenset[str]
+    techniques: frozenset[str]
+    result_id: str
+
+
+def from_results(results: Iterable[Document]) -> list[Measured]:
+    """Every figure of the valid results in a list of result documents."""
+    found = []
+    for result in results:
+        variant = result["variant"]
+        for name, summary in result["metrics"].items():
+            if result["verdict"]["valid"] and summary["value"] is not None:
+                found.append(
+                    Measured(
+                        metric=name,
+                        value=summary["value"],
+                        ci=tuple(summary["ci"]) if summary["ci"] else None,
+                        label=variant["label"],
+                        hardware=result["environment"]["hardware_class"],
+                        workload=variant["workload"],
+                        models=_names(variant["model"]),
+                        techniques=frozenset(technique["name"] for technique in variant["stack"]),
+                        result_id=result["id"],
+                    )
+                )
+    return found
+
+
+def from_leaderboard(rows: Iterable["LeaderboardRow"]) -> list[Measured]:
+    """The figure of each row, which is valid by being there."""
+    return [
+        Measured(
+            metric=row.metric,
+            value=row.value.value,
+            ci=row.value.ci,
+            label=row.label,
+            hardware=row.hardware,
+            workload=row.workload,
+            models=_names(row.model),
+            techniques=frozenset(row.techniques),
+            result_id=row.result_id,
+        )
+        for row in rows
+        if row.value.value is not None
+    ]
+
+
+def measured_for(claim: Claim, measured: Iterable[Measured]) -> Measured | None:
+    """The best figure for what the claim speaks of, on hardware of its name; None where nothing was measured."""
+    if claim.hardware is None or claim.metric not in METRICS:
+        return None
+    matches = [each for each in measured if _same(claim, each)]
+    choose = max if METRICS[claim.metric].better is Better.HIGHER else min
+    return choose(matches, key=lambda each: each.value, default=None)
+
+
+def _same(claim: Claim, measured: Measured) -> bool:
+    return (
+        measured.metric == claim.metric
+        and measured.workload.get("kind") == claim.workload
+        and _same_hardware(claim, measured)
+        and (claim.model is None or claim.model in measured.models)
+        and _same_shapes(claim, measured.workload)
+        and _same_stack(claim, measured)
+    )
+
+
+def _same_hardware(claim: Claim, measured: Measured) -> bool:
+    device = find_class(measured.hardware)
+    return device is not None and claim.hardware is not None and find(claim.hardware) is device
+
+
+def _same_shapes(claim: Claim, workload: Document) -> bool:
+    """Whether the shapes are equal, as far as both sides state them."""
+    stated = {"batch_size": claim.batch_size, "sequence": claim.sequence, "heads": claim.heads}
+    if claim.size is not None and list(workload.get("sizes", ())) != [claim.size]:
+        return False
+    return all(size is None or workload.get(name, size) == size for name, size in stated.items())
+
+
+def _same_stack(claim: Claim, measured: Measured) -> bool:
+    """The same precision, and the same other techniques where the claim names them."""
+    if dtypes := measured.workload.get("dtypes"):
+        return [DTYPES.get(dtype) for dtype in dtypes] == [claim.precision]
+    every = frozenset[str]().union(*TECHNIQUES_OF.values())
+    if claim.techniques is not None and measured.techniques - every != set(claim.techniques):
+        return False
+    return claim.precision is None or _same_precision(claim.precision, measured.techniques & every)
+
+
+def _same_precision(claimed: Precision, used: frozenset[str]) -> bool:
+    wanted = TECHNIQUES_OF[claimed]
+    if not wanted or wanted <= CARRIERS:
+        return used == wanted
+    return bool(used & wanted) and used <= wanted | CARRIERS
+
+
+def _names(model: str | None) -> frozenset[str]:
+    """The names of presets that a measured model is: its own, or those with the same repository."""
+    kind, _, rest = (model or "").rpartition(":")
+    name = rest.partition("@")[0]
+    if kind == "preset":
+        return frozenset({name})
+    same = (preset for preset, what in PRESETS.items() if what.source.casefold() == name.casefold())
+    return frozenset({*same, name.rpartition("/")[2].casefold()})

@@ -1,0 +1,49 @@
+"""All rules, and the verdict on a claim."""
+
+from optigpu.claims.findings import Finding, Plausibility, Rule
+from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
+from optigpu.claims.logic import (
+    backward_only,
+    contradiction,
+    fixed_overhead,
+    growth,
+    printed_ratio,
+    unnamed_hardware,
+)
+from optigpu.claims.model import Book, Claim
+from optigpu.vocabulary import Frozen
+
+RULES: tuple[Rule, ...] = (
+    compute_peak,
+    bandwidth,
+    own_weights,
+    efficiency,
+    printed_ratio,
+    contradiction,
+    growth,
+    backward_only,
+    fixed_overhead,
+    unnamed_hardware,
+)
+"""Every rule sees every claim; none knows one by its id."""
+
+_ORDER = tuple(Plausibility)
+
+
+class Judgement(Frozen):
+    """The verdict on a claim: the worst of its findings."""
+
+    plausibility: Plausibility
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[Finding, ...]:
+        """The findings that decided."""
+        return tuple(each for each in self.findings if each.plausibility is self.plausibility)
+
+
+def judge(claim: Claim, book: Book) -> Judgement:
+    """What all rules say of a claim."""
+    findings = tuple(finding for rule in RULES if (finding := rule(claim, book)))
+    worst = max((each.plausibility for each in findings), key=_ORDER.index, default=Plausibility.UNCHECKED)
+    return Judgement(plausibility=worst, findings=findings)

@@ -1,0 +1,129 @@
+"""What a claim's figure takes: operations and bytes, from the shapes of the model that it names."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from optigpu.claims.model import Book, Claim, Precision
+from optigpu.hardware.catalog import Device, Dtype
+from optigpu.models.facts import facts_of
+from optigpu.models.presets import PRESETS
+from optigpu.models.reference import ModelReference
+
+TRAINING_FACTOR = 3
+"""A training step's operations against a forward pass's: the backward pass has two products for each of its."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A decoder's matrices as counts of weights; norms and biases, a thousandth at the most, are left out.
+
+    `embedding` holds the tables of which a decode step reads one row (tokens, unless the head is tied to them;
+    positions), `head` the projection to the vocabulary, which each step reads whole.
+    """
+
+    blocks: int
+    embedding: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Every weight."""
+        return self.blocks + self.embedding + self.head
+
+
+@lru_cache
+def weights_of(model: str | None) -> Weights | None:
+    """The weights of a preset, counted from its shapes; None for what is no decoder."""
+    if model is None or model not in PRESETS:
+        return None
+    facts = facts_of(ModelReference(kind="preset", name=model))
+    if facts is None or facts.inner_size is None:
+        return None
+    width = facts.hidden_size
+    attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
+    mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
+    table = facts.vocabulary * facts.embedding_size
+    positions = facts.context * width if facts.family in ("gpt2", "opt") else 0
+    return Weights(
+        blocks=facts.layers * (attention + mlp),
+        embedding=positions + (0 if facts.tied_head else table),
+        head=table,
+    )
+
+
+@dataclass(frozen=True)
+class Format:
+    """Bytes per weight: of the blocks' matrices, and of embedding and head. Scales and zero points are left out."""
+
+    block_bytes: float
+    table_bytes: float
+
+
+FORMATS: dict[Precision, Format] = {
+    "fp32": Format(4, 4),
+    "fp16": Format(2, 2),
+    "bf16": Format(2, 2),
+    "int8": Format(1, 1),
+    "int4": Format(0.5, 0.5),
+    "q4_k_m": Format(0.5, 0.5),
+    # bitsandbytes, GPTQ and AWQ checkpoints quantize the blocks and leave embedding and head at 16 bits.
+    "llm_int8": Format(1, 2),
+    "nf4": Format(0.5, 2),
+    "gptq": Format(0.5, 2),
+    "awq": Format(0.5, 2),
+}
+"""The fewest bytes that a weight takes in each precision."""
+
+ARITHMETIC: dict[Precision, tuple[Dtype, ...]] = {
+    "fp32": ("fp32",),
+    "fp16": ("fp16",),
+    "bf16": ("bf16",),
+    "int8": ("int8", "fp16", "fp32"),
+    "llm_int8": ("int8", "fp16"),
+    "int4": ("int4", "int8", "fp16", "fp32"),
+    "nf4": ("fp16", "bf16"),
+    "gptq": ("fp16", "bf16"),
+    "awq": ("fp16", "bf16"),
+    "q4_k_m": ("int8", "fp16", "fp32"),
+}
+"""What the operations of each precision may be computed in; quantized weights are often widened first."""
+
+
+def peak_flop_per_s(claim: Claim, device: Device) -> float | None:
+    """The highest rate at which the device can do the claim's operations; None where the catalog does not know."""
+    dtypes = ARITHMETIC[claim.precision] if claim.precision else ()
+    if claim.precision == "fp32" and claim.workload in ("classify", "train_step"):
+        dtypes = (*dtypes, "tf32")  # PyTorch's convolutions use it by default
+    known = device.peak_flop_per_s
+    return max((known[dtype] for dtype in dtypes if dtype in known), default=None)
+
+
+def flop_per_item(claim: Claim, book: Book) -> float | None:
+    """Operations for one image, one token, or one call of attention; None where the claim does not say enough."""
+    match claim.workload:
+        case "classify" | "train_step":
+            model = book.image_model(claim.model)
+            passes = TRAINING_FACTOR if claim.workload == "train_step" else 1
+            return 2 * model.macs * passes if model else None
+        case "attention" if claim.batch_size and claim.heads and claim.head_dim and claim.sequence:
+            # Two products of length x head_dim x length for each head; the softmax between them is not counted.
+            return 4.0 * claim.batch_size * claim.heads * claim.head_dim * claim.sequence**2
+        case "generate" if weights := weights_of(claim.model):
+            return 2.0 * (weights.blocks + weights.head)
+        case _:
+            return None
+
+
+def flop_per_s(claim: Claim, book: Book) -> float | None:
+    """The rate of operations that a claim implies; None where its figure implies none."""
+    if claim.metric == "tflops":
+        return claim.quantity * 1e12
+    flop = flop_per_item(claim, book)
+    if flop is None:
+        return None
+    if claim.metric in ("images_per_s", "tokens_per_s"):
+        return claim.quantity * flop
+    if claim.metric == "latency_s" and claim.workload in ("classify", "attention"):
+        items = (claim.batch_size or 1) if claim.workload == "classify" else 1
+        return items * flop / claim.quantity
+    return None
