@@ -1,0 +1,129 @@
+"""Files that meters leave with a result (a profiler's trace), kept in the database: see docs/decisions/0006."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from mimetypes import MimeTypes
+from pathlib import Path
+
+from sqlalchemy import LargeBinary, func, select
+from sqlalchemy.orm import Session, defer
+
+from optigpu.store.database import Database
+from optigpu.store.tables import ArtifactRow, ResultRow
+from optigpu.views import ArtifactsView, ArtifactView
+from optigpu.vocabulary import NotFoundError
+
+MOST_BYTES = 32 * 2**20
+"""The most that one file may take in the database, compressed."""
+
+PIECE_BYTES = 2**20
+LONGEST_NAME = 100
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_TYPES = MimeTypes()  # the built-in ones alone: what the machine's files add would differ between machines
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file as it is stored: compressed `data`, or the `reason` why there is none."""
+
+    name: str
+    media_type: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+    reason: str | None = None
+    data: bytes | None = None
+
+
+def read(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
+    """Reads and compresses files, a piece at a time. One that cannot be kept becomes a reason, never an error.
+
+    A name keeps letters, digits, dots (but none in front), dashes and underscores; each other character becomes an
+    underscore.
+    """
+    by_name = {_safe(name): path for name, path in files.items()}
+    return tuple(_read(name, path) for name, path in by_name.items())
+
+
+def add(session: Session, result_id: str, artifacts: Iterable[Artifact]) -> None:
+    """Stores the files of a result that was just added."""
+    session.add_all(ArtifactRow(result_id=result_id, **vars(artifact)) for artifact in artifacts)
+    session.flush()
+
+
+def list_(session: Session, result_id: str) -> ArtifactsView:
+    """The files of a result, by name. Raises NotFoundError when there is no such result."""
+    if session.get(ResultRow, result_id) is None:
+        raise NotFoundError(f"There is no result {result_id}.")
+    rows = session.scalars(
+        select(ArtifactRow)
+        .options(defer(ArtifactRow.data))
+        .where(ArtifactRow.result_id == result_id)
+        .order_by(ArtifactRow.name)
+    )
+    return ArtifactsView(result_id=result_id, artifacts=tuple(map(_view, rows)))
+
+
+def find(session: Session, result_id: str, name: str) -> ArtifactView:
+    """One file of a result that was kept. Raises NotFoundError, with the reason where it was not."""
+    for artifact in list_(session, result_id).artifacts:
+        if artifact.name == name and artifact.reason is None:
+            return artifact
+        if artifact.name == name:
+            raise NotFoundError(f"The file {name} was not kept: {artifact.reason}")
+    raise NotFoundError(f"Result {result_id} has no file {name}; its list of artifacts says which there are.")
+
+
+def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
+    """The file in pieces of at most PIECE_BYTES, each read in a session of its own: a slow reader holds none."""
+    decompressor = zlib.decompressobj()
+    start = 1
+    while piece := _piece(database, result_id, name, start):
+        start += len(piece)
+        while piece:
+            if plain := decompressor.decompress(piece, PIECE_BYTES):
+                yield plain
+            piece = decompressor.unconsumed_tail
+
+
+def _read(name: str, path: Path) -> Artifact:
+    media_type, encoding = _TYPES.guess_type(name)
+    kind = f"application/{encoding}" if encoding else media_type or "application/octet-stream"
+    compressor, digest, packed = zlib.compressobj(), hashlib.sha256(), bytearray()
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while len(packed) <= MOST_BYTES and (plain := file.read(PIECE_BYTES)):
+                digest.update(plain)
+                packed += compressor.compress(plain)
+    except OSError as error:
+        return Artifact(name, kind, reason=f"It could not be read: {error.strerror}.")
+    packed += compressor.flush()
+    if len(packed) > MOST_BYTES:
+        return Artifact(name, kind, size, reason=f"Compressed it is larger than {MOST_BYTES} bytes.")
+    return Artifact(name, kind, size, digest.hexdigest(), data=bytes(packed))
+
+
+def _safe(name: str) -> str:
+    return _UNSAFE.sub("_", name).lstrip(".")[:LONGEST_NAME] or "file"
+
+
+def _piece(database: Database, result_id: str, name: str, start: int) -> bytes:
+    """Stored bytes from `start` (counted from 1) on; empty behind the end."""
+    piece = func.substr(ArtifactRow.data, start, PIECE_BYTES, type_=LargeBinary)
+    query = select(piece).where(ArtifactRow.result_id == result_id, ArtifactRow.name == name)
+    with database.read() as session:
+        found: bytes | None = session.execute(query).scalar_one()
+    return found or b""
+
+
+def _view(row: ArtifactRow) -> ArtifactView:
+    return ArtifactView(
+        name=row.name,
+        media_type=row.media_type,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        reason=row.reason,
+    )

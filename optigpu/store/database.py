@@ -1,0 +1,164 @@
+"""The connection to the results database, alike for PostgreSQL and a SQLite file."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
+
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
+
+SQLITE_WAIT_S = 30
+CONNECT_WAIT_S = 5
+ANSWER_WAIT_MS = 10_000
+READ_ONLY = "optigpu_read_only"
+_MISSING_TABLE_OR_COLUMN = ("42P01", "42703")
+
+
+class Database:
+    """A pool of connections to one database.
+
+    `url` is `sqlite:///FILE` or `postgresql+psycopg://...`; a SQLite file's folder is made when it is not there.
+    Raises StoreError for another kind of database, StoreUnavailableError from any use when it cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = engine_for(url)
+        self._write = sessionmaker(self._engine, expire_on_commit=False)
+        options = {READ_ONLY: True} | ({"postgresql_readonly": True} if self.dialect == "postgresql" else {})
+        self._read = sessionmaker(self._engine.execution_options(**options), expire_on_commit=False)
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self._engine.dialect.name
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that sees one state of the database and cannot change it."""
+        with store_errors(self._engine.url), self._read() as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back when anything is raised.
+
+        On SQLite it holds the write lock from its start, so that nothing it has read can change under it.
+        """
+        with store_errors(self._engine.url), self._write.begin() as session:
+            yield session
+
+    def ping(self) -> None:
+        """Raises StoreUnavailableError when the database does not answer."""
+        with self.read() as session:
+            session.execute(select(1))
+
+    def close(self) -> None:
+        """Closes the pooled connections."""
+        self._engine.dispose()
+
+
+def default_url(data_dir: Path) -> str:
+    """The SQLite file of the embedded service."""
+    return URL.create("sqlite", database=str(data_dir / "optigpu.db")).render_as_string(hide_password=False)
+
+
+def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
+    """An engine with the settings that make the two databases behave alike.
+
+    Without `foreign_keys` SQLite does not enforce them: a migration rebuilds tables that others refer to.
+    """
+    address = _address(url)
+    if address.get_backend_name() == "postgresql":
+        # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.
+        waits = {"connect_timeout": CONNECT_WAIT_S, "tcp_user_timeout": ANSWER_WAIT_MS}
+        return create_engine(address, pool_pre_ping=True, connect_args=waits)
+    if not address.database or address.database == ":memory:":
+        raise StoreError("The database must be a file that every process can open; use sqlite:///PATH.")
+    Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(address, connect_args={"timeout": SQLITE_WAIT_S})
+    _prepare_sqlite(engine, foreign_keys)
+    return engine
+
+
+def moment(session: Session, now: datetime | None = None) -> datetime:
+    """The database server's clock, or `now` when it is given: the clocks of workers may disagree, leases may not."""
+    if now is not None:
+        return now
+    if session.get_bind().dialect.name == "postgresql":
+        clock: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+        return clock
+    return utc_now()
+
+
+@contextmanager
+def store_errors(url: URL) -> Iterator[None]:
+    """Turns what SQLAlchemy raises into what the store says.
+
+    A database that is away, locked or outdated is StoreUnavailableError; a value that a column type refused with an
+    error of ours is that error again.
+    """
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeoutError) as error:
+        raise _unavailable(url, error) from error
+    except ProgrammingError as error:
+        if getattr(error.orig, "sqlstate", None) not in _MISSING_TABLE_OR_COLUMN:
+            raise
+        raise _unavailable(url, error) from error
+    except StatementError as error:
+        if isinstance(error.orig, OptiGPUError):
+            raise error.orig from error
+        raise
+
+
+def _unavailable(url: URL, error: SQLAlchemyError) -> StoreUnavailableError:
+    cause = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()[0]
+    return StoreUnavailableError(
+        f"The database {url.render_as_string()} cannot be used: {cause}. "
+        "Check that it runs, and that `alembic upgrade head` has been run on it."
+    )
+
+
+def _address(url: str) -> URL:
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        raise StoreError(
+            "The database URL cannot be read; use sqlite:///PATH or postgresql+psycopg://..."
+        ) from None
+    backend = "postgresql" if address.drivername == "postgres" else address.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise StoreError(f"{backend} is not supported; use sqlite:///PATH or postgresql+psycopg://...")
+    return address.set(drivername="postgresql+psycopg" if backend == "postgresql" else "sqlite")
+
+
+def _prepare_sqlite(engine: Engine, foreign_keys: bool) -> None:
+    """The driver must not begin transactions by itself: it would begin them late, and without the write lock."""
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        read_only = connection.get_execution_options().get(READ_ONLY, False)
+        connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

@@ -1,0 +1,51 @@
+"""A job's events: append-only, numbered from 1 without gaps.
+
+Besides the engine's own kinds (`optigpu.events`) there are `state` (the job changed its state: state, reason, attempt,
+worker_id) and `cancel_requested`.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from optigpu.store.database import moment
+from optigpu.store.tables import Job, JobEvent
+from optigpu.views import EventView
+from optigpu.vocabulary import NotFoundError
+
+
+def append(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
+    """Adds an event and returns its sequence number. Raises NotFoundError when there is no such job."""
+    return record(session, locked(session, job_id), kind, data, moment(session))
+
+
+def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> list[EventView]:
+    """At most `limit` events of a job that follow the one with that number, in their order."""
+    query = (
+        select(JobEvent)
+        .where(JobEvent.job_id == job_id, JobEvent.sequence > sequence)
+        .order_by(JobEvent.sequence)
+        .limit(limit)
+    )
+    return [
+        EventView(sequence=event.sequence, at=event.at, kind=event.kind, data=event.data)
+        for event in session.scalars(query)
+    ]
+
+
+def locked(session: Session, job_id: str) -> Job:
+    """The job as it is now, its row locked until the transaction ends (SQLite: the whole database is)."""
+    query = select(Job).where(Job.id == job_id).with_for_update()
+    job = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
+    if job is None:
+        raise NotFoundError(f"There is no job {job_id}.")
+    return job
+
+
+def record(session: Session, job: Job, kind: str, data: dict[str, Any], at: datetime) -> int:
+    """Adds an event to a job whose row is locked."""
+    job.last_sequence += 1
+    session.add(JobEvent(job_id=job.id, sequence=job.last_sequence, at=at, kind=kind, data=data))
+    return job.last_sequence

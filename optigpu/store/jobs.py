@@ -1,0 +1,242 @@
+"""Jobs: submit, look, cancel; and, from the worker's side, claim, heartbeat, plan, save, finish, sweep."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, literal, select, tuple_
+from sqlalchemy.orm import Session, defer
+
+from optigpu.spec import JobSpec, digest
+from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.database import moment
+from optigpu.store.events import locked, record
+from optigpu.store.leases import Claim, Swept, claim, heartbeat, release, sweep
+from optigpu.store.outcomes import finish, plan, save_outcome, variant_started
+from optigpu.store.statements import insert_into
+from optigpu.store.tables import Attempt, Job, VariantRow
+from optigpu.store.transitions import announce, end
+from optigpu.views import AttemptView, JobPage, JobSummary, JobView, ProgressView, VariantView
+from optigpu.vocabulary import (
+    SCHEMA_VERSION,
+    ConflictError,
+    DeviceKind,
+    Frozen,
+    JobState,
+    NotFoundError,
+    new_id,
+)
+
+__all__ = [
+    "Claim",
+    "Submitted",
+    "Swept",
+    "claim",
+    "counts",
+    "finish",
+    "get",
+    "heartbeat",
+    "list_",
+    "plan",
+    "queued_count",
+    "release",
+    "request_cancel",
+    "save_outcome",
+    "state",
+    "submit",
+    "sweep",
+    "variant_started",
+]
+
+
+class Submitted(Frozen):
+    """A job that was posted. `created` is False when the same request had been posted before."""
+
+    job: JobView
+    created: bool
+
+
+def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = None) -> Submitted:
+    """Enters a job at the end of the queue; the caller rings the doorbell after the commit.
+
+    With the key of an earlier request and the same spec it is that job. Raises ConflictError for another spec.
+    """
+    row = _row_of(spec, idempotency_key) | {"created_at": moment(session)}
+    insert = (
+        insert_into(session, Job).values(row).on_conflict_do_nothing(index_elements=["idempotency_digest"])
+    )
+    created = session.scalars(insert.returning(Job.id)).one_or_none() is not None
+    if created:
+        job = locked(session, row["id"])
+        announce(session, job, job.created_at)
+    else:
+        job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
+        if job.spec_digest != row["spec_digest"]:
+            raise ConflictError(
+                f"This idempotency key came before with another body, for job {job.id}; use a new key for a new job."
+            )
+    return Submitted(job=_view(session, job), created=created)
+
+
+def get(session: Session, job_id: str) -> JobView:
+    """The job, whole. Raises NotFoundError."""
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFoundError(f"There is no job {job_id}.")
+    return _view(session, job)
+
+
+def state(session: Session, job_id: str) -> JobState:
+    """The job's state alone. Raises NotFoundError."""
+    found = session.scalars(select(Job.state).where(Job.id == job_id)).one_or_none()
+    if found is None:
+        raise NotFoundError(f"There is no job {job_id}.")
+    return found
+
+
+def counts(session: Session) -> dict[JobState, int]:
+    """How many jobs are in each state."""
+    found = dict.fromkeys(JobState, 0)
+    for state, count in session.execute(select(Job.state, func.count()).group_by(Job.state)):
+        found[state] = count
+    return found
+
+
+def list_(
+    session: Session, *, state: JobState | None = None, limit: int = 50, cursor: str | None = None
+) -> JobPage:
+    """A page of jobs, newest first. Raises CursorError."""
+    query = select(Job).options(defer(Job.spec), defer(Job.attribution))
+    if state is not None:
+        query = query.where(Job.state == state)
+    if cursor is not None:
+        at, job_id = _position(cursor)
+        query = query.where(
+            tuple_(Job.created_at, Job.id) < tuple_(literal(at, Job.created_at.type), literal(job_id))
+        )
+    jobs = session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)).all()
+    last = jobs[limit - 1] if len(jobs) > limit else None
+    return JobPage(
+        jobs=tuple(JobSummary(**_summary(job)) for job in jobs[:limit]),
+        next_cursor=encode_cursor(last.created_at.isoformat(), last.id) if last else None,
+    )
+
+
+def request_cancel(session: Session, job_id: str) -> JobView:
+    """Asks for the job to stop: at once when it is queued, else as soon as its worker's processes are gone.
+
+    Changes nothing for a job that has ended or was asked before. Raises NotFoundError.
+    """
+    job = locked(session, job_id)
+    if job.cancel_requested_at is None and not job.state.is_final:
+        at = moment(session)
+        job.cancel_requested_at = at
+        record(session, job, "cancel_requested", {}, at)
+        if job.state is JobState.QUEUED:
+            end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
+    return _view(session, job)
+
+
+def queued_count(session: Session, device: DeviceKind | None = None) -> int:
+    """How many jobs wait, for one kind of device or for any."""
+    query = select(func.count()).select_from(Job).where(Job.state == JobState.QUEUED)
+    if device is not None:
+        query = query.where(Job.device == device)
+    return session.execute(query).scalar_one()
+
+
+def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
+    document = spec.model_dump(mode="json")
+    return {
+        "id": new_id(),
+        "state": JobState.QUEUED,
+        "schema_version": SCHEMA_VERSION,
+        "spec": document,
+        "workload": spec.workload.kind,
+        "model": spec.model,
+        "plan": spec.plan,
+        "backend": spec.backend,
+        "device": spec.device,
+        "gpu_pattern": _like(spec.target.gpu) if spec.target.gpu else None,
+        "min_vram_bytes": spec.target.min_vram_bytes,
+        "idempotency_digest": None if idempotency_key is None else digest(idempotency_key),
+        "spec_digest": digest(document),
+        "fencing": 0,
+        "attempt": 0,
+        "last_sequence": 0,
+        "progress": {},
+    }
+
+
+def _like(part: str) -> str:
+    """The LIKE pattern, escaped by a backslash, of texts that contain `part`."""
+    escaped = part.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
+
+
+def _position(cursor: str) -> tuple[datetime, str]:
+    text, job_id = decode_cursor(cursor, str, str)
+    try:
+        at = datetime.fromisoformat(text)
+        return at.astimezone(UTC), job_id
+    except (ValueError, OverflowError):
+        raise bad_cursor() from None
+
+
+def _summary(job: Job) -> dict[str, Any]:
+    shown = ("id", "state", "created_at", "started_at", "ended_at", "cancel_requested_at", "reason")
+    asked = ("workload", "model", "plan", "device")
+    return {name: getattr(job, name) for name in shown + asked}
+
+
+def _view(session: Session, job: Job) -> JobView:
+    attempts = session.scalars(select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number))
+    variants = session.scalars(
+        select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index)
+    )
+    return JobView(
+        **_summary(job),
+        queue_position=_queue_position(session, job),
+        progress=ProgressView(**job.progress),
+        attempts=tuple(_attempt_view(attempt) for attempt in attempts),
+        variants=tuple(_variant_view(variant) for variant in variants),
+        spec=job.spec,
+        schema_version=job.schema_version,
+        attribution=job.attribution,
+    )
+
+
+def _queue_position(session: Session, job: Job) -> int | None:
+    if job.state is not JobState.QUEUED:
+        return None
+    ahead = (
+        select(func.count())
+        .select_from(Job)
+        .where(
+            Job.state == JobState.QUEUED,
+            Job.device == job.device,
+            tuple_(Job.created_at, Job.id)
+            < tuple_(literal(job.created_at, Job.created_at.type), literal(job.id)),
+        )
+    )
+    return session.execute(ahead).scalar_one() + 1
+
+
+def _attempt_view(row: Attempt) -> AttemptView:
+    return AttemptView(
+        number=row.number,
+        worker_id=row.worker_id,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        outcome=row.outcome,
+    )
+
+
+def _variant_view(row: VariantRow) -> VariantView:
+    return VariantView(
+        index=row.index,
+        role=row.role,
+        label=row.label,
+        status=row.status,
+        reason=row.reason,
+        result_id=row.result_id,
+    )

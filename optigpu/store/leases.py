@@ -1,0 +1,224 @@
+"""Who holds a job: claim, heartbeat, and taking back what a lost worker held.
+
+A claim takes a lease and raises the job's fencing number. Whatever a worker writes is accepted only while the job runs
+under the number that it claimed with, so a worker that was given up and comes back can change nothing.
+"""
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, delete, func, literal, or_, select, update
+from sqlalchemy.orm import Session
+
+from optigpu.spec import JobSpec
+from optigpu.store.database import moment
+from optigpu.store.events import record
+from optigpu.store.tables import Attempt, Job, VariantRow
+from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
+from optigpu.store.workers import WorkerInfo
+from optigpu.views import ProgressView
+from optigpu.vocabulary import Frozen, JobState, LeaseLostError
+
+MAX_ATTEMPTS = 3
+LOST = "lost"
+
+
+class Claim(Frozen):
+    """A job in a worker's hands. `done` are the indexes of the variants that an earlier attempt has measured."""
+
+    job_id: str
+    spec: JobSpec
+    fencing: int
+    attempt: int
+    worker_id: str
+    done: tuple[int, ...] = ()
+
+
+class Swept(Frozen):
+    """What became of the jobs whose lease had run out."""
+
+    requeued: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+
+
+def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Claim | None:
+    """Gives the worker the oldest queued job that it can run, for `lease_s` seconds; None when there is none.
+
+    A job whose document this version cannot read any more ends failed, and the next one is looked at.
+    """
+    at = moment(session, now)
+    while (job := _take_next(session, worker, at, lease_s)) is not None:
+        done = _begin_attempt(session, job, worker, at)
+        announce(session, job, at)
+        try:
+            spec = JobSpec.model_validate(job.spec)
+        except ValidationError as error:
+            end(session, job, JobState.FAILED, _unreadable(error), at)
+            continue
+        return Claim(
+            job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
+        )
+    return None
+
+
+def heartbeat(
+    session: Session,
+    claim: Claim,
+    lease_s: float,
+    progress: ProgressView | None = None,
+    now: datetime | None = None,
+) -> bool:
+    """Extends the lease and says how far the job is; True when somebody has asked for it to stop.
+
+    Progress that has changed leaves an event `progressed`. Raises LeaseLostError.
+    """
+    job = held(session, claim)
+    at = moment(session, now)
+    job.lease_until = at + timedelta(seconds=lease_s)
+    news = progress.model_dump(mode="json") if progress else job.progress
+    if news != job.progress:
+        job.progress = news
+        record(session, job, "progressed", news, at)
+    return job.cancel_requested_at is not None
+
+
+def held(session: Session, claim: Claim) -> Job:
+    """The job, locked. Raises LeaseLostError when it does not run under this claim any more."""
+    query = select(Job).where(
+        Job.id == claim.job_id, Job.fencing == claim.fencing, Job.state == JobState.RUNNING
+    )
+    job = session.scalars(
+        query.with_for_update(), execution_options={"populate_existing": True}
+    ).one_or_none()
+    if job is None:
+        raise LeaseLostError(
+            f"Job {claim.job_id} has ended or belongs to another worker; stop working on it."
+        )
+    return job
+
+
+def release(session: Session, claim: Claim) -> None:
+    """Hands the job back because the worker stops, not because of the job: this attempt does not count as lost.
+
+    The caller rings the doorbell after the commit. Raises LeaseLostError.
+    """
+    job = held(session, claim)
+    at = moment(session)
+    if job.cancel_requested_at is not None:
+        end(session, job, JobState.CANCELLED, "Cancelled on request.", at)
+    else:
+        requeue(session, job, "released", at)
+
+
+def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX_ATTEMPTS) -> Swept:
+    """Takes back the jobs whose lease has run out: queued again, or ended when that was asked for or tried enough.
+
+    The caller rings the doorbell for what is queued again, after the commit.
+    """
+    at = moment(session, now)
+    query = (
+        select(Job)
+        .where(Job.state == JobState.RUNNING, Job.lease_until < at)
+        .order_by(Job.created_at, Job.id)
+    )
+    swept: dict[JobState, list[str]] = {JobState.QUEUED: [], JobState.FAILED: [], JobState.CANCELLED: []}
+    for job in session.scalars(query.with_for_update(skip_locked=True)).all():
+        _take_back(session, job, at, max_attempts)
+        swept[job.state].append(job.id)
+    return Swept(
+        requeued=tuple(swept[JobState.QUEUED]),
+        failed=tuple(swept[JobState.FAILED]),
+        cancelled=tuple(swept[JobState.CANCELLED]),
+    )
+
+
+def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
+    """One statement, so that no two workers take the same job; what another is just taking is passed over."""
+    oldest = (
+        select(Job.id)
+        .where(Job.state == JobState.QUEUED, *_can_run(worker))
+        .order_by(Job.created_at, Job.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    take = (
+        update(Job)
+        .where(Job.id == oldest)
+        .values(
+            state=JobState.RUNNING,
+            worker_id=worker.id,
+            lease_until=at + timedelta(seconds=lease_s),
+            started_at=at,
+            fencing=Job.fencing + 1,
+            attempt=Job.attempt + 1,
+            progress={},
+        )
+        .returning(Job)
+    )
+    options = {"populate_existing": True, "synchronize_session": False}
+    return session.scalars(take, execution_options=options).one_or_none()
+
+
+def _can_run(worker: WorkerInfo) -> tuple[ColumnElement[bool], ...]:
+    names = [literal(name.lower()).like(Job.gpu_pattern, escape="\\") for name in worker.gpus]
+    return (
+        Job.device == worker.device,
+        Job.backend.in_(worker.backends),
+        Job.min_vram_bytes <= (worker.vram_bytes or 0),
+        or_(Job.gpu_pattern.is_(None), *names),
+    )
+
+
+def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:
+    """Enters the attempt; returns what it need not measure again.
+
+    Only what the same version measured on the same host is kept: a ladder is not to compare two machines.
+    """
+    last = attempt_of(session, job.id, job.attempt - 1)
+    session.add(
+        Attempt(
+            job_id=job.id,
+            number=job.attempt,
+            worker_id=worker.id,
+            host_id=worker.host_id,
+            version=worker.version,
+            started_at=at,
+        )
+    )
+    if last is None:
+        return ()
+    if (last.host_id, last.version) != (worker.host_id, worker.version):
+        session.execute(delete(VariantRow).where(VariantRow.job_id == job.id))
+        return ()
+    return tuple(_finished(session, job.id))
+
+
+def _finished(session: Session, job_id: str) -> Collection[int]:
+    query = select(VariantRow.index).where(VariantRow.job_id == job_id, VariantRow.status.not_in(UNFINISHED))
+    return session.scalars(query.order_by(VariantRow.index)).all()
+
+
+def _take_back(session: Session, job: Job, at: datetime, max_attempts: int) -> None:
+    lost = _times_lost(session, job) + 1
+    if job.cancel_requested_at is not None:
+        end(session, job, JobState.CANCELLED, "Cancelled on request; its worker had stopped answering.", at)
+    elif lost >= max_attempts:
+        times = "once" if lost == 1 else f"{lost} times"
+        reason = f"Its worker was lost {times}: it died, hung or lost its connection. Read the worker's log."
+        end(session, job, JobState.FAILED, reason, at)
+    else:
+        requeue(session, job, LOST, at)
+
+
+def _times_lost(session: Session, job: Job) -> int:
+    query = select(func.count()).select_from(Attempt).where(Attempt.job_id == job.id, Attempt.outcome == LOST)
+    return session.execute(query).scalar_one()
+
+
+def _unreadable(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the job"
+    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in today's form."

@@ -1,0 +1,132 @@
+"""What a worker writes for a job that it holds: the plan, each variant's outcome, the end."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from optigpu.events import Finished, Planned, PlannedVariant, VariantFinished, VariantStarted, as_document
+from optigpu.result import Attribution, Outcome
+from optigpu.store import artifacts, leaderboard, results
+from optigpu.store.artifacts import Artifact
+from optigpu.store.database import moment
+from optigpu.store.events import record
+from optigpu.store.leases import Claim, held
+from optigpu.store.tables import Job, VariantRow
+from optigpu.store.transitions import end
+from optigpu.store.types import clean_text
+from optigpu.vocabulary import (
+    DocumentError,
+    JobState,
+    LeaseLostError,
+    NotFoundError,
+    StoreError,
+    VariantStatus,
+    check_document,
+)
+
+
+def plan(session: Session, claim: Claim, variants: Sequence[PlannedVariant]) -> None:
+    """Enters the job's variants; those in `claim.done` keep their outcome. Raises LeaseLostError.
+
+    Entering the same plan again changes nothing.
+    """
+    job = held(session, claim)
+    rows = session.scalars(select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index))
+    if [(row.index, row.role, row.label) for row in rows] == [(v.index, v.role, v.label) for v in variants]:
+        return
+    replaced = VariantRow.job_id == job.id, VariantRow.index.not_in(claim.done)
+    session.execute(delete(VariantRow).where(*replaced))
+    for variant in variants:
+        if variant.index not in claim.done:
+            session.add(VariantRow(job_id=job.id, status=VariantStatus.PENDING, **variant.model_dump()))
+    record(session, job, "planned", as_document(Planned(variants=tuple(variants))), moment(session))
+
+
+def variant_started(session: Session, claim: Claim, index: int) -> None:
+    """The first process of a variant starts; saying so again changes nothing. Raises LeaseLostError, NotFoundError."""
+    job = held(session, claim)
+    variant = _variant(session, job, index)
+    if variant.status is VariantStatus.RUNNING:
+        return
+    variant.status = VariantStatus.RUNNING
+    record(session, job, "variant_started", as_document(VariantStarted(index=index)), moment(session))
+
+
+def save_outcome(session: Session, claim: Claim, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:
+    """Stores how a variant ended: its result, samples, files (`kept`: the outcome's, as they were read), environment,
+    place on the leaderboard and event, all or none.
+
+    Saving the same outcome again changes nothing. A result that no database can hold makes the variant failed, with
+    that reason. Raises LeaseLostError, NotFoundError.
+    """
+    job = held(session, claim)
+    variant = _variant(session, job, outcome.index)
+    outcome = _storable(_of_job(outcome, job.id))
+    if _is_saved(variant, outcome):
+        return
+    if outcome.result is not None:
+        results.add(session, outcome.result, outcome.samples)
+        artifacts.add(session, outcome.result.id, kept)
+        leaderboard.enter(session, outcome.result)
+    variant.status, variant.reason = outcome.status, outcome.reason
+    variant.result_id = outcome.result.id if outcome.result else None
+    record(session, job, "variant_finished", as_document(VariantFinished(outcome=outcome)), moment(session))
+
+
+def finish(
+    session: Session,
+    claim: Claim,
+    state: JobState,
+    reason: str | None = None,
+    attribution: Attribution | None = None,
+) -> None:
+    """Ends the job. Finishing it again in the same way changes nothing. Raises LeaseLostError."""
+    if not state.is_final:
+        raise StoreError(f"A job cannot finish as {state}; use succeeded, failed or cancelled.")
+    try:
+        job = held(session, claim)
+    except LeaseLostError:
+        if _is_finished(session, claim, state):
+            return
+        raise
+    at = moment(session)
+    if attribution is not None:
+        job.attribution = attribution.model_dump(mode="json")
+        record(session, job, "finished", as_document(Finished(attribution=attribution)), at)
+    end(session, job, state, reason, at)
+
+
+def _variant(session: Session, job: Job, index: int) -> VariantRow:
+    row = session.scalars(
+        select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.index == index)
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"Job {job.id} has no variant {index}; enter its plan first.")
+    return row
+
+
+def _of_job(outcome: Outcome, job_id: str) -> Outcome:
+    if outcome.result is None:
+        return outcome.model_copy(update={"reason": clean_text(outcome.reason or "")})
+    return outcome.model_copy(update={"result": outcome.result.model_copy(update={"job_id": job_id})})
+
+
+def _storable(outcome: Outcome) -> Outcome:
+    try:
+        check_document(as_document(VariantFinished(outcome=outcome)))
+    except DocumentError as error:
+        reason = f"Its result cannot be stored: {error}"
+        return Outcome(index=outcome.index, status=VariantStatus.FAILED, reason=reason)
+    return outcome
+
+
+def _is_saved(variant: VariantRow, outcome: Outcome) -> bool:
+    result_id = outcome.result.id if outcome.result else None
+    now = variant.status, variant.reason, variant.result_id
+    return now == (outcome.status, outcome.reason, result_id)
+
+
+def _is_finished(session: Session, claim: Claim, state: JobState) -> bool:
+    query = select(Job.id).where(Job.id == claim.job_id, Job.fencing == claim.fencing, Job.state == state)
+    return session.scalars(query).one_or_none() is not None

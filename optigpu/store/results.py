@@ -1,0 +1,122 @@
+"""Results as they were stored, and their raw samples."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from optigpu.result import MetricSummary, Result, Samples
+from optigpu.spec import digest
+from optigpu.store.statements import insert_into
+from optigpu.store.tables import EnvironmentRow, MetricRow, ResultRow, SamplesRow, VariantRow
+from optigpu.views import SamplesView
+from optigpu.vocabulary import NotFoundError
+
+
+def get(session: Session, result_id: str) -> dict[str, Any]:
+    """The result's document as it was stored, whatever today's models say. Raises NotFoundError."""
+    found = _documents(session, _with_environment().where(ResultRow.id == result_id))
+    if not found:
+        raise NotFoundError(f"There is no result {result_id}.")
+    return found[0]
+
+
+def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
+    """The results of a job's variants, in the order of the plan."""
+    query = _with_environment().join(VariantRow, VariantRow.result_id == ResultRow.id)
+    return _documents(session, query.where(VariantRow.job_id == job_id).order_by(VariantRow.index))
+
+
+def samples(session: Session, result_id: str) -> SamplesView:
+    """The raw samples of a result, bit for bit. Raises NotFoundError."""
+    if session.get(ResultRow, result_id) is None:
+        raise NotFoundError(f"There is no result {result_id}.")
+    rows = session.scalars(
+        select(SamplesRow).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
+    )
+    return SamplesView(result_id=result_id, samples={row.name: unpack(row.lengths, row.data) for row in rows})
+
+
+def sample_names(session: Session, result_id: str) -> tuple[str, ...]:
+    """The metrics of which a result has raw samples, in order. Raises NotFoundError."""
+    if session.get(ResultRow, result_id) is None:
+        raise NotFoundError(f"There is no result {result_id}.")
+    query = select(SamplesRow.name).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
+    return tuple(session.scalars(query))
+
+
+def packed_samples(session: Session, result_id: str, name: str) -> tuple[list[int], bytes]:
+    """The samples of one metric as `pack` made them."""
+    query = select(SamplesRow.lengths, SamplesRow.data)
+    found = session.execute(query.where(SamplesRow.result_id == result_id, SamplesRow.name == name)).one()
+    return found.lengths, found.data
+
+
+def add(session: Session, result: Result, samples: Mapping[str, Samples]) -> None:
+    """Stores a result with its metrics, its raw samples, and its environment unless that is known."""
+    document = result.model_dump(mode="json")
+    environment = document["environment"]
+    known = digest(environment)
+    session.execute(
+        insert_into(session, EnvironmentRow)
+        .values(digest=known, document=environment)
+        .on_conflict_do_nothing(index_elements=["digest"])
+    )
+    session.add(
+        ResultRow(
+            id=result.id,
+            job_id=result.job_id,
+            created_at=result.created_at,
+            environment_digest=known,
+            document=document | {"environment": None},
+        )
+    )
+    session.flush()  # the rows that follow refer to it
+    session.add_all(
+        _metric(result.id, name, metric)
+        for name, metric in result.metrics.items()
+        if metric.value is not None
+    )
+    session.add_all(_samples(result.id, name, values) for name, values in samples.items())
+    session.flush()
+
+
+def pack(samples: Samples) -> tuple[list[int], bytes]:
+    """The number of samples in each replicate, and all of them as compressed little-endian doubles."""
+    import numpy as np  # here, because the API lists results all day and unpacks samples seldom
+
+    flat = np.array([value for replicate in samples for value in replicate], dtype="<f8")
+    return [len(replicate) for replicate in samples], zlib.compress(flat.tobytes())
+
+
+def unpack(lengths: list[int], data: bytes) -> Samples:
+    """The inverse of `pack`."""
+    import numpy as np
+
+    flat = np.frombuffer(zlib.decompress(data), dtype="<f8")
+    ends = np.cumsum(lengths, dtype=int)
+    return tuple(tuple(flat[end - length : end].tolist()) for length, end in zip(lengths, ends, strict=True))
+
+
+def _with_environment() -> Select[ResultRow, EnvironmentRow]:
+    return select(ResultRow, EnvironmentRow).join(
+        EnvironmentRow, EnvironmentRow.digest == ResultRow.environment_digest
+    )
+
+
+def _documents(session: Session, query: Select[ResultRow, EnvironmentRow]) -> list[dict[str, Any]]:
+    return [
+        row.document | {"environment": environment.document} for row, environment in session.execute(query)
+    ]
+
+
+def _metric(result_id: str, name: str, metric: MetricSummary) -> MetricRow:
+    low, high = metric.ci or (metric.value, metric.value)
+    return MetricRow(result_id=result_id, name=name, value=metric.value, low=low, high=high)
+
+
+def _samples(result_id: str, name: str, values: Samples) -> SamplesRow:
+    lengths, data = pack(values)
+    return SamplesRow(result_id=result_id, name=name, lengths=lengths, data=data)

@@ -1,0 +1,258 @@
+"""The tables. Every change here needs a migration: `alembic revision --autogenerate`, then read it."""
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
+from optigpu.vocabulary import DeviceKind, JobState, Role, VariantStatus
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Maps Python's types to columns that mean the same on both databases."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: PlainText,
+        int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
+        datetime: UtcDateTime,
+        dict[str, Any]: Document,
+        list[Any]: Document,
+        DeviceKind: choice(DeviceKind),
+        JobState: choice(JobState),
+        Role: choice(Role),
+        VariantStatus: choice(VariantStatus),
+    }
+
+
+class Job(Base):
+    """One request to measure and its state. Its row lock orders everything that belongs to it."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("ix_jobs_created_at_id", "created_at", "id"),
+        Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
+        Index(
+            "ix_jobs_queue",
+            "device",
+            "created_at",
+            "id",
+            postgresql_where=text("state = 'queued'"),
+            sqlite_where=text("state = 'queued'"),
+        ),
+    )
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    state: Mapped[JobState]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    reason: Mapped[str | None]
+
+    # What was asked for. The spec is the document as it was accepted; the columns are what is filtered by.
+    schema_version: Mapped[int]
+    spec: Mapped[dict[str, Any]]
+    workload: Mapped[str]
+    model: Mapped[str | None]
+    plan: Mapped[str]
+    backend: Mapped[str]
+    device: Mapped[DeviceKind]
+    gpu_pattern: Mapped[str | None]  # a LIKE pattern in lower case; null takes any GPU
+    min_vram_bytes: Mapped[int]
+
+    # Digests, because a key may be of any length and hold any character. Null is equal to no other null.
+    idempotency_digest: Mapped[Digest | None] = mapped_column(String(64), unique=True)
+    spec_digest: Mapped[Digest]
+
+    # Who has it. `fencing` counts claims and never goes back; `last_sequence` is that of the newest event.
+    worker_id: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    fencing: Mapped[int]
+    attempt: Mapped[int]
+    last_sequence: Mapped[int]
+    progress: Mapped[dict[str, Any]]
+    attribution: Mapped[dict[str, Any] | None]
+
+
+class Attempt(Base):
+    """One time that a worker took a job. Host and version say whether the next attempt may go on from it."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker_id: Mapped[str]
+    host_id: Mapped[str]
+    version: Mapped[str]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    outcome: Mapped[str | None]
+
+
+class VariantRow(Base):
+    """How one variant of a job stands."""
+
+    __tablename__ = "variants"
+
+    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    role: Mapped[Role]
+    label: Mapped[str]
+    status: Mapped[VariantStatus]
+    reason: Mapped[str | None]
+    result_id: Mapped[Identifier | None] = mapped_column(ForeignKey("results.id"))
+
+
+class EnvironmentRow(Base):
+    """Where something was measured, once for each different content."""
+
+    __tablename__ = "environments"
+
+    digest: Mapped[Digest] = mapped_column(primary_key=True)
+    document: Mapped[dict[str, Any]]
+
+
+class ResultRow(Base):
+    """A result as it was stored. In `document` the environment is null: it stands in its own table."""
+
+    __tablename__ = "results"
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    job_id: Mapped[Identifier | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[datetime]
+    environment_digest: Mapped[Digest] = mapped_column(ForeignKey("environments.digest"))
+    document: Mapped[dict[str, Any]]
+
+
+class MetricRow(Base):
+    """One metric of a result: what is sorted and filtered by. Without an interval, low and high are the value."""
+
+    __tablename__ = "metrics"
+
+    result_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
+    low: Mapped[float]
+    high: Mapped[float]
+
+
+class SamplesRow(Base):
+    """Raw samples of one metric: compressed doubles, and how many belong to each replicate."""
+
+    __tablename__ = "samples"
+
+    result_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    lengths: Mapped[list[Any]]
+    data: Mapped[bytes]
+
+
+class ArtifactRow(Base):
+    """A file that a meter left with a result, zlib-compressed; null, with the reason, where it could not be kept.
+
+    Size and SHA-256 are those of the file itself.
+    """
+
+    __tablename__ = "artifacts"
+
+    result_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    media_type: Mapped[str]
+    size_bytes: Mapped[int | None]
+    sha256: Mapped[Digest | None]
+    reason: Mapped[str | None]
+    data: Mapped[bytes | None]
+
+
+class JobEvent(Base):
+    """Something that happened to a job; never changed, never removed."""
+
+    __tablename__ = "job_events"
+
+    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime]
+    kind: Mapped[str]
+    data: Mapped[dict[str, Any]]
+
+
+class Worker(Base):
+    """A process that serves jobs."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host_id: Mapped[str]
+    hardware_class: Mapped[str]
+    device: Mapped[DeviceKind]
+    gpus: Mapped[list[Any]]
+    memory_bytes: Mapped[int]
+    vram_bytes: Mapped[int | None]
+    backends: Mapped[list[Any]]
+    version: Mapped[str]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    job_id: Mapped[Identifier | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"))
+
+
+class ApiKey(Base):
+    """A key of the service. Only its hash is kept; the prefix is for people to tell keys apart."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    prefix: Mapped[str]
+    hash: Mapped[Digest] = mapped_column(unique=True)
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[datetime]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class LeaderboardEntry(Base):
+    """The current result of one variant on one class of hardware: the latest valid one, never the best of many.
+
+    `score` is the primary metric, negated where lower is better, so that more is always better. `size_bytes` is what
+    the Pareto flag weighs it against: the peak on an accelerator, the weights on a CPU. `techniques` is
+    "|name|name|", to be searched; `summary` holds what is only shown.
+    """
+
+    __tablename__ = "leaderboard"
+    __table_args__ = (
+        Index("ix_leaderboard_pareto", "workload_digest", "hardware_class", "device", "source", "score"),
+    )
+
+    workload_digest: Mapped[Digest] = mapped_column(primary_key=True)
+    variant_digest: Mapped[Digest] = mapped_column(primary_key=True)
+    hardware_class: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str] = mapped_column(primary_key=True)
+    result_id: Mapped[Identifier] = mapped_column(ForeignKey("results.id", ondelete="CASCADE"))
+    measured_at: Mapped[datetime]
+    workload: Mapped[str]
+    model: Mapped[str | None]
+    backend: Mapped[str]
+    device: Mapped[DeviceKind]
+    techniques: Mapped[str]
+    score: Mapped[float | None]
+    size_bytes: Mapped[float | None]
+    summary: Mapped[dict[str, Any]]

@@ -1,0 +1,87 @@
+"""The workers: who they are, what they can run, when they were last heard of."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from optigpu.store.database import moment
+from optigpu.store.statements import insert_into
+from optigpu.store.tables import LeaderboardEntry, Worker
+from optigpu.views import WorkerView
+from optigpu.vocabulary import DeviceKind, Frozen
+
+LEASE_S = 30.0
+FORGOTTEN_AFTER = timedelta(days=7)
+
+
+class WorkerInfo(Frozen):
+    """What a worker says of itself.
+
+    `gpus` are the names of the GPUs that it runs jobs on, `vram_bytes` the memory of the one with the least.
+    """
+
+    id: str
+    host_id: str
+    hardware_class: str
+    device: DeviceKind
+    gpus: tuple[str, ...] = ()
+    memory_bytes: int
+    vram_bytes: int | None = None
+    backends: tuple[str, ...]
+    version: str
+
+
+def register(session: Session, worker: WorkerInfo, now: datetime | None = None) -> None:
+    """Enters a worker, or what is new about it; forgets those that have been silent for a week."""
+    at = moment(session, now)
+    session.execute(delete(Worker).where(Worker.seen_at < at - FORGOTTEN_AFTER))
+    row = worker.model_dump() | {"started_at": at, "seen_at": at, "job_id": None}
+    row |= {"gpus": list(worker.gpus), "backends": list(worker.backends)}
+    changes = {name: value for name, value in row.items() if name != "id"}
+    session.execute(
+        insert_into(session, Worker).values(row).on_conflict_do_update(index_elements=["id"], set_=changes)
+    )
+
+
+def seen(session: Session, worker_id: str, job_id: str | None = None, now: datetime | None = None) -> None:
+    """The worker is alive, and busy with that job or idle."""
+    at = moment(session, now)
+    session.execute(update(Worker).where(Worker.id == worker_id).values(seen_at=at, job_id=job_id))
+
+
+def leave(session: Session, worker_id: str) -> None:
+    """The worker has stopped in good order."""
+    session.execute(delete(Worker).where(Worker.id == worker_id))
+
+
+def list_(session: Session, *, lease_s: float = LEASE_S, now: datetime | None = None) -> list[WorkerView]:
+    """Every worker that has not left, by host; `alive` means heard of within `lease_s` seconds."""
+    heard_since = moment(session, now) - timedelta(seconds=lease_s)
+    rows = session.scalars(select(Worker).order_by(Worker.host_id, Worker.device, Worker.id))
+    return [_view(row, alive=row.seen_at >= heard_since) for row in rows]
+
+
+def hardware_classes(session: Session) -> list[str]:
+    """Every class of hardware that serves or that has a place on the leaderboard, sorted."""
+    serving = session.scalars(select(Worker.hardware_class).distinct())
+    ranked = session.scalars(select(LeaderboardEntry.hardware_class).distinct())
+    return sorted({*serving, *ranked})
+
+
+def _view(row: Worker, *, alive: bool) -> WorkerView:
+    return WorkerView(
+        id=row.id,
+        host_id=row.host_id,
+        hardware_class=row.hardware_class,
+        device=row.device,
+        gpus=tuple(row.gpus),
+        memory_bytes=row.memory_bytes,
+        vram_bytes=row.vram_bytes,
+        backends=tuple(row.backends),
+        version=row.version,
+        started_at=row.started_at,
+        seen_at=row.seen_at,
+        alive=alive,
+        job_id=row.job_id,
+    )
