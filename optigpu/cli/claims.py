@@ -1,0 +1,108 @@
+"""The command `claims`: published figures beside what was measured. Needs no service, and asks one where it is told."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid
+from optigpu.cli.remote import ApiKey, connect
+from optigpu.vocabulary import METRICS, SpecError
+
+if TYPE_CHECKING:
+    from optigpu.claims import Book
+    from optigpu.client import Client
+    from optigpu.views import LeaderboardRow
+
+Report = dict[str, Any]
+PAGE = 200
+MOST_JOBS = 20
+"""Jobs of the leaderboard's first rows that are read whole, for what their stacks gained over the baseline."""
+
+ResultFiles = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE.JSON", help="What `optigpu run --json` printed; may be given several times."),
+]
+MaybeUrl = Annotated[
+    str | None, typer.Option(envvar="OPTIGPU_URL", help="A service whose leaderboard to read. Default: none.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(help="Hardware whose peaks the thesis is weighed against. Default: the two that it names."),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(claims)
+
+
+def claims(
+    results: ResultFiles = None,
+    against: Against = None,
+    format_: OutputFormat = Format.TABLE,
+    json_: AsJson = False,
+    url: MaybeUrl = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Show published figures: whether they can be true, and what was measured on the same hardware."""
+    from optigpu.claims import baselines, from_leaderboard, from_results, weigh
+    from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
+
+    book = baselines()
+    reports = [read_report(path) for path in results or ()]
+    measured = [figure for report in reports for figure in from_results(report["results"])]
+    if url is not None:
+        ranked, jobs = _asked(book, url, api_key)
+        measured += from_leaderboard(ranked)
+        reports += jobs
+    rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
+    match Format.JSON if json_ else format_:
+        case Format.JSON:
+            typer.echo(json.dumps(claims_document(rows, thesis), indent=2))
+        case Format.CSV:
+            typer.echo(claims_csv(rows), nl=False)
+        case form:
+            show_grid(claims_grid(rows, thesis), form)
+
+
+def read_report(path: Path) -> Report:
+    """The report of a job from a file.
+
+    Raises SpecError for a file that cannot be read, or that holds something else than `optigpu run --json` prints.
+    """
+    from optigpu.claims import from_results, gap_of
+
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        from_results(report["results"])
+        gap_of(report)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SpecError(
+            f"{path} is no report of a job; write one with `optigpu run --json > {path.name}`."
+        ) from None
+    found: Report = report
+    return found
+
+
+def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Report]]:
+    """The leaderboard's rows for what the claims speak of, and the reports of the jobs that the best come from."""
+    with connect(url, api_key) as client:
+        metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)
+        rows = [row for metric in metrics for row in _all_rows(client, metric)]
+        jobs = list(dict.fromkeys(row.job_id for row in rows if row.job_id))[:MOST_JOBS]
+        return rows, [client.report(job) for job in jobs]
+
+
+def _all_rows(client: "Client", metric: str) -> Iterator["LeaderboardRow"]:
+    cursor: str | None = None
+    while True:
+        page = client.leaderboard(metric=metric, limit=PAGE, cursor=cursor)
+        yield from page.rows
+        cursor = page.next_cursor
+        if cursor is None:
+            return

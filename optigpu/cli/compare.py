@@ -1,0 +1,161 @@
+"""Commands about a result and another one: compare, replay."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from optigpu.cli.output import AsJson, Format, show_grid
+from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
+from optigpu.vocabulary import SpecError, is_id
+
+if TYPE_CHECKING:
+    from optigpu.run import Report
+    from optigpu.spec import JobSpec
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        help="A result's id at the service; or FILE or FILE#LABEL, as `optigpu run --json` writes them."
+    ),
+]
+
+
+class Stored(NamedTuple):
+    """A result as it was stored, and the request of its job where that is known."""
+
+    result: dict[str, Any]
+    spec: dict[str, Any] | None
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    commands: tuple[Callable[..., None], ...] = (compare, replay)
+    for command in commands:
+        app.command()(command)
+
+
+def compare(
+    baseline: Place,
+    candidate: Place,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also where workload or hardware differ; notes say what does.")
+    ] = False,
+    json_: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Compare two results: each metric's ratio, its interval, and whether the difference is real."""
+    from optigpu.compare import compare as compare_results
+    from optigpu.report import comparison_grid
+
+    pair = [stored_result(place, url, api_key).result for place in (baseline, candidate)]
+    comparison = compare_results(*pair, anyway=anyway)
+    if json_:
+        typer.echo(comparison.model_dump_json(indent=2))
+    else:
+        show_grid(comparison_grid(comparison), Format.TABLE)
+
+
+def replay(
+    result: Place,
+    replicates: Annotated[int | None, typer.Option(help="Processes. Default: as then.")] = None,
+    min_seconds: Annotated[float | None, typer.Option(help="Least time to measure a process.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Most time to measure a process.")] = None,
+    json_: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Measure a stored result's variant again, here, and compare: the speed, the environment, the software.
+
+    With --json, what `optigpu run --json` prints, and the comparison.
+    """
+    from optigpu.compare import compare as compare_results
+    from optigpu.replay import replay_note
+    from optigpu.report import comparison_grid
+
+    stored = stored_result(result, url, api_key)
+    given = {"replicates": replicates, "min_seconds": min_seconds, "max_seconds": max_seconds}
+    report = _run(_request(stored, {name: value for name, value in given.items() if value is not None}))
+    document = report.document()
+    (new,) = document["results"]
+    comparison = compare_results(stored.result, new, anyway=True)
+    if note := replay_note(stored.result, new):
+        comparison = comparison.model_copy(update={"notes": (note, *comparison.notes)})
+    if json_:
+        typer.echo(json.dumps(document | {"comparison": comparison.model_dump(mode="json")}, indent=2))
+    else:
+        show_grid(comparison_grid(comparison), Format.TABLE)
+
+
+def stored_result(place: str, url: str, api_key: str | None) -> Stored:
+    """The result that an id or a file names. Raises SpecError for a file that holds none, ServiceError."""
+    if not is_id(place):
+        return _from_file(place)
+    with connect(url, api_key) as client:
+        result = client.result(place)
+        job_id = result.get("job_id")
+        return Stored(result, client.job(job_id).spec if job_id else None)
+
+
+def _from_file(place: str) -> Stored:
+    try:
+        name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
+        document = json.loads(Path(name).read_text())
+    except OSError as error:
+        raise SpecError(f"{place} is no result's id, and no file to read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SpecError(f"{place} is not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
+    results = document.get("results", [document])
+    if not isinstance(results, list) or not all(map(_is_result, results)):
+        raise SpecError(f"{name} holds what is no result; give a file that `optigpu run --json` wrote.")
+    return Stored(_labelled(results, label, name), document.get("spec"))
+
+
+def _is_result(document: Any) -> bool:
+    """Whether it has the parts that are read here and in `replay_request`."""
+    if not isinstance(document, dict) or not isinstance(document.get("variant"), dict):
+        return False
+    parts = {"label", "workload", "model", "backend", "device", "stack", "variant_digest"}
+    return {"seed", "schema_version"} <= document.keys() and parts <= document["variant"].keys()
+
+
+def _labelled(results: list[dict[str, Any]], label: str, name: str) -> dict[str, Any]:
+    """The result with that label; without a label, the only one."""
+    labels = [result["variant"]["label"] for result in results]
+    chosen = [result for result in results if label in ("", result["variant"]["label"])]
+    if len(chosen) != 1:
+        raise SpecError(
+            f"{name} holds {len(chosen)} such results; name one as {name}#LABEL: {', '.join(labels)}."
+        )
+    return chosen[0]
+
+
+def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
+    from optigpu.cli.options import validated
+    from optigpu.replay import replay_request
+
+    request = replay_request(stored.result, stored.spec, measure)
+    try:
+        return validated(request)
+    except SpecError as error:
+        raise SpecError(f"This version cannot measure the result again:\n{error}") from error
+
+
+def _run(spec: "JobSpec") -> "Report":
+    """Measures, progress on stderr. Exit status 1 when there is no result."""
+    from optigpu.events import as_document
+    from optigpu.report import RunProgress, console
+    from optigpu.run import run
+
+    with RunProgress(console(stderr=True)) as progress:
+        report = run(spec, lambda event: progress.show(event.kind, as_document(event)))
+    for outcome in report.outcomes:
+        if outcome.result is None:
+            typer.echo(f"It was not measured again: {outcome.status}: {outcome.reason}", err=True)
+            raise typer.Exit(1)
+    return report

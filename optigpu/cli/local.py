@@ -1,0 +1,101 @@
+"""Commands that need no service: probe, techniques, run, ladder."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optigpu.cli.options import JobOptions, spec_of, takes_job_options
+from optigpu.cli.output import AsJson, Format, OutputFormat, show_job
+from optigpu.vocabulary import DeviceKind, VariantStatus
+
+if TYPE_CHECKING:
+    from optigpu.result import Environment
+    from optigpu.spec import JobSpec
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    commands: tuple[Callable[..., None], ...] = (probe, techniques, run, ladder)
+    for command in commands:
+        app.command()(command)
+
+
+def probe(json_: AsJson = False) -> None:
+    """Show what this machine is: CPU, GPUs, memory, compiler, software."""
+    from optigpu.hardware import probe as probe_machine
+    from optigpu.report import console, environment_grid, terminal
+
+    environment = probe_machine()
+    if json_:
+        typer.echo(environment.model_dump_json(indent=2))
+    else:
+        console().print(terminal(environment_grid(environment)))
+
+
+def techniques(
+    device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """List every technique: what it does, what it needs, and whether it works on this machine."""
+    import json
+
+    from optigpu.hardware import probe as probe_machine
+    from optigpu.report import console, technique_facts, techniques_grid, terminal
+
+    environment = probe_machine()
+    facts = technique_facts(environment, device or default_device())
+    if json_:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        console().print(terminal(techniques_grid(facts)))
+
+
+@takes_job_options
+def run(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+    """Measure one stack of techniques on this machine, with no service.
+
+    A SPEC.JSON with "plan": "ladder" or "grid" measures many.
+    """
+    _measure(spec_of(options, default_device), Format.JSON if json_ else format_)
+
+
+@takes_job_options
+def ladder(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+    """Measure the baseline, each technique alone, and each prefix of the stack.
+
+    Without --stack, the techniques that suit the device.
+    """
+    spec = spec_of(options, default_device, plan="ladder")
+    if options.stack is None and options.spec_file is None:
+        spec = with_default_stack(spec)
+    _measure(spec, Format.JSON if json_ else format_)
+
+
+def default_device() -> DeviceKind:
+    """CUDA where this machine has a GPU, else the CPU."""
+    from optigpu.hardware import probe as probe_machine
+
+    return DeviceKind.CUDA if probe_machine().has(DeviceKind.CUDA) else DeviceKind.CPU
+
+
+def with_default_stack(spec: "JobSpec") -> "JobSpec":
+    """The job with the techniques that suit its device on this machine."""
+    from optigpu.hardware import probe as probe_machine
+    from optigpu.plan import default_stack
+
+    environment: Environment = probe_machine()
+    return spec.model_copy(update={"stack": default_stack(environment, spec.device, spec.workload)})
+
+
+def _measure(spec: "JobSpec", form: Format) -> None:
+    """Runs the job, progress on stderr, and shows it. Exit status 1 when no variant succeeded."""
+    from optigpu.events import as_document
+    from optigpu.report import RunProgress, console
+    from optigpu.run import run as run_job
+
+    with RunProgress(console(stderr=True)) as progress:
+        report = run_job(spec, lambda event: progress.show(event.kind, as_document(event)))
+    show_job(report.document(), report.attribution, form)
+    if not any(outcome.status is VariantStatus.SUCCEEDED for outcome in report.outcomes):
+        raise typer.Exit(1)

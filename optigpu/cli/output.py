@@ -1,0 +1,48 @@
+"""What commands print on stdout, in the form that was asked for."""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from optigpu.report import Grid
+    from optigpu.result import Attribution
+
+
+class Format(StrEnum):
+    """The forms of a table."""
+
+    TABLE = "table"
+    MARKDOWN = "md"
+    CSV = "csv"
+    JSON = "json"
+
+
+OutputFormat = Annotated[Format, typer.Option("--format", help="The form of the output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
+
+
+def show_job(document: Mapping[str, Any], attribution: "Attribution", form: Format) -> None:
+    """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
+    from optigpu.report import job_title, ladder_csv, ladder_grid
+
+    results = document["results"]
+    if form is Format.JSON:
+        typer.echo(json.dumps(document, indent=2))
+    elif form is Format.CSV:
+        typer.echo(ladder_csv(attribution, results), nl=False)
+    else:
+        show_grid(ladder_grid(job_title(document["spec"], results), attribution, results), form)
+
+
+def show_grid(grid: "Grid", form: Format) -> None:
+    """Prints a table for a terminal or as Markdown."""
+    from optigpu.report import console, markdown, terminal
+
+    if form is Format.MARKDOWN:
+        typer.echo(markdown(grid), nl=False)
+    else:
+        console().print(terminal(grid))

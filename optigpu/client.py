@@ -1,0 +1,244 @@
+"""A client of the service over HTTP.
+
+    with Client("http://127.0.0.1:8000") as client:
+        job = client.submit({"workload": {"kind": "matmul"}})
+        client.wait(job.id)
+        results = client.results(job.id)
+
+Results come as plain JSON, as they were stored; all else as the models of `optigpu.views`, without the fields
+that only a newer service knows.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+import stamina
+from httpx_sse import connect_sse
+from pydantic import BaseModel, RootModel, ValidationError
+
+from optigpu.spec import JobSpec
+from optigpu.views import (
+    ArtifactsView,
+    Comparison,
+    EventView,
+    JobPage,
+    JobView,
+    LeaderboardPage,
+    SamplesView,
+    WorkerView,
+)
+from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, UnreachableError, new_id
+
+TIMEOUT = httpx.Timeout(10.0, read=30.0)
+STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
+"""While nothing happens the service still sends comments, so a longer silence is a dead connection."""
+
+ATTEMPTS = 5
+RECONNECT_S = 1.0
+
+_AGAIN_STATUS = {429, 502, 503, 504}
+
+View = TypeVar("View", bound=BaseModel)
+
+
+class _Workers(Frozen):
+    workers: tuple[WorkerView, ...]
+
+
+_Document = RootModel[dict[str, Any]]
+
+
+class Client:
+    """Calls one service, and again a few times when the connection or the service fails for a moment.
+
+    Methods raise ServiceError when the service answers with a problem, UnreachableError when none answers.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.base_url = base_url.rstrip("/")
+        self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
+        """Posts a job. The same key again gives the same job; without one, the client makes its own.
+
+        Raises ServiceError, whose `problem` names each field that is wrong.
+        """
+        body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+        headers = {"Idempotency-Key": idempotency_key or new_id()}
+        return _view(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
+
+    def job(self, job_id: str) -> JobView:
+        """One job, whole."""
+        return _view(JobView, self._call("GET", _path("jobs", job_id)))
+
+    def jobs(
+        self, *, state: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> JobPage:
+        """A page of jobs, newest first."""
+        return _view(
+            JobPage, self._call("GET", "/v1/jobs", params=_given(state=state, limit=limit, cursor=cursor))
+        )
+
+    def cancel(self, job_id: str) -> JobView:
+        """Asks for a job to stop; harmless when it has ended."""
+        return _view(JobView, self._call("POST", _path("jobs", job_id, "cancel")))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[EventView]:
+        """The job's events from sequence `after` + 1 on, as they happen, until the job has ended.
+
+        A broken connection is made again, and resumes behind the last event that came.
+        """
+        while True:
+            ended = self.job(job_id).state.is_final
+            try:
+                for event in self._stream(job_id, after):
+                    after = event.sequence
+                    yield event
+            except (httpx.HTTPStatusError, httpx.TransportError) as error:
+                if not _worth_another_try(error):
+                    raise _as_ours(error, self.base_url) from error
+                time.sleep(RECONNECT_S)
+                continue
+            if ended:
+                return
+
+    def wait(self, job_id: str, on_event: Callable[[EventView], None] | None = None) -> JobView:
+        """Follows a job to its end, handing each event to `on_event`, and returns the job."""
+        for event in self.events(job_id):
+            if on_event:
+                on_event(event)
+        return self.job(job_id)
+
+    def report(self, job_id: str) -> dict[str, Any]:
+        """`{"spec", "results", "attribution"}`, the object that `optigpu run --json` prints.
+
+        It holds the results so far; the attribution is null until the job has ended.
+        """
+        return self._document(_path("jobs", job_id, "results"))
+
+    def results(self, job_id: str) -> list[dict[str, Any]]:
+        """The results of a job's variants so far."""
+        results: list[dict[str, Any]] = self.report(job_id)["results"]
+        return results
+
+    def result(self, result_id: str) -> dict[str, Any]:
+        """One result."""
+        return self._document(_path("results", result_id))
+
+    def samples(self, result_id: str) -> SamplesView:
+        """The raw samples of a result."""
+        return _view(SamplesView, self._call("GET", _path("results", result_id, "samples")))
+
+    def artifacts(self, result_id: str) -> ArtifactsView:
+        """The files that were kept with a result."""
+        return _view(ArtifactsView, self._call("GET", _path("results", result_id, "artifacts")))
+
+    def artifact(self, result_id: str, name: str) -> bytes:
+        """One of these files."""
+        return self._call("GET", _path("results", result_id, "artifacts", name)).content
+
+    def compare(self, baseline: str, candidate: str, *, anyway: bool = False) -> Comparison:
+        """One result against another, each by its id. With `anyway` also where workload or hardware differ."""
+        query = {"baseline": baseline, "candidate": candidate, "anyway": anyway}
+        return _view(Comparison, self._call("GET", "/v1/compare", params=query))
+
+    def leaderboard(self, **query: str | float | None) -> LeaderboardPage:
+        """A page of the leaderboard.
+
+        `query`: metric, workload, model, hardware, technique, backend, min_top1, max_kld, source, limit, cursor.
+        """
+        return _view(LeaderboardPage, self._call("GET", "/v1/leaderboard", params=_given(**query)))
+
+    def workers(self) -> list[WorkerView]:
+        """Who serves what."""
+        return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
+
+    def _document(self, path: str) -> dict[str, Any]:
+        return _view(_Document, self._call("GET", path)).root
+
+    def _stream(self, job_id: str, after: int) -> Iterator[EventView]:
+        headers = {"Last-Event-ID": str(after)} if after else {}
+        path = _path("jobs", job_id, "events")
+        with connect_sse(self._http, "GET", path, headers=headers, timeout=STREAM_TIMEOUT) as source:
+            if source.response.is_error:
+                source.response.read()
+                source.response.raise_for_status()
+            for message in source.iter_sse():
+                if message.data:  # a comment that keeps the connection alive comes as a message without data
+                    yield EventView.model_validate_json(message.data, extra="ignore")
+
+    def _call(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """Sends a request that may safely be sent again."""
+        try:
+            return _RETRY(self._send, method, path, **request)
+        except (httpx.HTTPStatusError, httpx.TransportError) as error:
+            raise _as_ours(error, self.base_url) from error
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return self._http.request(method, path, **request).raise_for_status()
+
+
+def _worth_another_try(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in _AGAIN_STATUS
+    return isinstance(error, httpx.TransportError)
+
+
+_RETRY = stamina.RetryingCaller(attempts=ATTEMPTS).on(_worth_another_try)
+
+
+def _as_ours(error: httpx.HTTPStatusError | httpx.TransportError, base_url: str) -> OptiGPUError:
+    if isinstance(error, httpx.HTTPStatusError):
+        return _service_error(error.response)
+    return UnreachableError(
+        f"No service answers at {base_url} ({error}); start one with `make serve`, or check the address."
+    )
+
+
+def _service_error(response: httpx.Response) -> ServiceError:
+    """The problem document as an error; its text names each field that is wrong."""
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = {}
+    if not isinstance(problem, dict):
+        problem = {}
+    entries = problem.get("errors") or ()
+    fields = "\n".join(f"{entry.get('field')}: {entry.get('message')}" for entry in entries)
+    text = fields or problem.get("detail") or f"The service answered {response.status_code}."
+    return ServiceError(text, response.status_code, problem)
+
+
+def _view(kind: type[View], response: httpx.Response) -> View:
+    try:
+        return kind.model_validate_json(response.content, extra="ignore")
+    except ValidationError as error:
+        raise ServiceError(
+            f"{response.url} does not answer as an OptiGPU service does; check the address.",
+            response.status_code,
+        ) from error
+
+
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _given(**query: Any) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}

@@ -1,0 +1,34 @@
+"""Results for people and for other programs: terminal tables, Markdown, CSV, live progress."""
+
+from optigpu.report.catalog import (
+    environment_grid,
+    job_title,
+    jobs_grid,
+    technique_facts,
+    techniques_grid,
+)
+from optigpu.report.comparison import comparison_grid
+from optigpu.report.formats import Column, Grid, console, csv_text, markdown, terminal
+from optigpu.report.ladder import ladder_csv, ladder_grid
+from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid
+from optigpu.report.progress import RunProgress
+
+__all__ = [
+    "Column",
+    "Grid",
+    "RunProgress",
+    "comparison_grid",
+    "console",
+    "csv_text",
+    "environment_grid",
+    "job_title",
+    "jobs_grid",
+    "ladder_csv",
+    "ladder_grid",
+    "leaderboard_csv",
+    "leaderboard_grid",
+    "markdown",
+    "technique_facts",
+    "techniques_grid",
+    "terminal",
+]

@@ -1,0 +1,146 @@
+"""What all charts share: the figure, how a variant is marked, the legend, and a file that is the same each time."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from optigpu.report.rows import Document
+from optigpu.vocabulary import OptiGPUError, SpecError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT = "#222222", "#8a8a8a"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4a9c", "#7f7f7f")
+"""Told apart by readers who see few colours (Okabe and Ito, Color Universal Design, 2008)."""
+MARKERS = "osD^vPX"
+"""One fewer than colours, so that the two repeat together only after many variants."""
+LONGEST_COLUMN = 12
+"""Names in one column of a legend."""
+SUFFIXES = (".svg", ".png")
+_METADATA: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None, "Creator": "OptiGPU"},
+    ".png": {"Software": None},
+}
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a chart looks the same everywhere
+    "font.size": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "grid.color": "#e4e4e4",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "optigpu",  # else every file has other ids
+}
+
+
+def check_path(path: Path) -> None:
+    """Raises SpecError for a suffix that no chart is written as."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}: that is how a chart is written.")
+
+
+@contextmanager
+def canvas(path: Path, title: str, width_in: float, height_in: float) -> Iterator["Axes"]:
+    """Axes to draw on; the file is written at the end. No display is needed.
+
+    Raises SpecError for another suffix than .svg and .png, OptiGPUError when the file cannot be written.
+    """
+    check_path(path)
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # what a user has set for other charts must not change ours
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.set_title(fill(title, int(width_in * 11)), weight="bold", pad=12)
+        axes.set_axisbelow(True)
+        yield axes
+        _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    suffix = path.suffix.lower()
+    try:
+        figure.savefig(path, format=suffix[1:], dpi=160, metadata=_METADATA[suffix], bbox_inches="tight")
+    except OSError as error:
+        raise OptiGPUError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def mark(number: int, valid: bool) -> dict[str, Any]:
+    """Colour and shape of the variant with that place in the chart; hollow where its result does not count."""
+    colour = COLOURS[number % len(COLOURS)]
+    return {
+        "marker": MARKERS[number % len(MARKERS)],
+        "color": colour,
+        "markerfacecolor": colour if valid else "white",
+        "markersize": 7.0,
+        "linestyle": "none",
+        "elinewidth": 1.2,
+        "capsize": 3.0,
+    }
+
+
+def size_for(names: int) -> tuple[float, float]:
+    """Width and height in inches of a chart with so many names in its legend."""
+    columns = math.ceil(names / LONGEST_COLUMN)
+    return 6.6 + 2.9 * columns, max(5.2, 0.62 * min(names, LONGEST_COLUMN))
+
+
+def legend(axes: "Axes", names: int) -> None:
+    """The names of the variants beside the chart, where they cover nothing."""
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        borderaxespad=0.0,
+        labelspacing=0.9,
+        ncols=math.ceil(names / LONGEST_COLUMN),
+    )
+
+
+def note(axes: "Axes", text: str) -> None:
+    """A remark below the chart."""
+    axes.annotate(
+        fill(text, 110),
+        xy=(0.0, 0.0),
+        xycoords="axes fraction",
+        xytext=(0, -38),
+        textcoords="offset points",
+        va="top",
+        color=FAINT,
+        fontsize=8,
+    )
+
+
+def name_of(result: Document, width: int = 34) -> str:
+    """A variant's label in lines of at most `width` characters; an invalid one says so."""
+    label = result["variant"]["label"]
+    return fill(label if is_valid(result) else f"{label} (invalid)", width)
+
+
+def is_valid(result: Document) -> bool:
+    """Whether a result counts."""
+    return bool(result["verdict"]["valid"])
+
+
+def sides(metric: Document, scale: float = 1.0) -> list[list[float]] | None:
+    """The interval as matplotlib takes it: how far it reaches below and above the value."""
+    if not metric.get("ci"):
+        return None
+    low, high = metric["ci"]
+    value = metric["value"]
+    return [[max(0.0, value - low) * scale], [max(0.0, high - value) * scale]]

@@ -1,0 +1,210 @@
+"""What there is to choose from, and on what machine: techniques, environments, jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from optigpu.report.formats import Column, Grid
+from optigpu.report.leaderboard import workload_text
+from optigpu.result import Accelerator, CpuSetup, Environment
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Technique
+from optigpu.views import JobPage
+from optigpu.vocabulary import DeviceKind
+
+Facts = Mapping[str, Any]
+
+
+def technique_facts(environment: Environment, device: DeviceKind) -> list[dict[str, Any]]:
+    """Every technique as plain JSON, and how it stands on a machine.
+
+    `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
+    """
+    facts = []
+    for name, kind in TECHNIQUES.items():
+        problem = _problem(kind, environment, device)
+        suits = problem is None and kind(name=name).suits(environment, device)
+        facts.append(technique_fact(kind) | {"device": str(device), "problem": problem, "suits": suits})
+    return facts
+
+
+def technique_fact(kind: type[Technique]) -> dict[str, Any]:
+    """What a technique says of itself; `parameters` hold each one's values or type, and its default."""
+    return {
+        "name": kind.model_fields["name"].default,
+        "layer": str(kind.layer),
+        "summary": kind.summary,
+        "expected": kind.expected,
+        "citation": kind.citation,
+        "version": kind.version,
+        "requires": list(kind.requires),
+        "conflicts": _conflicts(kind),
+        "compared_with": list(kind.compared_with),
+        "workloads": list(kind.workloads),
+        "devices": [str(device) for device in kind.devices],
+        "cautionary": kind.cautionary,
+        "parameters": {
+            name: {"values": _values(field.annotation), "default": field.default}
+            for name, field in kind.model_fields.items()
+            if name != "name"
+        },
+    }
+
+
+def _conflicts(kind: type[Technique]) -> list[str]:
+    """Those that it excludes and those that exclude it; to be said on one side is enough."""
+    name = kind.model_fields["name"].default
+    others = (other for other, its_kind in TECHNIQUES.items() if name in its_kind.conflicts)
+    return list(dict.fromkeys([*kind.conflicts, *others]))
+
+
+def _values(annotation: Any) -> list[str] | str:
+    """The values of a Literal, or the name of a type."""
+    return [str(value) for value in get_args(annotation)] or getattr(annotation, "__name__", str(annotation))
+
+
+def _problem(kind: type[Technique], environment: Environment, device: DeviceKind) -> str | None:
+    name = kind.model_fields["name"].default
+    if not environment.has(device):
+        return f"This machine has no {device} device."
+    if device not in kind.devices:
+        return f"It runs on {', '.join(kind.devices)} only."
+    return kind(name=name).check(environment, device, None)
+
+
+def techniques_grid(facts: Sequence[Facts]) -> Grid:
+    """The techniques, and whether each works on the machine that the facts were asked for."""
+    device = facts[0]["device"]
+    return Grid(
+        title=f"Techniques, on this machine's {device}",
+        columns=tuple(
+            map(Column, ("layer", "name", "what it does", "needs", "excludes", f"works on {device}"))
+        ),
+        rows=tuple(
+            (
+                fact["layer"],
+                fact["name"],
+                fact["summary"],
+                ", ".join(fact["requires"]),
+                ", ".join(fact["conflicts"]),
+                fact["problem"] or ("yes" if fact["suits"] else "when asked for"),
+            )
+            for fact in facts
+        ),
+        notes=tuple(f"{fact['name']}: {parameters_text(fact)}" for fact in facts if fact["parameters"]),
+        faint=frozenset(number for number, fact in enumerate(facts) if fact["problem"]),
+    )
+
+
+def parameters_text(fact: Facts) -> str:
+    """`mode = default | reduce-overhead (default: default)`"""
+    texts = []
+    for name, parameter in fact["parameters"].items():
+        values = parameter["values"]
+        choices = " | ".join(values) if isinstance(values, list) else values
+        texts.append(f"{name} = {choices} (default: {parameter['default']})")
+    return "; ".join(texts)
+
+
+def environment_grid(environment: Environment) -> Grid:
+    """What a machine is, and what runs on it. What the system does not tell is said to be unknown."""
+    facts = {
+        "hardware class": environment.hardware_class,
+        "hardware fingerprint": environment.hardware_fingerprint or "unknown",
+        "host id": _host(environment),
+        "CPU": f"{environment.cpu_model}, {environment.cpu_cores} cores",
+        "CPU features": " ".join(environment.cpu_features) or "none that matter here",
+        "CPU setup": _cpu_setup(environment.cpu_setup),
+        "memory": f"{environment.memory_bytes / 2**30:.1f} GiB",
+        "GPUs": "; ".join(map(_gpu, environment.accelerators)) or "none",
+        "GPU driver": _driver(environment),
+        "C++ compiler": environment.compiler or "none: torch_compile on the CPU needs one",
+        "system": environment.os,
+        "container": _container(environment),
+        "code": _code(environment),
+        "software": ", ".join(f"{name} {version}" for name, version in environment.software.items()),
+        "software fingerprint": environment.software_fingerprint or "unknown",
+    }
+    return Grid("This machine", (Column("what"), Column("value")), tuple(facts.items()))
+
+
+def _host(environment: Environment) -> str:
+    source = environment.host_id_source
+    return f"{environment.host_id} (from the {source.replace('_', ' ')})" if source else environment.host_id
+
+
+def _cpu_setup(setup: CpuSetup) -> str:
+    facts = {
+        "base": _clock(setup.base_hz),
+        "maximum": _clock(setup.max_hz),
+        "limit": _clock(setup.limit_hz),
+        "governor": setup.governor,
+        "boost": _switch(setup.boost),
+        "SMT": _switch(setup.smt),
+        "NUMA nodes": setup.numa_nodes,
+        "hypervisor": {True: "yes", False: "no", None: None}[setup.hypervisor],
+    }
+    told = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    unknown = ", ".join(name for name, value in facts.items() if value is None)
+    return "; ".join(filter(None, (told, unknown and f"unknown: {unknown}")))
+
+
+def _gpu(gpu: Accelerator) -> str:
+    facts = {
+        "SM clock up to": _clock(gpu.clock_max_hz),
+        "memory clock up to": _clock(gpu.memory_clock_max_hz),
+        "power limit": None if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W",
+        "persistence mode": _switch(gpu.persistence_mode),
+    }
+    told = (f"{name} {value}" for name, value in facts.items() if value is not None)
+    return ", ".join([gpu.name, f"{gpu.memory_bytes / 2**30:.0f} GiB", *told])
+
+
+def _driver(environment: Environment) -> str:
+    cuda = f", CUDA up to {environment.cuda}" if environment.cuda else ""
+    return f"{environment.driver}{cuda}" if environment.driver else "none"
+
+
+def _container(environment: Environment) -> str:
+    kind = environment.container or "no sign of one"
+    return f"{kind}, image {environment.image}" if environment.image else kind
+
+
+def _code(environment: Environment) -> str:
+    if environment.git_revision is None:
+        return "commit unknown"
+    changed = {True: ", changed since", False: ", unchanged", None: ""}[environment.git_dirty]
+    return f"commit {environment.git_revision[:12]}{changed}"
+
+
+def _clock(clock_hz: int | None) -> str | None:
+    return None if clock_hz is None else f"{clock_hz / 1e9:.2f} GHz"
+
+
+def _switch(state: bool | None) -> str | None:
+    return None if state is None else ("on" if state else "off")
+
+
+def jobs_grid(page: JobPage) -> Grid:
+    """Jobs in a list."""
+    headings = ("id", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
+    rows = (
+        (
+            job.id,
+            str(job.state),
+            job.workload,
+            job.model or "",
+            job.plan,
+            str(job.device),
+            f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+            job.reason or "",
+        )
+        for job in page.jobs
+    )
+    return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows))
+
+
+def job_title(spec: Facts, results: Sequence[Facts]) -> str:
+    """What was measured, and on what hardware: the heading of a job's table."""
+    classes = sorted({result["environment"]["hardware_class"] for result in results})
+    where = f" on {', '.join(classes)}" if classes else ""
+    return f"{workload_text(spec['workload'], spec['model'])}{where}"

@@ -1,0 +1,123 @@
+"""The table of a job: each variant's speed, and what each technique bought alone and on top of the others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.notes import ladder_notes
+from optigpu.report.numbers import ratio, scaled, with_interval
+from optigpu.report.rows import Document, Row, heading, rows_of
+from optigpu.result import Attribution, Gain
+from optigpu.vocabulary import METRICS, Role, VariantStatus
+
+FURTHER = {
+    "ttft_s": ("TTFT (ms)", 1e3),
+    "weight_bytes": ("weights (MB)", 1e-6),
+    "top1_agreement": ("top-1 (%)", 100.0),
+    "kld_mean": ("KLD (nat)", 1.0),
+    "j_per_token": ("J/token", 1.0),
+    "headroom": ("headroom", 1.0),
+}
+"""Metrics that are shown beside the primary one where any variant has them: heading and scale."""
+
+
+def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
+    """The table of a job; columns that mean nothing for it are left out."""
+    rows = rows_of(attribution, results)
+    further = [name for name in FURTHER if any(row.has_figure(name) for row in rows)]
+    names = (
+        heading(attribution.metric),
+        "speedup",
+        "alone",
+        "added",
+        *(FURTHER[name][0] for name in further),
+    )
+    grid = Grid(
+        title=title,
+        columns=(Column("variant"), *(Column(name, right=True) for name in names), Column("status")),
+        rows=tuple(_cells(row, attribution, further) for row in rows),
+        notes=tuple(ladder_notes(rows, attribution, [attribution.metric, *further])),
+        faint=frozenset(number for number, row in enumerate(rows) if not row.valid),
+    )
+    return grid.without_empty_columns()
+
+
+def _cells(row: Row, attribution: Attribution, further: Sequence[str]) -> tuple[str, ...]:
+    ended = row.ended
+    best = " *" if ended.index == attribution.best and len(attribution.rows) > 1 else ""
+    return (
+        ended.label + best,
+        with_interval(row.metric(attribution.metric)),
+        _gain(ended.speedup, ended.role not in (Role.SINGLE, Role.BASELINE)),
+        _gain(ended.alone, ended.role is Role.ALONE),
+        _gain(ended.added, ended.role is Role.CUMULATIVE),
+        *(_figure(row, name) for name in further),
+        _status(row),
+    )
+
+
+def _figure(row: Row, name: str) -> str:
+    figure = scaled(row.metric(name), FURTHER[name][1])
+    bound = row.result.get("bound") if row.result and name == "headroom" else None
+    return f"{figure}x, {bound}" if bound else figure
+
+
+def _gain(gain: Gain | None, expected: bool) -> str:
+    """Blank where such a gain has no meaning, "-" where it should be there and is not."""
+    return ratio(gain) if gain or expected else ""
+
+
+def _status(row: Row) -> str:
+    if row.result is None:
+        return str(row.ended.status)
+    if not row.valid:
+        return "invalid"
+    return "ok, warned" if row.warnings else "ok"
+
+
+FIELDS = (
+    "index", "role", "label", "technique", "status", "valid", "warnings",
+    "metric", "unit", "value", "ci_low", "ci_high", "replicates",
+    "speedup", "speedup_low", "speedup_high", "alone", "alone_low", "alone_high",
+    "added", "added_low", "added_high",
+    "ttft_s", "weight_bytes", "peak_bytes", "host_peak_bytes",
+    "top1_agreement", "kld_mean", "j_per_token", "mbu", "mfu", "headroom", "bound", "reason",
+)  # fmt: skip
+"""The columns of the CSV form."""
+
+
+def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
+    """The same table as raw figures in SI units, a line for each variant; empty where none is known."""
+    return csv_text(FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
+
+
+def _record(row: Row, name: str) -> dict[str, Any]:
+    ended, metric = row.ended, row.metric(name) or {}
+    low, high = metric.get("ci") or (None, None)
+    record: dict[str, Any] = {
+        "index": ended.index,
+        "role": str(ended.role),
+        "label": ended.label,
+        "technique": ended.technique,
+        "status": str(ended.status),
+        "valid": row.valid if ended.status is VariantStatus.SUCCEEDED else None,
+        "warnings": " ".join(row.warnings),
+        "metric": name,
+        "unit": METRICS[name].unit,
+        "value": metric.get("value"),
+        "ci_low": low,
+        "ci_high": high,
+        "replicates": metric.get("replicates"),
+        "bound": row.result.get("bound") if row.result else None,
+        "reason": ended.reason,
+    }
+    for field, gain in (("speedup", ended.speedup), ("alone", ended.alone), ("added", ended.added)):
+        record |= _flat_gain(field, gain)
+    for field in FIELDS[FIELDS.index("ttft_s") : FIELDS.index("bound")]:
+        record[field] = (row.metric(field) or {}).get("value")
+    return record
+
+
+def _flat_gain(field: str, gain: Gain | None) -> dict[str, float | None]:
+    low, high = gain.ci if gain and gain.ci else (None, None)
+    return {field: gain.ratio if gain else None, f"{field}_low": low, f"{field}_high": high}

@@ -1,0 +1,115 @@
+"""What stands below a job's table: what its figures mean, and why a cell has none."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from optigpu.report.numbers import ratio
+from optigpu.report.rows import Row
+from optigpu.result import Attribution, VerdictReason, VerdictWarning
+
+REASONS: dict[str, str] = {
+    VerdictReason.OUTPUT_INVALID: "the output is not what it must be",
+    VerdictReason.QUALITY_BELOW_GATE: "it loses more quality than the job allows",
+    VerdictReason.CACHED_RESULT: "answers were remembered instead of computed",
+    VerdictReason.THROTTLED: "the hardware was slowed down meanwhile",
+    VerdictReason.FOREIGN_PROCESS: "somebody else used the device meanwhile",
+    VerdictReason.DRIFT: "the speed changed in the course of the measurement",
+    VerdictReason.INTERRUPTED: "the measurement stood still meanwhile",
+}
+"""Every reason of a verdict in words."""
+
+WARNINGS: dict[str, str] = {
+    VerdictWarning.SINGLE_REPLICATE: "one process was measured; the intervals leave out how processes differ",
+    VerdictWarning.NOT_CONVERGED: "the interval was still wider than asked for when the time was up",
+    VerdictWarning.FEW_SAMPLES: "too few requests for a firm interval",
+    VerdictWarning.CLOCK_UNSTABLE: "the device's clock was not the same throughout",
+    VerdictWarning.SHARED_HOST: "the host was shared with others, its hypervisor or another job says",
+}
+"""Every warning of a verdict in words."""
+
+
+def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[str]) -> Iterator[str]:
+    """The notes of a table that shows the metrics `shown`."""
+    if any(row.has_figure(attribution.metric) for row in rows):
+        yield "± and [ ] are 95% intervals."
+    if len(rows) > 1:
+        yield from _best(rows, attribution)
+    yield from _gain_words(rows)
+    if "headroom" in shown:
+        yield "headroom: how many times faster this machine's own peaks allow, and what stands in the way."
+    if "top1_agreement" in shown:
+        yield "top-1: the share of positions at which the most likely token is that of the fp32 model."
+    yield from _shift(attribution)
+    for row in rows:
+        yield from _problems(row)
+    yield from _missing(rows, shown)
+    yield from _warnings(rows)
+
+
+def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
+    if not any(row.valid for row in rows):
+        yield "No variant has a valid result."
+    for row in rows:
+        if row.ended.index == attribution.best:
+            gain = f", {ratio(row.ended.speedup)} the baseline" if row.ended.speedup else ""
+            yield f"* the fastest: {row.label}{gain}."
+
+
+def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
+    """What the three ratios are relative to, said only where they are shown."""
+    names = {row.ended.index: row.label for row in rows}
+    if any(row.ended.speedup for row in rows):
+        yield "speedup: relative to the baseline; above 1 is better."
+    references = {names[row.ended.alone.compared_with] for row in rows if row.ended.alone}
+    if references:
+        others = ", ".join(sorted(references - {"baseline"}))
+        instead = f"; relative to {others} where the baseline has it already" if others else ""
+        yield f"alone: what the technique buys by itself{instead}."
+    if any(row.ended.added for row in rows):
+        yield "added: what it buys on top of the rung of the ladder before it."
+
+
+def _shift(attribution: Attribution) -> Iterator[str]:
+    again = attribution.baseline_again
+    if again:
+        yield (
+            f"The baseline at the end was {ratio(again)} what it was at the start; the memory did not hold all "
+            "variants side by side, so that a change of the machine is in their ratios."
+        )
+
+
+def _problems(row: Row) -> Iterator[str]:
+    if row.result is None:
+        yield f"{row.label}: {row.ended.status}: {row.ended.reason}"
+    elif not row.valid:
+        verdict = row.result["verdict"]
+        why = "; ".join(_words(REASONS, reason) for reason in verdict["reasons"])
+        yield f"{row.label}: invalid, not ranked: {' '.join([why, *verdict['notes']])}"
+
+
+def _missing(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
+    """Why a shown metric has no figure, each reason once."""
+    for name in shown:
+        lacking: dict[str, list[str]] = {}
+        for row in rows:
+            summary = row.metric(name)
+            if summary and summary["value"] is None:
+                lacking.setdefault(summary.get("reason") or "no reason was given", []).append(row.label)
+        for reason, labels in lacking.items():
+            yield f"no {name} ({', '.join(labels)}): {reason}"
+
+
+def _warnings(rows: Sequence[Row]) -> Iterator[str]:
+    """Each warning once, with the variants that carry it."""
+    carriers: dict[str, list[str]] = {}
+    valid = [row for row in rows if row.valid]
+    for row in valid:
+        for warning in row.warnings:
+            carriers.setdefault(warning, []).append(row.label)
+    for warning, labels in carriers.items():
+        who = "all" if len(labels) == len(valid) else ", ".join(labels)
+        yield f"{warning} ({who}): {_words(WARNINGS, warning)}."
+
+
+def _words(table: Mapping[str, str], name: str) -> str:
+    """What a name means; a newer service may send one that this version does not know."""
+    return table.get(name, name)

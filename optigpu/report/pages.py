@@ -1,0 +1,76 @@
+"""The reference pages under docs/, written from the code: `python -m optigpu.report.pages docs`."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from optigpu.report.catalog import parameters_text, technique_fact
+from optigpu.report.formats import Column, Grid, markdown
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import METRICS
+from optigpu.workloads import WORKLOADS
+
+
+def techniques_page() -> str:
+    """docs/techniques.md."""
+    headings = (
+        "name",
+        "layer",
+        "what it does",
+        "needs",
+        "excludes",
+        "compared with",
+        "parameters",
+        "expected",
+        "source",
+    )
+    rows = (
+        (
+            f"`{fact['name']}`",
+            fact["layer"],
+            fact["summary"],
+            ", ".join(fact["requires"]),
+            ", ".join(fact["conflicts"]),
+            ", ".join(fact["compared_with"]) or "baseline",
+            parameters_text(fact) if fact["parameters"] else "",
+            fact["expected"] + (" (a cautionary rung)" if fact["cautionary"] else ""),
+            fact["citation"],
+        )
+        for fact in map(technique_fact, TECHNIQUES.values())
+    )
+    return f"# Techniques\n\n{_TECHNIQUES_WORDS}\n" + _table(headings, rows)
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    metrics = ((f"`{name}`", m.unit, f"{m.better} is better", m.meaning) for name, m in METRICS.items())
+    workloads = (
+        (f"`{name}`", kind.summary, f"`{kind.primary}`", ", ".join(f"`{metric}`" for metric in kind.metrics))
+        for name, kind in WORKLOADS.items()
+    )
+    return (
+        "# Workloads and metrics\n\n"
+        + _table(("workload", "what it does", "compared by", "metrics of each request"), workloads)
+        + "\n"
+        + _table(("metric", "unit", "direction", "meaning"), metrics)
+    )
+
+
+_TECHNIQUES_WORDS = """\
+"Expected" is what the literature claims, not what was measured; `optigpu ladder` measures it on your machine.
+"Compared with" is the reference for what a technique buys alone.
+"""
+
+
+def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
+    return markdown(Grid("", tuple(map(Column, headings)), tuple(rows)))
+
+
+def write_pages(folder: Path) -> None:
+    """Writes the reference pages into `folder`."""
+    (folder / "techniques.md").write_text(techniques_page())
+    (folder / "metrics.md").write_text(metrics_page())
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

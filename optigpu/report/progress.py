@@ -1,0 +1,119 @@
+"""Live progress of a job, fed by its events: a bar on a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from optigpu.report.numbers import duration, with_interval
+from optigpu.report.rows import heading
+
+QUIET_S = 10.0
+"""Without a terminal, the least time between two lines that only say how far it is."""
+
+
+class _TimeLeft(ProgressColumn):
+    """The run's own prediction, counted down between events."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def render(self, task: Task) -> Text:
+        """For example `about 1:20 left`."""
+        ends_at = task.fields["ends_at"]
+        return Text("" if ends_at is None else f"about {duration(ends_at - self.clock())} left")
+
+
+class RunProgress:
+    """A context manager that shows the events of one job.
+
+    The end of a variant is a line that stays; the bar below it (or, without a terminal, a line at most every
+    `quiet_s` seconds) says what is going on.
+    """
+
+    def __init__(
+        self, console: Console, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console
+        self.quiet_s = quiet_s
+        self.clock = clock
+        self.labels: dict[int, str] = {}
+        self.current = 0
+        self.spoken_at = float("-inf")
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            _TimeLeft(clock),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("waiting", total=1.0, ends_at=None)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def show(self, kind: str, data: Mapping[str, Any]) -> None:
+        """One event, as `optigpu.events.as_document` or the service's stream gives it; unknown kinds pass."""
+        handler = {
+            "planned": self._planned,
+            "variant_started": self._started,
+            "progressed": self._progressed,
+            "variant_finished": self._finished_variant,
+            "state": self._state,
+        }.get(kind)
+        if handler:
+            handler(data)
+
+    def _planned(self, data: Mapping[str, Any]) -> None:
+        self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
+        self._say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
+
+    def _started(self, data: Mapping[str, Any]) -> None:
+        self.current = data["index"]
+        self.bar.update(self.task, description=self._label(self.current))
+
+    def _progressed(self, data: Mapping[str, Any]) -> None:
+        left = data.get("remaining_s")
+        doing = f"{self._label(self.current)}: {data['doing']}"
+        ends_at = None if left is None else self.clock() + left
+        self.bar.update(self.task, description=doing, completed=data["fraction"], ends_at=ends_at)
+        if not self.console.is_terminal and self.clock() - self.spoken_at >= self.quiet_s:
+            about = "" if left is None else f", about {duration(left)} left"
+            self._say(f"{data['fraction']:4.0%}  {doing}{about}")
+
+    def _finished_variant(self, data: Mapping[str, Any]) -> None:
+        outcome = data["outcome"]
+        label = self._label(outcome["index"])
+        result = outcome.get("result")
+        if result is None:
+            self._say(f"{label}: {outcome['status']}: {outcome['reason']}")
+            return
+        name = result["variant"]["primary_metric"]
+        invalid = "" if result["verdict"]["valid"] else " (invalid)"
+        self._say(f"{label}: {with_interval(result['metrics'].get(name))} {heading(name)}{invalid}")
+
+    def _state(self, data: Mapping[str, Any]) -> None:
+        """The service's own event: the job was taken, handed back, or has ended."""
+        self.bar.update(self.task, description=data["state"])
+        if data.get("reason"):
+            self._say(f"{data['state']}: {data['reason']}")
+
+    def _label(self, index: int) -> str:
+        return self.labels.get(index, f"variant {index}")
+
+    def _say(self, line: str) -> None:
+        self.spoken_at = self.clock()
+        self.bar.console.print(Text(line))

@@ -1,0 +1,59 @@
+"""The variants of a job with their results: what every form of its table is made from.
+
+Results are plain JSON, so that a run in this process and a job that was read back from a service are shown by the
+same lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optigpu.result import Attribution, AttributionRow
+from optigpu.vocabulary import METRICS
+
+Document = Mapping[str, Any]
+
+HEADINGS = {"tokens_per_s": "tokens/s", "requests_per_s": "requests/s", "tflops": "TFLOP/s"}
+
+
+def heading(metric: str) -> str:
+    """A metric's name and unit as people write it."""
+    return HEADINGS.get(metric) or f"{metric} ({METRICS[metric].unit})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: how it ended, what it gained, and its result as plain JSON, if it has one."""
+
+    ended: AttributionRow
+    result: Document | None
+
+    @property
+    def label(self) -> str:
+        """The variant's name."""
+        return self.ended.label
+
+    @property
+    def valid(self) -> bool:
+        """Whether the result counts."""
+        return self.result is not None and bool(self.result["verdict"]["valid"])
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader should know of a result that counts all the same."""
+        return list(self.result["verdict"]["warnings"]) if self.result else []
+
+    def metric(self, name: str) -> Document | None:
+        """The summary of a metric, if the workload has it and the variant has a result."""
+        return self.result["metrics"].get(name) if self.result else None
+
+    def has_figure(self, name: str) -> bool:
+        """Whether a metric was measured."""
+        summary = self.metric(name)
+        return summary is not None and summary["value"] is not None
+
+
+def rows_of(attribution: Attribution, results: Sequence[Document]) -> tuple[Row, ...]:
+    """The variants in the order of the plan, each with its result."""
+    by_index = {result["variant"]["index"]: result for result in results}
+    return tuple(Row(ended, by_index.get(ended.index)) for ended in attribution.rows)
