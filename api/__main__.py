@@ -1,0 +1,117 @@
+"""python -m api: serves until it is told to stop."""
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from types import FrameType
+
+import uvicorn
+from pydantic import ValidationError
+
+from api import logs
+from api.app import create_app
+from api.auth import has_key
+from api.settings import Settings
+from optigpu.store.database import Database
+from optigpu.vocabulary import OptiGPUError, StoreError
+
+REFUSED = 2
+FAILED = 1
+DRAIN_S = 5
+
+
+class StartError(OptiGPUError):
+    """The service cannot start like this."""
+
+
+class Server(uvicorn.Server):
+    """Says where it listens, once it does; to be told to stop is no failure."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, then the one line on standard output that others wait for."""
+        await super().startup(sockets)
+        print(f"OptiGPU listens on {address_of(self.servers[0].sockets[0])}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops after what is being served, at a second signal at once; uvicorn's own raises the signal once more."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 after it was told to stop, 2 when it refuses to start, 1 when it fails."""
+    try:
+        settings = _settings(arguments)
+        logs.configure(settings.log_level, as_json=not settings.embedded)
+        _prepare(settings)
+        listener = _listen(settings)
+    except (StartError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED if isinstance(error, StartError) else FAILED
+    except KeyboardInterrupt:
+        return 0
+    return _serve(settings, listener)
+
+
+def _settings(arguments: Sequence[str] | None) -> Settings:
+    parser = argparse.ArgumentParser(prog="python -m api", description="The OptiGPU service.")
+    parser.add_argument("--host", help="address to listen on (OPTIGPU_HOST; 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (OPTIGPU_PORT; 8000)")
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        wrong = (
+            f"OPTIGPU_{str(e['loc'][0]).upper()}: {e['msg']}." for e in error.errors(include_input=False)
+        )
+        raise StartError(" ".join(wrong)) from None
+
+
+def _prepare(settings: Settings) -> None:
+    """Migrates the embedded database, and refuses to let others in without a key."""
+    if settings.embedded:
+        import migrations
+
+        migrations.upgrade(settings.database_url)
+    if settings.on_loopback:
+        return
+    with closing(Database(settings.database_url)) as database:
+        if not has_key(settings, database):
+            raise StartError(
+                f"Others could reach {settings.host}, and there is no key: set OPTIGPU_API_KEY, make one by "
+                "`python -m api.keys create NAME --scope submit`, or listen on 127.0.0.1."
+            )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A bound socket, so that what is wrong with the address is said before anything is started."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        raise StartError(
+            f"Cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose another by --port."
+        ) from None
+
+
+def _serve(settings: Settings, listener: socket.socket) -> int:
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=DRAIN_S
+    )
+    server = Server(config)
+    app.state.service.feeds.stopping = lambda: server.should_exit
+    server.run(sockets=[listener])
+    return 0 if server.started else FAILED
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a socket that listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The factory: settings -> the application."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
+
+from api import openapi, problems
+from api.doorbell import Doorbell
+from api.embedded import embedded_worker
+from api.feeds import Feeds
+from api.limits import RateLimiter
+from api.metrics import Metrics
+from api.middleware import HostGuard, RequestContext
+from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
+from api.service import Service
+from api.settings import Settings
+from optigpu.store.database import Database
+
+ROUTERS = (jobs, events, results, compare, leaderboard, workers, hardware, schema, health, pages)
+COMPRESSED_FROM_BYTES = 1000
+COMPRESSION_LEVEL = 5
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. The database is not touched before the first request."""
+    app = FastAPI(
+        lifespan=_lifespan, redirect_slashes=False, redoc_url=None, swagger_ui_oauth2_redirect_url=None
+    )
+    app.state.service = service = _service(settings)
+    problems.install(app)
+    openapi.install(app)
+    for module in ROUTERS:
+        app.include_router(module.router)
+    # The last one added is the outermost.
+    app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)
+    if settings.on_loopback:
+        app.add_middleware(HostGuard, allowed=settings.allowed_hosts)
+    app.add_middleware(RequestContext, metrics=service.metrics)
+    return app
+
+
+def _service(settings: Settings) -> Service:
+    database = Database(settings.database_url)
+    return Service(
+        settings=settings,
+        database=database,
+        doorbell=Doorbell(settings.redis_url),
+        limiter=RateLimiter(settings.rate_limit, settings.redis_url),
+        feeds=Feeds(database),
+        metrics=Metrics(database, settings.lease_s),
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    async with AsyncExitStack() as running:
+        if service.settings.embedded and service.settings.embedded_worker:
+            await running.enter_async_context(embedded_worker(service.settings))
+        yield
+    service.doorbell.close()
+    service.database.close()

@@ -1,0 +1,117 @@
+"""Who calls, and what they may do: keys in the header `Authorization: Bearer`.
+
+Without any key a service on loopback is open. As soon as there is one, every call needs one. A service that others can
+reach always needs one, also after the last has been revoked.
+"""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from api.problems import ProblemError
+from api.service import Service, ServiceDep
+from api.settings import Settings
+from optigpu.store import keys
+from optigpu.store.database import Database
+from optigpu.store.keys import KeyInfo, Scope
+
+_IMPLIES = {
+    Scope.READ: {Scope.READ},
+    Scope.SUBMIT: {Scope.READ, Scope.SUBMIT},
+    Scope.ADMIN: set(Scope),
+}
+"""What a key of each scope may do."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who a request is from. `key` is None where none is needed."""
+
+    key: KeyInfo | None
+
+    @property
+    def id(self) -> str:
+        """What tells callers apart."""
+        return self.key.id if self.key else "open"
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the caller may make calls of this scope."""
+        return self.key is None or any(scope in _IMPLIES[own] for own in self.key.scopes)
+
+
+_BEARER = HTTPBearer(
+    auto_error=False,
+    bearerFormat="opaque key",
+    description="A key made by `python -m api.keys create`. A service on loopback without keys needs none.",
+)
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
+
+
+def caller(request: Request, service: ServiceDep, credentials: Credentials) -> Caller:
+    """Who calls, counted against the rate limit. Raises ProblemError 401 or 429."""
+    key = _known(service, credentials.credentials) if credentials else None
+    address = request.client.host if request.client else "unknown"
+    service.limiter.count(key.id if key else f"address:{address}")
+    if key is None and (credentials or needs_key(service.settings, service.database)):
+        raise _unauthorized(has_key=credentials is not None)
+    return Caller(key)
+
+
+def needs_key(settings: Settings, database: Database) -> bool:
+    """Whether a call without a key is refused."""
+    return not settings.on_loopback or has_key(settings, database)
+
+
+def has_key(settings: Settings, database: Database) -> bool:
+    """Whether there is a key: one that the environment names, or one in the database."""
+    if settings.api_key is not None:
+        return True
+    with database.read() as session:
+        return keys.any(session)
+
+
+def _known(service: Service, plain: str) -> KeyInfo | None:
+    """The key; a wrong one never takes the database's write lock, however often it is tried."""
+    with service.database.read() as session:
+        key = keys.verify(session, plain)
+    if key is None and not _is_from_environment(plain, service.settings):
+        return None
+    with service.database.write() as session:
+        if key is None:
+            keys.ensure(session, plain, "OPTIGPU_API_KEY", [Scope.ADMIN])
+        return keys.verify(session, plain)  # notes the use
+
+
+def _is_from_environment(plain: str, settings: Settings) -> bool:
+    """Whether this is the first key, which is entered when it is first used: the database may start after us."""
+    named = settings.api_key
+    return named is not None and hmac.compare_digest(plain.encode(), named.get_secret_value().encode())
+
+
+def _unauthorized(*, has_key: bool) -> ProblemError:
+    detail = (
+        "The key is unknown or revoked." if has_key else "Send a key in the header Authorization: Bearer KEY."
+    )
+    challenge = 'Bearer error="invalid_token"' if has_key else "Bearer"
+    return ProblemError(401, detail, headers={"WWW-Authenticate": challenge})
+
+
+def _needs(scope: Scope) -> Callable[[Caller], Caller]:
+    def check(who: Annotated[Caller, Depends(caller)]) -> Caller:
+        if who.may(scope):
+            return who
+        raise ProblemError(
+            403,
+            f"This call needs a key with the scope {scope}.",
+            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
+        )
+
+    return check
+
+
+Reader = Annotated[Caller, Depends(_needs(Scope.READ))]
+Submitter = Annotated[Caller, Depends(_needs(Scope.SUBMIT))]

@@ -1,0 +1,93 @@
+"""A posted body: counted while it streams, strict JSON, a job that could run."""
+
+import json
+from typing import Annotated, Any, NoReturn
+
+from fastapi import Depends, Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from api.auth import Submitter
+from api.fields import Fields
+from api.problems import ProblemError, summary
+from api.service import ServiceDep
+from optigpu.plan import variants_of
+from optigpu.spec import JobSpec
+from optigpu.vocabulary import SpecError
+
+SPEC_FIELDS = Fields(JobSpec)
+
+
+async def json_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
+    """The body, once the caller is known: refused by its type (415) or as soon as it is too long (413)."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ProblemError(415, "Send the job as JSON with the header Content-Type: application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProblemError(415, "Send the job uncompressed, without the header Content-Encoding.")
+    return await _read(request, service.settings.max_body_bytes)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    announced = request.headers.get("content-length", "")
+    too_long = announced.isdecimal() and int(announced[:20]) > limit
+    try:
+        async for chunk in request.stream():
+            too_long = too_long or len(body) + len(chunk) > limit
+            if too_long:
+                raise ProblemError(413, f"The body is longer than {limit} bytes.")
+            body += chunk
+    except ClientDisconnect:
+        raise ProblemError(400, "The connection ended before the body did.") from None
+    return bytes(body)
+
+
+def posted_spec(body: Annotated[bytes, Depends(json_body)]) -> JobSpec:
+    """The job that was posted. Raises ProblemError 400 for what is no JSON, 422 for what can never run."""
+    _check_json(body)
+    try:
+        spec = JobSpec.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        entries = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))
+        raise ProblemError(422, summary(entries), entries) from None
+    try:
+        variants_of(spec)
+    except SpecError as error:
+        entries = [SPEC_FIELDS.named(str(error))]
+        raise ProblemError(422, summary(entries), entries) from None
+    return spec
+
+
+PostedSpec = Annotated[JobSpec, Depends(posted_spec)]
+
+
+def _check_json(body: bytes) -> None:
+    """Refuses what a lenient parser would let through: NaN, one key twice, text that is no UTF-8."""
+    try:
+        json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
+    except UnicodeDecodeError as error:
+        _malformed(f"The body is not UTF-8 at byte {error.start}.")
+    except json.JSONDecodeError as error:
+        _malformed(f"The body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
+    except RecursionError:
+        _malformed("The body is nested too deeply.")
+    except ValueError as error:
+        _malformed(f"The body is no JSON that can be stored: {error}")
+
+
+def _malformed(message: str) -> NoReturn:
+    raise ProblemError(400, message, [{"field": "body", "message": message}]) from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number.")
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in document:
+            raise ValueError(f"the key {key[:80]!r} is there twice.")
+        document[key] = value
+    return document

@@ -1,0 +1,64 @@
+"""The API's side of the queue: tells workers of a kind of device to look. It carries no job."""
+
+import threading
+from functools import cached_property
+from typing import Any
+
+import structlog
+
+from optigpu.store.doorbell import LOOK, queue_for
+from optigpu.vocabulary import DeviceKind
+
+REDIS_WAIT_S = 1.0
+logger = structlog.stdlib.get_logger("api.doorbell")
+
+
+class Doorbell:
+    """Rings through Redis; without a broker nobody is rung, because the embedded worker polls."""
+
+    def __init__(self, redis_url: str | None) -> None:
+        self._url = redis_url
+        self._making = threading.Lock()
+
+    def ring(self, device: DeviceKind) -> None:
+        """Rings once, in at most about two seconds. A ring that fails is logged: the sweeper rings again."""
+        if self._url is None:
+            return
+        try:
+            with self._making:
+                celery = self._celery
+            celery.send_task(LOOK, queue=queue_for(device), ignore_result=True, retry=False)
+        except Exception as error:
+            logger.warning("ring_failed", queue=queue_for(device), reason=str(error))
+
+    def ping(self) -> None:
+        """Raises an error of the redis package when the broker does not answer."""
+        if self._url is None:
+            return
+        import redis
+
+        with redis.Redis.from_url(
+            self._url, socket_connect_timeout=REDIS_WAIT_S, socket_timeout=REDIS_WAIT_S
+        ) as client:
+            client.ping()
+
+    def close(self) -> None:
+        """Closes the connections to the broker."""
+        if "_celery" in self.__dict__:
+            self._celery.close()
+
+    @cached_property
+    def _celery(self) -> Any:
+        from celery import Celery
+
+        celery = Celery("optigpu", broker=self._url, set_as_current=False)
+        celery.conf.update(
+            broker_connection_timeout=REDIS_WAIT_S,
+            broker_transport_options={
+                "socket_connect_timeout": REDIS_WAIT_S,
+                "socket_timeout": REDIS_WAIT_S,
+                "max_retries": 0,
+            },
+            task_ignore_result=True,
+        )
+        return celery

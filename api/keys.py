@@ -1,0 +1,78 @@
+"""python -m api.keys: makes, lists and revokes the service's keys."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from api.settings import Settings
+from optigpu.store import keys
+from optigpu.store.database import Database
+from optigpu.store.keys import Scope
+from optigpu.vocabulary import StoreError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 1 with a sentence when the database refuses."""
+    given = _parser().parse_args(arguments)
+    settings = Settings()
+    try:
+        database = _database(settings)
+        try:
+            given.run(database, given)
+        finally:
+            database.close()
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _database(settings: Settings) -> Database:
+    if settings.embedded:
+        import migrations
+
+        migrations.upgrade(settings.database_url)
+    return Database(settings.database_url)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m api.keys", description="The keys of an OptiGPU service.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    create = commands.add_parser("create", help="make a key and show it once")
+    create.add_argument("name", help="whose it is, for the list")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=[scope.value for scope in Scope],
+        help="read, submit (also reads) or admin (everything); read when none is given",
+    )
+    create.set_defaults(run=_create)
+    commands.add_parser("list", help="list the keys that are valid").set_defaults(run=_list)
+    revoke = commands.add_parser("revoke", help="make a key worthless")
+    revoke.add_argument("id", help="the key's id, as the list shows it")
+    revoke.set_defaults(run=_revoke)
+    return parser
+
+
+def _create(database: Database, given: argparse.Namespace) -> None:
+    with database.write() as session:
+        plain = keys.create(session, given.name, given.scope or [Scope.READ])
+    print(plain)
+    print("Keep it: it is not shown again. From now on every call needs a key.", file=sys.stderr)
+
+
+def _list(database: Database, _: argparse.Namespace) -> None:
+    with database.read() as session:
+        known = keys.list_(session)
+    for key in known:
+        used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+        print(f"{key.id}  {key.prefix}...  {','.join(key.scopes):<12}  last used {used:<16}  {key.name}")
+
+
+def _revoke(database: Database, given: argparse.Namespace) -> None:
+    with database.write() as session:
+        keys.revoke(session, given.id)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""How many calls a key or an address may make: counted in memory (embedded) or in Redis (service)."""
+
+import time
+from typing import Any
+
+import structlog
+
+from api.problems import ProblemError
+
+BROKEN_FOR_S = 30.0
+REDIS_WAIT_S = 1.0
+logger = structlog.stdlib.get_logger("api.limits")
+
+
+class RateLimiter:
+    """A moving window for each identity. `rate` is written like "600/minute".
+
+    While Redis is away each process counts for itself, so that a service without its broker still answers.
+    """
+
+    def __init__(self, rate: str, redis_url: str | None) -> None:
+        from limits import parse
+        from limits.storage import MemoryStorage
+        from limits.strategies import SlidingWindowCounterRateLimiter
+
+        self._rate = parse(rate)
+        self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._shared = SlidingWindowCounterRateLimiter(_redis_storage(redis_url)) if redis_url else None
+        self._shared_again_at = 0.0
+
+    def count(self, identity: str) -> None:
+        """Counts one call. Raises ProblemError 429 that says when to come again."""
+        limiter = self._limiter()
+        try:
+            self._count(limiter, identity)
+        except ProblemError:
+            raise
+        except Exception as error:
+            if limiter is self._own:
+                raise
+            logger.warning("rate_limit_counts_in_memory", reason=str(error), seconds=BROKEN_FOR_S)
+            self._shared_again_at = time.monotonic() + BROKEN_FOR_S
+            self._count(self._own, identity)
+
+    def _limiter(self) -> Any:
+        away = self._shared is None or time.monotonic() < self._shared_again_at
+        return self._own if away else self._shared
+
+    def _count(self, limiter: Any, identity: str) -> None:
+        if limiter.hit(self._rate, identity):
+            return
+        wait_s = max(1, round(limiter.get_window_stats(self._rate, identity).reset_time - time.time()))
+        raise ProblemError(
+            429,
+            f"More than {self._rate.amount} calls in {self._rate.get_expiry()} s; try again in {wait_s} s.",
+            headers={"Retry-After": str(wait_s)},
+        )
+
+
+def _redis_storage(url: str) -> Any:
+    from limits.storage import RedisStorage
+
+    return RedisStorage(
+        url,
+        key_prefix="optigpu:limits",
+        socket_connect_timeout=REDIS_WAIT_S,
+        socket_timeout=REDIS_WAIT_S,
+    )

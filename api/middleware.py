@@ -1,0 +1,119 @@
+"""Around every request: its identifier, log line and figures, the last resort for errors, and which hosts may ask."""
+
+import time
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import Metrics
+from api.problems import ProblemError, problem_response
+from api.settings import is_loopback
+from optigpu.vocabulary import new_id
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+logger = structlog.stdlib.get_logger("api.requests")
+
+
+class RequestContext:
+    """The outermost layer. No error leaves it: what nobody handled is logged and becomes a 500 without a traceback."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["request_id"] = new_id()
+        with structlog.contextvars.bound_contextvars(request_id=scope["state"]["request_id"]):
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        status: int | None = None
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                _add_headers(scope, MutableHeaders(scope=message))
+                self._record(scope, message["status"], time.perf_counter() - begun)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_headers)
+        except Exception:
+            logger.exception("request_failed", method=scope["method"], path=_shown(scope))
+            if status is not None:
+                raise
+            detail = "The service failed; its log has the request's identifier, which stands in `instance`."
+            await problem_response(scope, ProblemError(500, detail))(scope, receive, send_with_headers)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self.metrics.served(method, route, status, seconds)
+        log = logger.debug if route in QUIET_ROUTES else logger.info
+        log("request", method=method, path=_shown(scope), status=status, seconds=round(seconds, 4))
+
+
+def _shown(scope: Scope) -> str:
+    """The path for a log line: of bounded length, without characters that would begin another line."""
+    return ascii(scope["path"][:200])[1:-1]
+
+
+def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
+    headers["X-Request-ID"] = scope["state"]["request_id"]
+    headers["X-Content-Type-Options"] = "nosniff"
+    if scope["path"].startswith("/v1/"):
+        headers["Cache-Control"] = "no-store"
+
+
+class HostGuard:
+    """Keeps web pages of other origins out, which a browser on this machine would let through to loopback.
+
+    A name that resolves to 127.0.0.1 is refused by the header Host (DNS rebinding), a form on another page by Origin.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self.app = app
+        self.allowed = frozenset(name.lower() for name in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self.app(scope, receive, send)
+        else:
+            await problem_response(scope, problem)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> ProblemError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        name = _name(host)
+        if not is_loopback(name) and name not in self.allowed:
+            detail = "This service answers on loopback only; OPTIGPU_ALLOWED_HOSTS adds names to call it by."
+            return ProblemError(400, detail, [{"field": "Host", "message": "This name is not allowed."}])
+        if scope["method"] not in SAFE_METHODS and _from_elsewhere(headers, host):
+            return ProblemError(403, "A page of another origin may not change anything here.")
+        return None
+
+
+def _from_elsewhere(headers: Headers, host: str) -> bool:
+    origin = headers.get("origin")
+    if origin is not None:
+        return urlsplit(origin).netloc.lower() != host.lower()
+    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _name(host: str) -> str:
+    """The host of "name:port" or "[v6]:port", in lower case; empty when it is neither."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,87 @@
+"""The OpenAPI document: what FastAPI knows, the body that we read ourselves, and problem documents for all errors."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from api.examples import JOBS
+from api.problems import MEDIA_TYPE
+from optigpu import __version__
+from optigpu.spec import JobSpec
+from optigpu.views import EventView, Problem
+
+REFERENCE = "#/components/schemas/{model}"
+TAGS = [
+    {"name": "jobs", "description": "Ask for a measurement and follow it."},
+    {"name": "results", "description": "What was measured, with its raw samples."},
+    {"name": "leaderboard", "description": "The current results, ranked."},
+    {"name": "workers", "description": "Who serves what."},
+    {"name": "schema", "description": "What a job may hold."},
+    {"name": "health", "description": "For supervisors and collectors."},
+]
+DESCRIPTION = (
+    "What does each optimization layer buy on your hardware, alone and stacked? POST a job, follow its events, read "
+    "the leaderboard. Times are UTC, numbers are in SI units, every error is a problem document (RFC 9457)."
+)
+OURS = (JobSpec, Problem, EventView)
+"""What FastAPI does not see: the body that we read ourselves, errors, messages of a stream."""
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, str]:
+    """The reference to one of OURS."""
+    return {"$ref": REFERENCE.format(model=model.__name__)}
+
+
+def problems(*statuses: int) -> Responses:
+    """The documentation of a call's errors; what every call can answer is added."""
+    content = {MEDIA_TYPE: {"schema": schema_of(Problem)}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        for status in sorted({*statuses, 400, 500, 503})
+    }
+
+
+GUARDED = problems(401, 403, 422, 429)
+"""The errors of every call that reads or changes something."""
+
+POSTED_JOB: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": schema_of(JobSpec),
+                "examples": {
+                    name: {"summary": job.summary, "value": job.document} for name, job in JOBS.items()
+                },
+            }
+        },
+    }
+}
+
+
+def install(app: FastAPI) -> None:
+    """Makes `/openapi.json` the document of this module."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title="OptiGPU", version=__version__, description=DESCRIPTION, routes=app.routes, tags=TAGS
+    )
+    schemas = document["components"]["schemas"]
+    for model in OURS:
+        schema = model.model_json_schema(ref_template=REFERENCE)
+        for name, definition in (schema.pop("$defs", {}) | {model.__name__: schema}).items():
+            schemas.setdefault(name, definition)
+    return document

@@ -1,0 +1,128 @@
+"""Every error is a problem document (RFC 9457): its media type, its fields, and who makes one of what."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from api.fields import describe_parameters
+from optigpu.store.errors import CursorError, StoreUnavailableError
+from optigpu.views import Problem
+from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
+
+MEDIA_TYPE = "application/problem+json"
+logger = structlog.stdlib.get_logger("api")
+
+
+class ProblemError(Exception):
+    """Ends the request with a problem document. `detail` is one sentence for a person."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        errors: Sequence[dict[str, Any]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = headers
+
+
+def problem_response(scope: Scope, problem: ProblemError) -> Response:
+    """The document; `instance` is the request's identifier, as the logs have it."""
+    document = Problem(
+        title=HTTPStatus(problem.status).phrase,
+        status=problem.status,
+        detail=problem.detail,
+        instance=f"urn:uuid:{request_id(scope)}",
+        errors=problem.errors,
+    )
+    return Response(document.model_dump_json(), problem.status, problem.headers, MEDIA_TYPE)
+
+
+def request_id(scope: Scope) -> str:
+    """The identifier that the outermost middleware gave to the request."""
+    return str(scope["state"]["request_id"])
+
+
+def from_store(error: StoreError) -> ProblemError:
+    """What the database's refusal means over HTTP."""
+    if isinstance(error, NotFoundError):
+        return ProblemError(404, str(error))
+    if isinstance(error, ConflictError):
+        return ProblemError(409, str(error))
+    if isinstance(error, DocumentError):
+        return ProblemError(422, str(error), [{"field": "body", "message": str(error)}])
+    if isinstance(error, CursorError):
+        return ProblemError(422, str(error), [{"field": "cursor", "message": str(error)}])
+    return unavailable(error)
+
+
+def unavailable(error: StoreError) -> ProblemError:
+    """The log says which database and why; the caller need not know its address."""
+    logger.error("database_refused", error=str(error), waiting=isinstance(error, StoreUnavailableError))
+    return ProblemError(
+        503, "The results database cannot be used now; try again.", headers={"Retry-After": "5"}
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Registers the handlers; what none of them knows becomes a 500 in the middleware."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(StoreError, _store)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _parameters)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(request.scope, error)
+
+
+async def _store(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreError)
+    return problem_response(request.scope, from_store(error))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    details = {
+        404: f"There is nothing at {request.url.path[:200]}; /docs lists the calls.",
+        405: f"{request.method} is not possible here; the header Allow says what is.",
+    }
+    detail = details.get(error.status_code, str(error.detail))
+    headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers
+    return problem_response(request.scope, ProblemError(error.status_code, detail, headers=headers))
+
+
+def _allowed(request: Request) -> list[str]:
+    """Every method of a path; the router itself names only those of the first call that it finds there."""
+
+    def matches(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in ("GET", "POST") if matches(method)]
+
+
+async def _parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    entries = describe_parameters(list(error.errors()))
+    return problem_response(request.scope, ProblemError(422, summary(entries), entries))
+
+
+def summary(entries: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the whole: the first field's, and how many others there are."""
+    first = f"{entries[0]['field']}: {entries[0]['message']}"
+    return first if len(entries) == 1 else f"{first} ({len(entries) - 1} more in `errors`)"

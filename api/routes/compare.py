@@ -1,0 +1,46 @@
+"""Two results against each other."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api.auth import Reader
+from api.openapi import GUARDED, problems
+from api.parameters import Uuid
+from api.problems import ProblemError
+from api.service import ServiceDep
+from optigpu.store import results
+from optigpu.views import Comparison
+from optigpu.vocabulary import Frozen
+
+router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED)
+
+
+class ComparisonQuery(Frozen):
+    """Which two results."""
+
+    baseline: Annotated[Uuid, Query(description="The id of the result that ratios are relative to.")]
+    candidate: Annotated[Uuid, Query(description="The id of the other one.")]
+    anyway: Annotated[
+        bool, Query(description="Compare different workloads or hardware too; notes then say what differs.")
+    ] = False
+
+
+@router.get(
+    "/compare",
+    operation_id="compare_results",
+    summary="Compare two results",
+    responses=problems(404, 409),
+)
+def compare_results(
+    service: ServiceDep, _: Reader, wanted: Annotated[ComparisonQuery, Query()]
+) -> Comparison:
+    """For each metric the ratio, its 95% interval, and whether the difference is real; from stored summaries."""
+    from optigpu.compare import NotComparableError, compare  # here, because it loads numpy
+
+    with service.database.read() as session:
+        baseline, candidate = (results.get(session, each) for each in (wanted.baseline, wanted.candidate))
+    try:
+        return compare(baseline, candidate, anyway=wanted.anyway)
+    except NotComparableError as error:
+        raise ProblemError(409, str(error)) from None

@@ -1,0 +1,85 @@
+"""A job's events as a stream."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.responses import StreamingResponse
+from fastapi.sse import format_sse_event
+
+from api.auth import Reader
+from api.openapi import GUARDED, problems, schema_of
+from api.parameters import Id
+from api.service import Service, ServiceDep
+from optigpu.store import jobs
+from optigpu.views import EventView
+from optigpu.vocabulary import Frozen
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)
+
+LARGEST = 2**63 - 1
+
+
+class From(Frozen):
+    """Where a stream begins."""
+
+    after: Annotated[int, Query(ge=0, le=LARGEST, description="The last sequence that the caller has.")] = 0
+
+
+LastEventId = Annotated[
+    int | None,
+    Header(ge=0, le=LARGEST, description="What `after` is when a browser connects again; it wins."),
+]
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "The event's sequence."},
+        "event": {"type": "string", "description": "The event's kind."},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": schema_of(EventView),
+        },
+    },
+}
+STREAM: dict[str, Any] = {
+    "description": "One message for each event.",
+    "content": {"text/event-stream": {"schema": MESSAGE}},
+}
+
+
+def existing_job(job_id: Id, service: ServiceDep, _: Reader) -> str:
+    """The id of a job that is there. Raises NotFoundError."""
+    with service.database.read() as session:
+        return jobs.get(session, job_id).id
+
+
+@router.get(
+    "/{id}/events",
+    operation_id="follow_job",
+    summary="Follow a job",
+    response_class=StreamingResponse,
+    responses=problems(404) | {200: STREAM},
+)
+async def follow_job(
+    job_id: Annotated[str, Depends(existing_job)],
+    service: ServiceDep,
+    begin: Annotated[From, Query()],
+    last_event_id: LastEventId = None,
+) -> StreamingResponse:
+    """Server-sent events from the beginning, or from behind `Last-Event-ID`, until the job has ended."""
+    after = begin.after if last_event_id is None else last_event_id
+    return StreamingResponse(
+        _messages(service, job_id, after),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _messages(service: Service, job_id: str, after: int) -> AsyncIterator[bytes]:
+    async for event in service.feeds.follow(job_id, after):
+        if event is None:
+            yield format_sse_event(comment="still here")
+        else:
+            data = event.model_dump_json()
+            yield format_sse_event(data_str=data, event=event.kind, id=str(event.sequence))

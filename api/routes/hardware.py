@@ -1,0 +1,57 @@
+"""Which hardware there is: the classes that serve or were measured, and the catalog of published peaks."""
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter
+
+from api.auth import Reader
+from api.openapi import GUARDED
+from api.service import ServiceDep
+from optigpu.hardware import catalog
+from optigpu.store import workers
+from optigpu.views import WorkerView
+from optigpu.vocabulary import DeviceKind, Frozen
+
+router = APIRouter(prefix="/v1", tags=["workers"], responses=GUARDED)
+
+
+class CatalogEntry(catalog.Device):
+    """A device with its published peaks, and the ids of the living workers that have one."""
+
+    served_by: tuple[str, ...] = ()
+
+
+class Hardware(Frozen):
+    """Classes of hardware, by which the leaderboard can be filtered, and every device of the catalog."""
+
+    hardware: tuple[str, ...]
+    catalog: tuple[CatalogEntry, ...]
+
+
+@router.get("/hardware", operation_id="list_hardware", summary="List hardware")
+def list_hardware(service: ServiceDep, _: Reader) -> Hardware:
+    """Every class that serves or has a place on the leaderboard; the catalog of peaks, and who serves it."""
+    with service.database.read() as session:
+        classes = workers.hardware_classes(session)
+        serving = workers.list_(session, lease_s=service.settings.lease_s)
+    return Hardware(hardware=tuple(classes), catalog=_catalog(worker for worker in serving if worker.alive))
+
+
+def _catalog(serving: Iterable[WorkerView]) -> tuple[CatalogEntry, ...]:
+    served: dict[str, list[str]] = {}
+    for worker in serving:
+        for name in dict.fromkeys(device.name for device in _devices(worker)):
+            served.setdefault(name, []).append(worker.id)
+    return tuple(
+        CatalogEntry(**dict(device), served_by=tuple(served.get(device.name, ())))
+        for device in catalog.devices()
+    )
+
+
+def _devices(worker: WorkerView) -> list[catalog.Device]:
+    """What the worker runs jobs on, as far as the catalog knows it."""
+    if worker.device is DeviceKind.CPU:
+        found = [catalog.find_class(worker.hardware_class)]
+    else:
+        found = [catalog.find(name) for name in worker.gpus]
+    return [device for device in found if device is not None]

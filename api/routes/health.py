@@ -1,0 +1,89 @@
+"""For supervisors and collectors."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import structlog
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from api.auth import Reader
+from api.openapi import GUARDED, problems
+from api.problems import ProblemError
+from api.service import Service, ServiceDep
+from optigpu.vocabulary import Frozen, StoreError
+
+router = APIRouter(tags=["health"])
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+logger = structlog.stdlib.get_logger("api.health")
+
+
+class Alive(Frozen):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Ready(Frozen):
+    """The process can serve."""
+
+    status: Literal["ready"] = "ready"
+
+
+@router.get("/healthz", operation_id="is_alive", summary="Is the process alive?", responses=problems())
+async def is_alive() -> Alive:
+    """Answers as long as the process does, whatever the database and the broker do."""
+    return Alive()
+
+
+@router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems())
+def is_ready(service: ServiceDep) -> Ready:
+    """Asks the database, the version of its tables, and the broker."""
+    checks = {
+        "database": service.database.ping,
+        "schema": _schema_check(service),
+        "broker": service.doorbell.ping,
+    }
+    entries = [{"field": part, "message": _failure(part, check)} for part, check in checks.items()]
+    failed = [entry for entry in entries if entry["message"]]
+    if failed:
+        raise ProblemError(503, f"Not ready: {', '.join(entry['field'] for entry in failed)}.", failed)
+    return Ready()
+
+
+@router.get(
+    "/metrics",
+    operation_id="get_metrics",
+    summary="Prometheus figures",
+    response_class=PlainTextResponse,
+    responses=GUARDED,
+)
+def get_metrics(service: ServiceDep, _: Reader) -> PlainTextResponse:
+    """Requests and their times, jobs by state, the queue, workers."""
+    return PlainTextResponse(service.metrics.text(), media_type=EXPOSITION)
+
+
+def _schema_check(service: Service) -> Callable[[], None]:
+    def check() -> None:
+        import migrations
+
+        if not migrations.is_current(service.settings.database_url):
+            raise StoreError("The database has another revision.")
+
+    return check
+
+
+_SENTENCES = {
+    "database": "The database does not answer.",
+    "schema": "The tables are not those of this version; run the migrations.",
+    "broker": "The broker does not answer; jobs are stored, and start when a worker looks.",
+}
+
+
+def _failure(part: str, check: Callable[[], None]) -> str:
+    try:
+        check()
+    except Exception as error:
+        logger.warning("not_ready", part=part, reason=str(error))
+        return _SENTENCES[part]
+    return ""

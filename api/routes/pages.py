@@ -1,0 +1,53 @@
+"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or foreign assets."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from api.auth import needs_key
+from api.service import Service, ServiceDep
+from optigpu import __version__
+from optigpu.store import jobs, leaderboard
+from optigpu.store.leaderboard import LeaderboardQuery
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+router = APIRouter(include_in_schema=False)
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+SHOWN_METRICS = ("tokens_per_s", "tflops")
+SHOWN_ROWS = 20
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+
+
+@router.get("/")
+def index(service: ServiceDep) -> HTMLResponse:
+    """Where keys are needed the page shows no data, because a browser sends none."""
+    open_to_all = not needs_key(service.settings, service.database)
+    shown = _data(service) if open_to_all else {"boards": [], "jobs": ()}
+    text = _template().render(version=__version__, open_to_all=open_to_all, **shown)
+    return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
+
+
+def _data(service: Service) -> dict[str, Any]:
+    from optigpu.report.leaderboard import leaderboard_grid
+
+    with service.database.read() as session:
+        pages = [
+            leaderboard.query(session, LeaderboardQuery(metric=metric, limit=SHOWN_ROWS))
+            for metric in SHOWN_METRICS
+        ]
+        newest = jobs.list_(session, limit=SHOWN_ROWS).jobs
+    return {"boards": [leaderboard_grid(page) for page in pages if page.rows], "jobs": newest}
+
+
+@lru_cache(maxsize=1)
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+    return environment.get_template("index.html")

@@ -1,0 +1,131 @@
+"""Results as they were stored: never validated again with today's models."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from api.auth import Reader
+from api.openapi import GUARDED, problems
+from api.parameters import Id
+from api.samples import samples_text
+from api.service import ServiceDep
+from optigpu.result import Attribution, Result
+from optigpu.store import artifacts, jobs, results
+from optigpu.views import ArtifactsView, SamplesView
+from optigpu.vocabulary import Frozen
+
+router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))
+
+
+class JobResults(Frozen):
+    """What `optigpu run --json` prints: the request, the results so far, and which technique bought what."""
+
+    spec: dict[str, Any]
+    results: tuple[Result, ...]
+    attribution: Attribution | None
+
+
+@router.get(
+    "/jobs/{id}/results",
+    operation_id="get_job_results",
+    summary="The results of a job",
+    response_model=None,
+    responses={200: {"model": JobResults}},
+)
+def get_job_results(job_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
+    """The results so far; the attribution is null until the job has ended."""
+    with service.database.read() as session:
+        job = jobs.get(session, job_id)
+        found = results.of_job(session, job_id)
+    return JSONResponse({"spec": job.spec, "results": found, "attribution": job.attribution})
+
+
+ONE_RESULT: dict[str, Any] = {
+    "model": Result,
+    "headers": {
+        "Link": {
+            "description": "Where its raw samples and its artifacts are.",
+            "schema": {"type": "string"},
+        }
+    },
+}
+
+
+@router.get(
+    "/results/{id}",
+    operation_id="get_result",
+    summary="One result",
+    response_model=None,
+    responses={200: ONE_RESULT},
+)
+def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
+    """All measurements of one variant, where they were taken, and whether they count."""
+    with service.database.read() as session:
+        document = results.get(session, result_id)
+    place = f"/v1/results/{result_id}"
+    links = (f'<{place}/{name}>; rel="related"; title="{name}"' for name in ("samples", "artifacts"))
+    return JSONResponse(document, headers={"Link": ", ".join(links)})
+
+
+@router.get(
+    "/results/{id}/samples",
+    operation_id="get_samples",
+    summary="The raw samples of a result",
+    response_model=None,
+    responses={200: {"model": SamplesView}},
+)
+def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingResponse:
+    """For each metric one list for each replicate, in the order in which they were taken. A long answer: streamed."""
+    with service.database.read() as session:
+        names = results.sample_names(session, result_id)
+    return StreamingResponse(samples_text(service.database, result_id, names), media_type="application/json")
+
+
+@router.get("/results/{id}/artifacts", operation_id="list_artifacts", summary="The files of a result")
+def list_artifacts(result_id: Id, service: ServiceDep, _: Reader) -> ArtifactsView:
+    """What its meters left, a profiler's trace for example. One that could not be kept says why and has no link."""
+    with service.database.read() as session:
+        found = artifacts.list_(session, result_id)
+    place = f"/v1/results/{result_id}/artifacts"
+    linked = (
+        artifact.model_copy(update={"links": {"self": f"{place}/{artifact.name}"}})
+        if artifact.reason is None
+        else artifact
+        for artifact in found.artifacts
+    )
+    return found.model_copy(update={"artifacts": tuple(linked)})
+
+
+ArtifactName = Annotated[
+    str,
+    Path(
+        alias="name",
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$",
+        description="As the list of the result's artifacts has it.",
+    ),
+]
+A_FILE: dict[str, Any] = {
+    "description": "The file, in its own media type.",
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    "headers": {"Content-Disposition": {"description": "Its name.", "schema": {"type": "string"}}},
+}
+
+
+@router.get(
+    "/results/{id}/artifacts/{name}",
+    operation_id="get_artifact",
+    summary="Download a file of a result",
+    response_class=StreamingResponse,
+    responses={200: A_FILE},
+)
+def get_artifact(result_id: Id, name: ArtifactName, service: ServiceDep, _: Reader) -> StreamingResponse:
+    """Always as a download: a browser never shows it as a page of this service."""
+    with service.database.read() as session:
+        artifact = artifacts.find(session, result_id, name)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{artifact.name}"',
+        "Content-Length": str(artifact.size_bytes),
+    }
+    pieces = artifacts.content(service.database, result_id, name)
+    return StreamingResponse(pieces, media_type=artifact.media_type, headers=headers)

@@ -1,0 +1,35 @@
+"""The parts that every request shares, made once by the factory."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.doorbell import Doorbell
+from api.feeds import Feeds
+from api.limits import RateLimiter
+from api.metrics import Metrics
+from api.settings import Settings
+from optigpu.store.database import Database
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a request needs beyond itself."""
+
+    settings: Settings
+    database: Database
+    doorbell: Doorbell
+    limiter: RateLimiter
+    feeds: Feeds
+    metrics: Metrics
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request came to."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(service_of)]

@@ -1,0 +1,100 @@
+"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to end.
+
+Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
+start, and one sentence on stderr says why.
+"""
+
+import argparse
+import sys
+from contextlib import closing
+
+import stamina
+import structlog
+from pydantic import ValidationError
+
+import migrations
+from optigpu.paths import lock_dir
+from optigpu.store import workers
+from optigpu.store.database import Database
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
+from worker import logs, poll
+from worker.capabilities import serving
+from worker.settings import Settings
+from worker.station import Station
+
+CANNOT_START = 2
+
+log = structlog.stdlib.get_logger("worker")
+
+
+def main() -> int:
+    """Runs the worker; returns the process's exit status."""
+    try:
+        wanted, settings = _wanted_device(), _settings()
+        logs.configure(settings.log_level, as_json=settings.redis_url is not None)
+        _require_tables(settings.database_url)
+        with serving(wanted, lock_dir()) as info, closing(Database(settings.database_url)) as database:
+            _work(Station(info=info, database=database, settings=settings))
+    except OptiGPUError as error:
+        print(f"python -m worker: {error}", file=sys.stderr)
+        return CANNOT_START
+    return 0
+
+
+def _wanted_device() -> DeviceKind | None:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker", description="Runs jobs until it is told to end."
+    )
+    which = "what to measure on; without it a GPU where there is one, else the CPU"
+    parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
+    device: DeviceKind | None = parser.parse_args().device
+    return device
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = (f"OPTIGPU_{item['loc'][0]}".upper() + f": {item['msg']}" for item in error.errors())
+        raise OptiGPUError("; ".join(wrong)) from None
+
+
+def _require_tables(url: str) -> None:
+    """Waits for a database that is away; raises StoreError when it has not the tables of this version."""
+
+    def current() -> bool:  # without arguments: the log of a retry would show the URL with its password
+        return migrations.is_current(url)
+
+    if not stamina.RetryingCaller(attempts=None, timeout=None)(StoreUnavailableError, current):
+        raise StoreError("The database has not the tables of this version; run `alembic upgrade head` on it.")
+
+
+def _work(station: Station) -> None:
+    station.insist(lambda: True, workers.register, station.info)
+    log.info("worker.started", worker_id=station.info.id, device=station.info.device, gpus=station.info.gpus)
+    try:
+        _serve(station)
+    finally:
+        _sign_off(station)
+
+
+def _serve(station: Station) -> None:
+    if station.settings.redis_url is None:
+        poll.serve(station)
+    else:
+        from worker import app  # Celery is loaded only where there is a broker
+
+        app.serve(station, station.settings.redis_url)
+
+
+def _sign_off(station: Station) -> None:
+    try:
+        station.write(workers.leave, station.info.id)
+    except StoreUnavailableError as error:
+        log.warning("database.away", reason=str(error))
+    log.info("worker.stopped", worker_id=station.info.id)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What this process can run: one accelerator, or the CPU."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from optigpu import __version__, hardware
+from optigpu.result import Accelerator, Environment
+from optigpu.store.workers import WorkerInfo
+from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
+
+BACKENDS = ("torch",)
+
+
+@contextmanager
+def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
+    """Takes a device for as long as the block lasts and says what this process can run.
+
+    Without a wish it is a GPU where there is one, else the CPU. Of several GPUs it takes the first that no other
+    worker serves, and hides the others from this process and its children. Raises UnsupportedError when there is none.
+    """
+    environment = hardware.probe()
+    device = wanted or (DeviceKind.CUDA if environment.has(DeviceKind.CUDA) else DeviceKind.CPU)
+    if device is DeviceKind.CPU:
+        yield probe(device, environment)
+        return
+    with _first_free(environment.accelerators, locks) as gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+        hardware.probe.cache_clear()
+        yield probe(device, hardware.probe())
+
+
+def probe(device: DeviceKind, environment: Environment) -> WorkerInfo:
+    """What a worker for `device` says of itself on this machine."""
+    gpus = environment.accelerators if device is DeviceKind.CUDA else ()
+    return WorkerInfo(
+        id=new_id(),
+        host_id=environment.host_id,
+        hardware_class=hardware.hardware_class(environment, device),
+        device=device,
+        gpus=tuple(gpu.name for gpu in gpus),
+        memory_bytes=environment.memory_bytes,
+        vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
+        backends=BACKENDS,
+        version=__version__,
+    )
+
+
+@contextmanager
+def _first_free(gpus: Sequence[Accelerator], locks: Path) -> Iterator[Accelerator]:
+    if not gpus:
+        raise UnsupportedError(
+            "This machine has no NVIDIA GPU that works; start the worker with --device cpu."
+        )
+    for gpu in gpus:
+        with _open(locks, f"worker-{gpu.uuid}.lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield gpu
+            return
+    raise UnsupportedError("Other workers serve every GPU of this machine; start this one with --device cpu.")
+
+
+def _open(locks: Path, name: str) -> IO[str]:
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        return (locks / name).open("a")
+    except OSError as error:
+        raise OptiGPUError(
+            f"No lock file can be made in {locks} ({error.strerror}); set OPTIGPU_LOCK_DIR."
+        ) from error

@@ -1,0 +1,30 @@
+"""What earlier attempts of a job have measured, so that its attribution covers all of them."""
+
+from optigpu.attribution import attribute
+from optigpu.plan import variants_of
+from optigpu.result import Attribution, Outcome, Result
+from optigpu.run import Report
+from optigpu.store import results
+from optigpu.views import VariantView
+from worker.station import Station
+
+
+def whole_attribution(station: Station, report: Report, variants: tuple[VariantView, ...]) -> Attribution:
+    """The attribution of a job as if one attempt had measured every variant that ended.
+
+    `variants` are the job's, as stored. The store keeps an earlier outcome only when it comes from this host and
+    version, so that its documents are today's.
+    """
+    now = {outcome.index: outcome for outcome in report.outcomes}
+    before = {view.index: _outcome(station, view) for view in variants if view.index not in now}
+    return attribute(report.spec, variants_of(report.spec), before | now) if before else report.attribution
+
+
+def _outcome(station: Station, view: VariantView) -> Outcome:
+    if view.result_id is None:
+        return Outcome(index=view.index, status=view.status, reason=view.reason)
+    document = station.read(results.get, view.result_id)
+    samples = station.read(results.samples, view.result_id).samples
+    return Outcome(
+        index=view.index, status=view.status, result=Result.model_validate(document), samples=samples
+    )

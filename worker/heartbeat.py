@@ -1,0 +1,85 @@
+"""The sign of life of a running job: a thread that extends its lease and learns when it must stop."""
+
+import threading
+import time
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from optigpu.store import jobs
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.views import ProgressView
+from optigpu.vocabulary import LeaseLostError
+from worker.station import Station
+
+BEAT_S = 1.0
+"""Somebody who cancels a job shall not wait long; progress is written no more often than this."""
+
+LAST_BEAT_S = 5.0
+"""How long the end of a job waits for a beat that hangs in a database that is away."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Interruption(StrEnum):
+    """Why a job is stopped before its end."""
+
+    CANCELLED = "Cancelled on request."
+    LEASE_LOST = "Another worker may hold the job by now."
+    STOPPING = "The worker is told to end."
+
+
+class Heartbeat:
+    """Holds the lease of a claim while a `with` block lasts.
+
+    `claimed_at` is the monotonic time just before the claim. The lease counts as lost when the database says so, and
+    when it could not be extended in time: from then on another worker may hold the job.
+    """
+
+    def __init__(self, station: Station, claim: jobs.Claim, claimed_at: float) -> None:
+        self._station = station
+        self._claim = claim
+        self._lease_s = station.settings.lease_s
+        self._held_until = claimed_at + self._lease_s
+        self._progress: ProgressView | None = None
+        self._cancel_requested = False
+        self._refused = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(LAST_BEAT_S)
+
+    def report(self, progress: ProgressView) -> None:
+        """Takes the newest progress; the next beat writes it."""
+        self._progress = progress
+
+    def interruption(self) -> Interruption | None:
+        """Why the job must stop now, if it must. Never waits for the database."""
+        if self._refused or time.monotonic() > self._held_until:
+            return Interruption.LEASE_LOST
+        return Interruption.CANCELLED if self._cancel_requested else None
+
+    def _keep_alive(self) -> None:
+        while not self._refused and not self._over.wait(min(BEAT_S, self._lease_s / 3)):
+            try:
+                self._beat()
+            except LeaseLostError:
+                self._refused = True
+            except StoreUnavailableError as error:
+                log.warning("database.away", job_id=self._claim.job_id, reason=str(error))
+
+    def _beat(self) -> None:
+        asked_at = time.monotonic()
+        asked = self._station.write(jobs.heartbeat, self._claim, self._lease_s, self._progress)
+        self._held_until = asked_at + self._lease_s
+        self._cancel_requested = asked

@@ -1,0 +1,26 @@
+"""What the environment says to a worker: variables that begin with OPTIGPU_."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from optigpu.paths import data_dir
+from optigpu.store.database import default_url
+
+
+class Settings(BaseSettings):
+    """All that a worker can be told, besides the folders of `optigpu.paths`.
+
+    Without `redis_url` it polls the database every `poll_s` seconds (embedded); with it, it is a Celery worker
+    (service). `lease_s` is how long a job stays this worker's after its last sign of life.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="OPTIGPU_", frozen=True, env_ignore_empty=True)
+
+    database_url: str = Field(default_factory=lambda: default_url(data_dir()))
+    redis_url: str | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    lease_s: float = Field(30.0, ge=1, le=3600)
+    poll_s: float = Field(1.0, gt=0, le=60)
+    sweep_s: float = Field(5.0, gt=0, le=600)
