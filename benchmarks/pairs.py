@@ -1,0 +1,45 @@
+"""The same variant twice, side by side, as two variants of a ladder are measured."""
+
+from optigpu import paths
+from optigpu.conductor.company import Bench
+from optigpu.conductor.groups import measure_group
+from optigpu.conductor.locks import hold
+from optigpu.conductor.preparation import Preparation, scratch_folder
+from optigpu.conductor.watch import Watch
+from optigpu.conductor.witness import Witness
+from optigpu.events import Event
+from optigpu.hardware import hardware_class, probe
+from optigpu.plan import variants_of
+from optigpu.result import Result
+from optigpu.run import REPLICATE, never
+from optigpu.spec import JobSpec
+from optigpu.vocabulary import OptiGPUError
+
+
+def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
+    """Two results of the one variant that `spec` stands for, their processes resident together, rounds in turns.
+
+    Raises OptiGPUError when either could not be measured.
+    """
+    environment = probe()
+    environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
+    (variant,) = variants_of(spec)
+    twins = [variant, variant.model_copy(update={"index": 1})]
+    watch = Watch(_silent, never, [0, 1], spec.measure.replicates)
+    with (
+        hold(paths.lock_dir(), spec.device, environment, watch.tick) as descriptors,
+        scratch_folder() as folder,
+    ):
+        cores = environment.cpu_cores
+        bench = Bench(spec, environment, cores, REPLICATE, descriptors, str(folder), watch, _silent)
+        witness = Witness(spec.device, environment, lambda: bench.sessions)
+        outcomes, waiting = measure_group(bench, twins, witness, Preparation(None))
+    first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))
+    if waiting or first is None or second is None:
+        reasons = "; ".join(outcome.reason for outcome in outcomes.values() if outcome.reason)
+        raise OptiGPUError(f"The pair could not be measured side by side: {reasons or 'no memory for both'}.")
+    return first, second
+
+
+def _silent(_: Event) -> None:
+    """Nobody listens."""

@@ -1,0 +1,1 @@
+"""Programs that use OptiGPU as anybody could: over HTTP, or as a library."""

@@ -1,0 +1,165 @@
+"""`make demo`: GPT-2 through a ladder of optimizations and a matrix product, measured by a service on this machine.
+
+It starts the embedded service, talks to it over HTTP as anybody would, shows what came out, and stops all it started.
+"""
+
+import argparse
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+from rich.console import Console
+
+from examples.service import embedded_service
+from optigpu.cli.options import parse_stack
+from optigpu.client import Client
+from optigpu.hardware import probe
+from optigpu.paths import data_dir
+from optigpu.plan import default_stack
+from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grid, terminal
+from optigpu.result import Attribution, Environment
+from optigpu.views import EventView, JobView
+from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
+from optigpu.workloads import WORKLOADS
+
+GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64, "batch_size": 1}
+MEASURE = {"replicates": 1, "min_seconds": 5, "max_seconds": 40, "rel_ci": 0.2}
+"""Short: a wide interval will do, and a slow machine still gets the six requests that make one."""
+SLOW_AND_ALREADY_THERE = {"fused_attention"}
+"""The baseline has it already, and its reference would cost a minute of the demo; `optigpu ladder` measures it."""
+
+
+def main() -> int:
+    """Runs the demo; the exit status is 0 when both jobs succeeded."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--model", default="preset:gpt2", help="default: preset:gpt2")
+    parser.add_argument("--stack", help="techniques, separated by commas; default: what suits this machine")
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    interruption = Interruption()
+    signal.signal(signal.SIGINT, interruption)
+    screen = console()
+    try:
+        return _demo(screen, data_dir(), options, interruption)
+    except KeyboardInterrupt:
+        screen.print("\nStopped; nothing is left running.")
+        return 130
+    except OptiGPUError as error:
+        screen.print(f"The demo failed: {error}", markup=False)
+        return 1
+
+
+class Interruption:
+    """Ctrl-C, remembered: Python drops an exception that is raised while it forks or collects garbage."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __call__(self, number: int, _: Any) -> NoReturn:
+        """The signal's handler."""
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if Ctrl-C was pressed."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+
+def _leave(number: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _demo(screen: Console, folder: Path, options: argparse.Namespace, interruption: Interruption) -> int:
+    environment = probe()
+    device = DeviceKind.CUDA if environment.has(DeviceKind.CUDA) else DeviceKind.CPU
+    screen.print(f"This machine: {environment.hardware_class}", markup=False)
+    with embedded_service(folder / "demo.log") as url, Client(url) as client:
+        screen.print(f"The service listens on {url}; its log is {_short(folder / 'demo.log')}", markup=False)
+        stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device)
+        specs = [matmul_spec(device), ladder_spec(options.model, device, stack)]
+        jobs = _measure(screen, client, specs, interruption)
+        page = client.leaderboard(workload="generate", limit=10)
+        screen.print(terminal(leaderboard_grid(page)))
+    screen.print(
+        f"The results are in {_short(folder / 'optigpu.db')}; `make serve` shows them again.", markup=False
+    )
+    return 0 if all(job.state is JobState.SUCCEEDED for job in jobs) else 1
+
+
+def _short(path: Path) -> str:
+    """A path as a shell understands it, with ~ for the home folder."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
+
+
+def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[str, str]]:
+    """The techniques that suit this machine, as a job names them, without those that another one brings along.
+
+    Without a compiler torch_compile stays among them: its rungs then say what is missing.
+    """
+    workload = WORKLOADS["generate"].model_validate(GENERATE)
+    as_if_compiler = environment.model_copy(update={"compiler": environment.compiler or "none"})
+    techniques = default_stack(as_if_compiler, device, workload)
+    left_out = SLOW_AND_ALREADY_THERE.union(*(each.requires for each in techniques))
+    return [{"name": each.name} for each in techniques if each.name not in left_out]
+
+
+def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> dict[str, Any]:
+    """The baseline, each technique alone, and each prefix of the stack."""
+    return {
+        "workload": GENERATE,
+        "model": model,
+        "device": device,
+        "stack": stack,
+        "plan": "ladder",
+        "measure": MEASURE,
+    }
+
+
+def matmul_spec(device: DeviceKind) -> dict[str, Any]:
+    """Square matrix products in fp32."""
+    return {"workload": {"kind": "matmul", "sizes": [512, 1024]}, "device": device, "measure": MEASURE}
+
+
+def _measure(
+    screen: Console, client: Client, specs: list[dict[str, Any]], interruption: Interruption
+) -> list[JobView]:
+    """Posts the jobs and follows each to its end; cancels them when it has to leave early."""
+    interruption.check()
+    jobs = [client.submit(spec) for spec in specs]
+    ahead = (jobs[0].queue_position or 1) - 1
+    if ahead:
+        screen.print(f"{ahead} jobs that were left in this database are measured first.")
+    try:
+        return [_follow(screen, client, job, interruption) for job in jobs]
+    except BaseException:
+        for job in jobs:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{client.base_url}/v1/jobs/{job.id}/cancel", timeout=2)
+        raise
+
+
+def _follow(screen: Console, client: Client, job: JobView, interruption: Interruption) -> JobView:
+    screen.print(f"\nPOST /v1/jobs -> job {job.id}: {job.workload}, {job.plan}", markup=False)
+    with RunProgress(screen) as progress:
+
+        def show(event: EventView) -> None:
+            interruption.check()
+            progress.show(event.kind, event.data)
+
+        job = client.wait(job.id, show)
+    if job.attribution:
+        results = client.results(job.id)
+        attribution = Attribution.model_validate(job.attribution, extra="ignore")
+        screen.print(terminal(ladder_grid(job_title(job.spec, results), attribution, results)))
+    if job.state is not JobState.SUCCEEDED:
+        screen.print(f"The job {job.state}: {job.reason}", markup=False)
+    return job
+
+
+if __name__ == "__main__":
+    sys.exit(main())
