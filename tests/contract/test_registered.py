@@ -1,0 +1,101 @@
+"""To add something is one file and one name. This fails when the name, the documentation or the test is forgotten."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from optigpu.report.pages import metrics_page, techniques_page
+from optigpu.spec import JobSpec, Measure
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import METRICS
+from optigpu.workloads import WORKLOADS
+from optigpu.workloads.base import Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_PARTS = {"__init__", "base"}
+
+
+def parts(folder: str, pattern: str) -> list[Path]:
+    """The files of a folder of the engine that each hold one part."""
+    return [path for path in sorted((ROOT / "optigpu" / folder).glob(pattern)) if path.stem not in NOT_PARTS]
+
+
+def classes_in(path: Path, base: type) -> list[type]:
+    """The subclasses of `base` that a file defines."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    members = inspect.getmembers(importlib.import_module(name), inspect.isclass)
+    return [member for _, member in members if issubclass(member, base) and member.__module__ == name]
+
+
+def literals(annotation: Any) -> set[str]:
+    """The strings of a Literal, however deep it stands in an annotation."""
+    return {
+        text
+        for part in get_args(annotation)
+        for text in ([part] if isinstance(part, str) else literals(part))
+    }
+
+
+@pytest.mark.parametrize("path", parts("techniques", "*/*.py"), ids=lambda path: path.stem)
+def test_a_technique_s_file_holds_one_and_it_is_in_the_union(path: Path) -> None:
+    (kind,) = classes_in(path, Technique)
+    assert TECHNIQUES.get(path.stem) is kind
+
+
+@pytest.mark.parametrize("path", parts("workloads", "*.py"), ids=lambda path: path.stem)
+def test_a_workload_s_file_holds_one_and_it_is_in_the_union(path: Path) -> None:
+    (kind,) = classes_in(path, Workload)
+    assert WORKLOADS.get(path.stem) is kind
+
+
+def test_every_meter_s_file_can_be_asked_for() -> None:
+    assert {path.stem for path in parts("meters", "*.py")} == literals(
+        Measure.model_fields["meters"].annotation
+    )
+
+
+def test_every_backend_can_be_asked_for() -> None:
+    found = {path.stem for path in parts("backends", "*") if not path.stem.startswith("_")}
+    assert found == literals(JobSpec.model_fields["backend"].annotation)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_names_only_others_that_exist(name: str) -> None:
+    kind = TECHNIQUES[name]
+    assert {*kind.requires, *kind.conflicts, *kind.compared_with} <= set(TECHNIQUES)
+    assert set(kind.workloads) <= set(WORKLOADS)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_a_technique_states_what_it_does_where_it_is_from_and_what_is_expected(name: str) -> None:
+    kind = TECHNIQUES[name]
+    assert all(text.strip() for text in (kind.summary, kind.citation, kind.expected))
+
+
+@pytest.mark.parametrize("kind", WORKLOADS.values(), ids=str)
+def test_a_workload_s_metrics_exist(kind: type[Workload]) -> None:
+    assert set(kind.metrics) <= set(METRICS)
+    assert kind.primary in kind.metrics
+
+
+@pytest.mark.parametrize("name", [*TECHNIQUES, *WORKLOADS])
+def test_what_can_be_asked_for_has_a_test_of_what_it_does(name: str) -> None:
+    """Among the tests of the engine, which run it."""
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests" / "engine").rglob("*.py"))
+    assert re.search(rf"\b{name}\b", tests)
+
+
+@pytest.mark.parametrize(("page", "text"), [("techniques", techniques_page()), ("metrics", metrics_page())])
+def test_the_reference_pages_are_up_to_date(page: str, text: str) -> None:
+    """`python -m optigpu.report.pages docs` writes them again."""
+    assert (ROOT / "docs" / f"{page}.md").read_text() == text
+
+
+@pytest.mark.parametrize("name", [*TECHNIQUES, *WORKLOADS, *METRICS])
+def test_every_name_is_documented(name: str) -> None:
+    assert f"`{name}`" in techniques_page() + metrics_page()

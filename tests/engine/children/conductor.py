@@ -1,0 +1,19 @@
+"""Not a child but its parent, as a process of its own: runs a job with the program that its arguments name."""
+
+import sys
+from pathlib import Path
+
+from optigpu.run import run
+from optigpu.spec import JobSpec
+from tests.engine.processes import program
+
+SPEC = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test"}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    run(
+        JobSpec.model_validate(SPEC),
+        lambda _: None,
+        lock_dir=folder / "locks",
+        program=program(sys.argv[2], *sys.argv[3:]),
+    )

@@ -1,0 +1,22 @@
+"""Answers with peaks that nobody measured, and says how often it was asked by one line in the file that it is given."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.engine.children import talk
+
+order = talk.hear()
+with Path(sys.argv[1]).open("a") as asked:
+    asked.write("asked\n")
+talk.say(
+    "peaks",
+    device=order["device"],
+    threads=order["threads"],
+    measured_at=datetime.now(UTC).isoformat(),
+    torch="2.13.0",
+    reads=[{"array_bytes": 2**20, "bytes_per_s": 1e9}],
+    copy_bytes_per_s=1e9,
+    matmul_flops_per_s={"float32": 1e9},
+)
+talk.hear()

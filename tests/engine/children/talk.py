@@ -1,0 +1,71 @@
+"""The protocol of optigpu.messages from the child's side, in the standard library alone so that children start fast."""
+
+import json
+import os
+import sys
+from typing import Any
+
+READY = {
+    "kind": "ready",
+    "load_s": 0.5,
+    "compile_s": None,
+    "steady": True,
+    "warmup_requests": 3,
+    "request_s": 0.001,
+}
+
+
+def write(data: bytes) -> None:
+    """Bytes on the answers' pipe, all of them."""
+    descriptor = int(sys.argv[sys.argv.index("--answers-fd") + 1])
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def say(kind: str, **fields: Any) -> None:
+    """One answer."""
+    write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+
+
+def ready(**fields: Any) -> None:
+    """The answer to the assignment."""
+    say(**{**READY, **fields})
+
+
+def hear() -> dict[str, Any]:
+    """The next message; ends the process where there will be none."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    heard: dict[str, Any] = json.loads(line)
+    return heard
+
+
+def samples(tokens_per_s: float, count: int) -> dict[str, list[float]]:
+    """A round of a generate workload: the same number with a small ripple."""
+    rates = [tokens_per_s * (1 + 0.001 * (index % 5 - 2)) for index in range(count)]
+    return {
+        "tokens_per_s": rates,
+        "tpot_s": [1 / rate for rate in rates],
+        "ttft_s": [2 / rate for rate in rates],
+        "latency_s": [10 / rate for rate in rates],
+        "requests_per_s": [rate / 10 for rate in rates],
+    }
+
+
+def obey(tokens_per_s: float, **ready_fields: Any) -> None:
+    """Does everything that it is asked for, until its stdin closes."""
+    ready(**ready_fields)
+    while True:
+        command = hear()
+        if command["kind"] == "run_round":
+            say("round", samples=samples(tokens_per_s, max(command["min_requests"], 20)))
+        elif command["kind"] == "run_audit":
+            say("audited", samples=samples(tokens_per_s, command["requests"]))
+        else:
+            say(
+                "metered",
+                meter=command["meter"],
+                values={"weight_bytes": 4e6},
+                reasons={"peak_bytes": "no GPU"},
+            )

@@ -1,0 +1,140 @@
+"""Scenes for the quality meter: the small trained model with a stack, and techniques that harm it on purpose."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.meters.base import QualityOptions, Reading, Scene
+from optigpu.meters.quality import QualityMeter, make_reference
+from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
+from optigpu.vocabulary import Layer
+from optigpu.workloads.generate import Generate
+from tests.engine.tiny_models import runtime_of
+
+MODEL = "path:trained"
+VOCABULARY = 320
+WORKLOAD = Generate(prompt_tokens=24, new_tokens=40, batch_size=2)
+LENGTH = 64
+
+
+class Flattened(Technique):
+    """Halves the logits of each decoded token: the same best token, another distribution."""
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.COMPILATION
+    name: Literal["flattened"] = "flattened"
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        def halved(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+            found, logits = step(tokens, position, cache)
+            return found, logits / 2
+
+        return halved
+
+
+class Spoiled(Technique):
+    """Adds noise to every weight."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    name: Literal["spoiled"] = "spoiled"
+    noise: float
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        import torch
+
+        torch.manual_seed(3)
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * self.noise * weight.std())
+
+
+class Broken(Flattened):
+    """Gives no numbers."""
+
+    name: Literal["broken"] = "broken"  # type: ignore[assignment]
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        return lambda tokens, position, cache: (tokens, step(tokens, position, cache)[1] * math.nan)
+
+
+class Spy(Technique):
+    """Notes the positions and the cache of each decode step."""
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.COMPILATION
+    name: Literal["spy"] = "spy"
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        def seen(tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
+            known = notes.facts.get("seen", [])
+            notes.record(seen=[*known, (tokens.flatten().tolist(), int(position), id(cache))])
+            return step(tokens, position, cache)
+
+        return seen
+
+
+class OwnLoop(Technique):
+    """Replaces the decode loop by one that is a function, or one that gives logits."""
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    name: Literal["own_loop"] = "own_loop"
+    scores: bool
+
+    def loop(self, loop: Loop, notes: Notes) -> Loop:
+        return ScoringLoop(loop) if self.scores else lambda *arguments: loop(*arguments)
+
+
+class ScoringLoop:
+    """A loop that finds all tokens equally likely."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def __call__(self, prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+        return self._loop(prompt, new_tokens, clock)
+
+    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+        import torch
+
+        for _ in range(prefill, tokens.shape[1]):
+            yield torch.zeros(tokens.shape[0], VOCABULARY)
+
+
+def scene_of(
+    runtime: ModelRuntime, folder: Path, workload: Generate = WORKLOAD, model: str = MODEL, **options: Any
+) -> Scene:
+    """A scene in which one request was run already."""
+    request = workload.prepare(runtime)
+    request.run()
+    return Scene(runtime, request, workload, model, folder, 0, QualityOptions(**options))
+
+
+def scene(folder: Path, *stack: Technique, **options: Any) -> Scene:
+    """The trained model with that stack, and the usual workload."""
+    return scene_of(runtime_of(MODEL, *stack), folder, **options)
+
+
+def measured(folder: Path, *stack: Technique, **options: Any) -> Reading:
+    """A reference, and a variant with that stack compared with it."""
+    assert make_reference(scene(folder, **options)).reasons == {}
+    return QualityMeter().read(scene(folder, *stack, **options))
+
+
+def exact_model() -> Any:
+    """The plain model in float64."""
+    return runtime_of(MODEL).model.double()
+
+
+def assert_nothing(reading: Reading, why: str) -> None:
+    """No value at all, and one sentence for every metric."""
+    assert reading.values == {}
+    assert set(reading.reasons) == set(QualityMeter.metrics)
+    (reason,) = set(reading.reasons.values())
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(reason)
+    assert reason.endswith(".")

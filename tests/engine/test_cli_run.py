@@ -1,0 +1,86 @@
+"""`optigpu run` for real: what is on stdout, the exit status, and that Ctrl-C leaves no process behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+OPTIGPU = (sys.executable, "-m", "optigpu.cli")
+QUICK = ("--replicates", "1", "--min-seconds", "0.05", "--max-seconds", "0.2", "--device", "cpu")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path)}
+
+
+def optigpu(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OPTIGPU, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@contextmanager
+def started(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in the background, its progress on a pipe; killed at the end."""
+    command = [*OPTIGPU, *arguments]
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_json_is_all_there_is_on_stdout(environment: dict[str, str]) -> None:
+    ran = optigpu(environment, "run", "--workload", "matmul", "--sizes", "16,32", *QUICK, "--json")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert set(document) == {"spec", "results", "attribution"}
+    assert [result["variant"]["label"] for result in document["results"]] == ["float32 16", "float32 32"]
+    assert all(result["metrics"]["tflops"]["value"] > 0 for result in document["results"])
+    assert "2 variants to measure: float32 16, float32 32" in ran.stderr
+
+
+def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None:
+    model = ("--model", "preset:tiny-llama-test", "--prompt-tokens", "4", "--new-tokens", "4")
+    ran = optigpu(environment, "ladder", *model, "--stack", "static_kv_cache", *QUICK)
+    assert ran.returncode == 0, ran.stderr
+    lines = {line.split("│")[1].strip(" *"): line for line in ran.stdout.splitlines() if line.startswith("│")}
+    assert set(lines) == {"baseline", "static_kv_cache"}
+    assert "x" in lines["static_kv_cache"].split("│")[3]
+    assert "single_replicate (all)" in ran.stdout
+
+
+def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
+    environment: dict[str, str],
+) -> None:
+    ran = optigpu(environment, "run", "--workload", "matmul", "--sizes", "16", "--dtypes", "tf32", *QUICK)
+    assert ran.returncode == 1
+    assert "unsupported" in ran.stdout
+    assert "tensor cores" in ran.stdout
+
+
+def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str, str]) -> None:
+    """The signal comes while a process measures; a terminal would send it to the command's group alone."""
+    endless = ("--workload", "matmul", "--sizes", "256", "--min-seconds", "300", "--max-seconds", "300")
+    with started(environment, "run", *endless, "--device", "cpu") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "measuring" in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(30)
+    assert children
+    assert status == 130
+    assert [child for child in children if child.is_running()] == []

@@ -1,0 +1,248 @@
+"""python -m optigpu.replicate, as the conductor runs it: real processes, real answers."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from optigpu.child_process import broken
+from optigpu.conductor.child import Child
+from optigpu.conductor.variables import child_variables
+from optigpu.hardware.probe import probe
+from optigpu.messages import (
+    Answer,
+    Assignment,
+    Broken,
+    Metered,
+    Progress,
+    Ready,
+    Refused,
+    Round,
+    RunMeter,
+    RunRound,
+)
+from optigpu.plan import variants_of
+from optigpu.replicate import refusal
+from optigpu.spec import JobSpec
+from optigpu.vocabulary import Frozen, ReplicateError
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.matmul import Matmul
+from tests.engine.processes import is_alive, wait_until
+
+PROGRAM = (sys.executable, "-m", "optigpu.replicate")
+GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}
+ENDLESS = RunRound(seconds=3600)
+
+
+def assignment(workload: dict[str, Any], model: str | None, *stack: str, **environment: Any) -> Assignment:
+    names = [{"name": name} for name in stack]
+    spec = JobSpec.model_validate({"workload": workload, "model": model, "stack": names})
+    return Assignment(
+        variant=variants_of(spec)[0],
+        environment=probe().model_copy(update=environment),
+        measure=spec.measure,
+        seed=0,
+        replicate=0,
+        folder=tempfile.gettempdir(),
+        threads=1,
+    )
+
+
+@contextmanager
+def child_with(work: Assignment) -> Iterator[Child]:
+    with Child(PROGRAM, child_variables(1)) as child:
+        child.tell(work)
+        yield child
+
+
+def answer(child: Child) -> Answer:
+    """The next answer that is not progress; the test's own time limit ends a wait for one that never comes."""
+    while True:
+        heard = child.listen()
+        if heard is not None and not isinstance(heard, Progress):
+            return heard
+
+
+def ask(child: Child, command: Frozen) -> Answer:
+    child.tell(command)
+    return answer(child)
+
+
+def test_a_generation_is_loaded_timed_and_weighed() -> None:
+    with child_with(assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only")) as child:
+        ready = answer(child)
+        assert isinstance(ready, Ready)
+        assert (ready.problem, ready.compile_s) == (None, None)
+        assert ready.details["int8_layers"] == 15
+        heard = ask(child, RunRound(seconds=0, min_requests=3))
+        assert isinstance(heard, Round)
+        assert {name: len(values) for name, values in heard.samples.items()} == dict.fromkeys(
+            Generate.metrics, 3
+        )
+        metered = ask(child, RunMeter(meter="memory"))
+        assert isinstance(metered, Metered)
+        assert metered.values["params_total"] == 361_088
+        assert child.end(5) == 0
+
+
+def test_a_compiled_stack_says_what_compiling_took() -> None:
+    work = assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only", "torch_compile")
+    with child_with(work) as child:
+        ready = answer(child)
+        assert isinstance(ready, Ready)
+        assert ready.details["compiled_graphs"] == 1
+        assert ready.compile_s is not None
+        assert ready.compile_s > ready.request_s
+
+
+def test_a_product_is_timed_without_a_model() -> None:
+    with child_with(assignment({"kind": "matmul", "sizes": [64]}, None)) as child:
+        assert isinstance(answer(child), Ready)
+        heard = ask(child, RunRound(seconds=0, min_requests=2))
+        assert isinstance(heard, Round)
+        assert set(heard.samples) == set(Matmul.metrics)
+
+
+def test_what_is_known_beforehand_is_refused_before_torch_is_loaded() -> None:
+    work = assignment(GENERATE, "preset:gpt2", "torch_compile", compiler=None)
+    with child_with(work) as child:
+        heard = answer(child)
+        assert isinstance(heard, Refused)
+        assert "C++ compiler" in heard.reason
+        assert not any("libtorch" in mapped.path for mapped in psutil.Process(child.pid).memory_maps())
+        assert child.end(5) == 0
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    work = assignment(GENERATE, "preset:gpt2", accelerators=())
+    on_cuda = work.variant.model_copy(update={"device": "cuda"})
+    assert refusal(work.model_copy(update={"variant": on_cuda})) is not None
+    assert refusal(work) is None
+
+
+def test_a_model_that_is_not_there_is_refused_after_torch_is_loaded() -> None:
+    with child_with(assignment(GENERATE, "path:missing")) as child:
+        heard = answer(child)
+        assert isinstance(heard, Refused)
+        assert "path:missing" in heard.reason
+
+
+def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_dir: Path) -> None:
+    with child_with(assignment(GENERATE | {"prompt_tokens": 100}, "path:gpt2")) as child:
+        heard = answer(child)
+        assert isinstance(heard, Refused)
+        assert "context of 64 tokens" in heard.reason
+
+
+def test_an_unknown_meter_breaks_that_command_alone() -> None:
+    with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
+        assert isinstance(answer(child), Ready)
+        heard = ask(child, RunMeter(meter="weather"))
+        assert isinstance(heard, Broken)
+        assert (heard.fault, "no meter 'weather'" in heard.reason) == ("error", True)
+        assert isinstance(ask(child, RunRound(seconds=0)), Round)
+
+
+def test_the_end_of_stdin_ends_it_in_the_middle_of_a_request() -> None:
+    with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
+        assert isinstance(answer(child), Ready)
+        child.tell(ENDLESS)
+        child.listen()
+        assert child.end(5) == 0
+
+
+def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'optigpu.replicate', '--answers-fd', '2'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=reading, stdout=subprocess.PIPE, env=child_variables(1), text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: score(pid) == 1000)  # it has set itself up
+        parent.send_signal(signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid))
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -> None:
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [*PROGRAM, "--answers-fd", str(writing)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[writing],
+        env=child_variables(1),
+    ) as child:
+        wait_until(lambda: is_same_file(child.pid, 1, 2))
+        flags = Path(f"/proc/{child.pid}/fdinfo/{writing}").read_text().split("flags:")[1].split()[0]
+        assert int(flags, 8) & os.O_CLOEXEC
+        child.communicate()
+    assert child.returncode == 0
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_child_that_waits_holds_no_core_with_any_of_its_threads() -> None:
+    work = assignment({"kind": "matmul", "sizes": [256]}, None).model_copy(update={"threads": 2})
+    with child_with(work) as child:
+        assert isinstance(answer(child), Ready)
+        ask(child, RunRound(seconds=0))
+        time.sleep(0.2)
+        before = cpu_seconds(child.pid)
+        time.sleep(0.5)
+        assert cpu_seconds(child.pid) - before < 0.1
+
+
+def test_every_way_of_running_out_of_memory_is_called_that() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as hosts:
+        torch.empty(2**50)
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), hosts.value):
+        assert broken(error).fault == "out_of_memory"
+
+
+def test_any_other_error_is_one_sentence_with_its_trace() -> None:
+    def fail() -> None:
+        raise ValueError("first line\nsecond line")
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        fail()
+    message = broken(caught.value)
+    assert (message.fault, message.reason) == ("error", "ValueError: first line")
+    assert "in fail" in message.trace
+    assert broken(ReplicateError("Plain words.")).reason == "Plain words."
+
+
+def score(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    except OSError:
+        return None
+
+
+def is_same_file(pid: int, first: int, second: int) -> bool:
+    folder = Path(f"/proc/{pid}/fd")
+    return os.readlink(folder / str(first)) == os.readlink(folder / str(second))
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

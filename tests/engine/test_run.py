@@ -1,0 +1,369 @@
+"""run(): the conductor against measuring processes that behave well and badly, and once against the real one."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from optigpu.conductor.sampling import FIRST_ROUNDS
+from optigpu.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.result import Outcome, VerdictReason, VerdictWarning
+from optigpu.run import Report, run
+from optigpu.spec import JobSpec
+from optigpu.stats import FEWEST_REQUESTS
+from optigpu.vocabulary import CancelledError, LeaseLostError, OptiGPUError, VariantStatus
+from tests.engine.processes import is_alive, program, wait_until
+
+FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
+
+
+def job(*stack: str, plan: str = "ladder", **changes: Any) -> JobSpec:
+    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": plan}
+    stacked = [{"name": name} for name in stack]
+    return JobSpec.model_validate(document | {"stack": stacked, "measure": FAST} | changes)
+
+
+class Conductor:
+    """Runs jobs with one of the children and keeps what it heard."""
+
+    def __init__(self, lock_dir: Path) -> None:
+        self.lock_dir = lock_dir
+        self.events: list[Event] = []
+
+    def run(self, spec: JobSpec, child: str, *arguments: object, **options: Any) -> Report:
+        return run(
+            spec, self.events.append, lock_dir=self.lock_dir, program=program(child, *arguments), **options
+        )
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [event.outcome for event in self.events if isinstance(event, VariantFinished)]
+
+    @property
+    def progress(self) -> list[Progressed]:
+        return [event for event in self.events if isinstance(event, Progressed)]
+
+
+@pytest.fixture
+def conductor(tmp_path: Path) -> Conductor:
+    return Conductor(tmp_path / "locks")
+
+
+def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
+    report = conductor.run(job("bf16", "static_kv_cache", measure=FAST | {"replicates": 3}), "well_behaved")
+    kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
+    assert kinds == ["planned", *["variant_started"] * 4, *["variant_finished"] * 4, "finished"]
+    assert [result.variant.label for result in report.results] == [
+        "baseline",
+        "bf16",
+        "static_kv_cache",
+        "bf16 + static_kv_cache",
+    ]
+    speedups = [row.speedup.ratio if row.speedup else None for row in report.attribution.rows]
+    assert speedups == [None, *(pytest.approx(ratio, rel=0.01) for ratio in (2, 2, 3))]
+    assert report.attribution.best == 3
+    assert conductor.events[-1] == Finished(attribution=report.attribution)
+
+
+def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> None:
+    (result,) = conductor.run(
+        job("bf16", plan="single", measure=FAST | {"replicates": 2}), "well_behaved"
+    ).results
+    (outcome,) = conductor.outcomes
+    tokens = result.metrics["tokens_per_s"]
+    assert tokens.value == pytest.approx(20.005)
+    assert tokens.n == sum(len(process) for process in outcome.samples["tokens_per_s"])
+    assert tokens.replicates == 2
+    assert tokens.ci is not None
+    assert tokens.ci[0] < 20.005 < tokens.ci[1]
+    assert result.metrics["load_s"].value == 0.5
+    assert result.metrics["compile_s"].value == 1.5
+    assert result.metrics["weight_bytes"].value == 4e6
+    assert (result.metrics["peak_bytes"].value, result.metrics["peak_bytes"].reason) == (None, "no GPU")
+    assert outcome.samples["weight_bytes"] == ((4e6,), (4e6,))
+    assert result.details["warmup"] == [{"requests": 3, "steady": True}] * 2
+    assert result.verdict.valid
+    assert result.verdict.warnings == ()
+    assert result.variant.variant_digest
+    assert result.environment.hardware_class
+
+
+def test_what_nothing_compiled_has_no_compile_time(conductor: Conductor) -> None:
+    (result,) = conductor.run(job(plan="single"), "well_behaved").results
+    assert (result.metrics["compile_s"].value, result.metrics["compile_s"].reason) == (
+        None,
+        "Nothing was compiled.",
+    )
+
+
+def test_the_document_is_plain_and_without_samples(conductor: Conductor) -> None:
+    document = conductor.run(job(plan="single"), "well_behaved").document()
+    assert list(document) == ["spec", "results", "attribution"]
+    assert JobSpec.model_validate(document["spec"]) == job(plan="single")
+
+
+def test_progress_never_goes_back_and_ends_whole(conductor: Conductor) -> None:
+    conductor.run(job("bf16", "static_kv_cache"), "well_behaved")
+    fractions = [event.fraction for event in conductor.progress]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    assert conductor.progress[0].remaining_s is None
+    second = next(e for e in conductor.progress if e.index == 1 and e.doing == "measuring")
+    assert second.remaining_s is not None
+    assert second.remaining_s > 0
+    assert conductor.progress[-1].remaining_s == 0
+    assert {"starting", "loading", "measuring", "metering memory"} <= {e.doing for e in conductor.progress}
+
+
+def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
+    stack = ("bf16", "no_kv_cache", "eager_attention")
+    report = conductor.run(job(*stack, plan="grid"), "moody")
+    ends = {outcome.index: (outcome.status.value, outcome.reason) for outcome in report.outcomes}
+    assert ends[0] == ("succeeded", None)
+    assert ends[1] == ("unsupported", "no bf16 here")
+    assert ends[2] == ("failed", "out of memory: 8 GB were asked for")
+    assert ends[3] == ("succeeded", None)
+    assert len(ends) == 8
+    assert [row.reason for row in report.attribution.rows][1] == "no bf16 here"
+    (outcome,) = conductor.run(job("fp16", plan="single"), "moody").outcomes
+    assert (outcome.status, outcome.reason) == (VariantStatus.FAILED, "a layer is missing")
+
+
+def test_a_wrong_output_is_measured_and_never_ranked(conductor: Conductor) -> None:
+    report = conductor.run(job("eager_attention"), "moody")
+    invalid = report.results[1]
+    assert invalid.verdict.reasons == (VerdictReason.OUTPUT_INVALID,)
+    assert "3 of 8 tokens" in invalid.verdict.notes
+    assert report.attribution.best == 0
+    assert report.attribution.rows[1].speedup is None
+    assert "3 of 8 tokens" in (report.attribution.rows[1].reason or "")
+
+
+def test_warnings_say_how_far_a_figure_can_be_trusted(conductor: Conductor) -> None:
+    unsettled = conductor.run(job("static_kv_cache", plan="single"), "moody").results[0].verdict
+    assert unsettled.valid
+    assert unsettled.warnings == (VerdictWarning.SINGLE_REPLICATE, VerdictWarning.NOT_CONVERGED)
+    assert len(unsettled.notes) == 2
+
+
+def test_sampling_goes_on_until_the_median_is_known_or_the_time_is_over(conductor: Conductor) -> None:
+    (result,) = conductor.run(job(plan="single"), "erratic", 0.001).results
+    assert VerdictWarning.NOT_CONVERGED in result.verdict.warnings
+    assert result.metrics["tokens_per_s"].n > FEWEST_REQUESTS, "more rounds than the first"
+    (steady,) = conductor.run(job(plan="single"), "well_behaved").results
+    assert steady.metrics["tokens_per_s"].n == 20 * FIRST_ROUNDS, "known after the first rounds"
+
+
+def test_a_request_longer_than_the_time_is_measured_once(conductor: Conductor) -> None:
+    (result,) = conductor.run(job(plan="single"), "erratic", 100).results
+    tokens = result.metrics["tokens_per_s"]
+    assert (tokens.n, tokens.ci) == (1, None)
+    own = {VerdictWarning.SINGLE_REPLICATE, VerdictWarning.NOT_CONVERGED, VerdictWarning.FEW_SAMPLES}
+    assert own <= set(result.verdict.warnings)
+
+
+def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor) -> None:
+    spec = job(plan="single", measure=FAST | {"replicates": 3})
+    report = conductor.run(spec, "dying", "SIGKILL", 1, "-")
+    assert report.results == ()
+    assert report.outcomes[0].status is VariantStatus.FAILED
+    assert "signal 9" in (report.outcomes[0].reason or "")
+    assert [event.replicate for event in conductor.progress if event.doing == "starting"] == [0, 1]
+    assert conductor.progress[-1].fraction == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("missing", "Every request must have"),
+        ("uneven", "Every request must have"),
+        ("empty", "Every request must have"),
+        ("zero", "tokens_per_s of a request is 0"),
+    ],
+)
+def test_a_round_without_all_its_numbers_is_refused(conductor: Conductor, kind: str, words: str) -> None:
+    (outcome,) = conductor.run(job(plan="single"), "garbage", kind).outcomes
+    assert outcome.status is VariantStatus.FAILED
+    assert words in (outcome.reason or "")
+
+
+def test_an_answer_out_of_turn_is_refused(conductor: Conductor) -> None:
+    (outcome,) = conductor.run(job(plan="single"), "garbage", "early").outcomes
+    assert "out of turn" in (outcome.reason or "")
+
+
+def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Conductor) -> None:
+    asked: list[None] = []
+    spec = job("bf16", "static_kv_cache", limits={"timeout_s": 5})
+    report = conductor.run(spec, "hanging", cancelled=lambda: asked.append(None))
+    assert [outcome.status.value for outcome in report.outcomes] == ["succeeded", *["failed"] * 3], report
+    assert all((outcome.reason or "").startswith("deadline: ") for outcome in report.outcomes[1:])
+    assert len(report.results) == 1
+    assert len(asked) > 5, "asked at least once a second while the process is silent"
+
+
+def test_cancelling_ends_a_silent_process(conductor: Conductor) -> None:
+    def cancelled() -> str | None:
+        return "changed my mind" if any(event.doing == "hanging" for event in conductor.progress) else None
+
+    with pytest.raises(CancelledError, match="changed my mind"):
+        conductor.run(job("bf16"), "hanging", cancelled=cancelled)
+    assert conductor.outcomes == []
+    assert not children_of(os.getpid())
+
+
+def test_what_the_listener_raises_passes_and_ends_the_process(tmp_path: Path) -> None:
+    def listener(event: Event) -> None:
+        if isinstance(event, Progressed) and event.doing == "deaf":
+            raise LeaseLostError("another worker has it")
+
+    with pytest.raises(LeaseLostError):
+        run(job(), listener, lock_dir=tmp_path, program=program("deaf", tmp_path / "pid"))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_variants_side_by_side_take_turns_and_are_compared_in_pairs(conductor: Conductor) -> None:
+    report = conductor.run(job("bf16", measure=FAST | {"replicates": 2}), "drifting")
+    turns = [event.index for event in conductor.progress if event.doing == "measuring"]
+    assert turns[:4] == [0, 1, 0, 1]
+    assert all(result.details["side_by_side"] == [0, 1] for result in report.results)
+    gain = report.attribution.rows[1].speedup
+    assert gain is not None
+    assert gain.ci is not None
+    assert gain.ci[1] / gain.ci[0] < 1.01, (
+        "the machine doubled its speed between the replicates, for both alike"
+    )
+    baseline = report.results[0].metrics["tokens_per_s"]
+    assert baseline.ci is not None
+    assert baseline.ci[1] / max(baseline.ci[0], 1e-9) > 2, "which either of them alone cannot know"
+    assert report.attribution.baseline_again is None
+
+
+def test_without_room_the_baseline_is_measured_again_at_the_end(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optigpu.conductor.company.MOST_RESIDENT", 1)
+    report = conductor.run(job("bf16"), "well_behaved")
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
+    assert [result.details["side_by_side"] for result in report.results] == [[0], [1]]
+    again = report.attribution.baseline_again
+    assert again is not None
+    assert again.ratio == pytest.approx(1, rel=0.01)
+    starts = [event.index for event in conductor.progress if event.doing == "starting"]
+    assert starts == [0, 1, 0]
+
+
+def test_variants_that_are_done_are_left_alone(conductor: Conductor) -> None:
+    report = conductor.run(job("bf16", "static_kv_cache"), "well_behaved", done={0, 2})
+    assert [event.index for event in conductor.events if isinstance(event, VariantStarted)] == [1, 3]
+    planned = conductor.events[0]
+    assert isinstance(planned, Planned)
+    assert len(planned.variants) == 4
+    assert [row.index for row in report.attribution.rows] == [1, 3]
+
+
+def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conductor) -> None:
+    with somebody_measuring(conductor.lock_dir), pytest.raises(CancelledError):
+        conductor.run(job(), "well_behaved", cancelled=lambda: "enough" if conductor.progress else None)
+    assert [event.doing for event in conductor.progress] == ["waiting for the device"]
+    assert conductor.run(job(plan="single"), "well_behaved").results
+
+
+def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptiGPUError, match="OPTIGPU_LOCK_DIR"):
+        run(job(), lambda _: None, lock_dir=tmp_path / "file" / "locks")
+
+
+def test_a_device_that_is_not_there_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = [sys.executable, "-c", _CUDA_JOB, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("unsupported This machine has no cuda device")
+
+
+_CUDA_JOB = """
+import sys
+from pathlib import Path
+from optigpu.run import run
+from optigpu.spec import JobSpec
+spec = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [8]}, "device": "cuda"})
+(outcome,) = run(spec, lambda _: None, lock_dir=Path(sys.argv[1])).outcomes
+print(outcome.status, outcome.reason)
+"""
+
+
+def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: Path) -> None:
+    conductor = start_conductor(tmp_path, "interrupted", tmp_path)
+    wait_until((tmp_path / "pid").exists)
+    os.killpg(conductor.pid, signal.SIGINT)
+    conductor.wait(60)
+    assert conductor.returncode != 0
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert not (tmp_path / "interrupted").exists()
+
+
+def test_killing_the_conductor_ends_its_process(tmp_path: Path) -> None:
+    conductor = start_conductor(tmp_path, "interrupted", tmp_path)
+    wait_until((tmp_path / "pid").exists)
+    conductor.kill()
+    conductor.wait(60)
+    child = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(child))
+
+
+def test_the_device_stays_locked_until_the_last_process_is_gone(tmp_path: Path) -> None:
+    conductor = start_conductor(tmp_path, "deaf", tmp_path / "pid")
+    wait_until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
+    child = int((tmp_path / "pid").read_text())
+    conductor.kill()
+    conductor.wait(60)
+    assert is_alive(child)
+    assert is_locked(tmp_path / "locks" / "cpu.lock")
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not is_locked(tmp_path / "locks" / "cpu.lock"))
+
+
+def test_the_real_measuring_process(tmp_path: Path) -> None:
+    document = {"workload": {"kind": "matmul", "sizes": [64, 128]}, "measure": FAST}
+    report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path)
+    assert [result.variant.label for result in report.results] == ["float32 64", "float32 128"]
+    for result in report.results:
+        tflops = result.metrics["tflops"]
+        assert tflops.value is not None
+        assert tflops.value > 0
+    assert report.attribution.best is None
+
+
+def children_of(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children() if is_alive(child.pid)]
+
+
+def start_conductor(folder: Path, child: str, *arguments: object) -> "subprocess.Popen[bytes]":
+    command = program("conductor", folder, child, *arguments)
+    return subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def somebody_measuring(lock_dir: Path) -> Iterator[None]:
+    lock_dir.mkdir()
+    with (lock_dir / "cpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

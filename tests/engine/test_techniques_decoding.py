@@ -1,0 +1,199 @@
+"""The attention, cache and compilation techniques change what runs, and not what comes out."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.techniques.base import Technique
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.kernels.eager_attention import EagerAttention
+from optigpu.techniques.kernels.fused_attention import FusedAttention
+from optigpu.techniques.memory.no_kv_cache import NoKvCache
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.engine.rounding import (
+    assert_greedy_as_far_as_it_can_be_told,
+    in_float64,
+    logits_of,
+    rounding_bound,
+)
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
+
+pytestmark = pytest.mark.usefixtures("models_dir")
+NEW_TOKENS = 6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "technique",
+    [EagerAttention(), FusedAttention(), NoKvCache(), StaticKvCache()],
+    ids=lambda technique: technique.name,
+)
+def test_outputs_stay_what_they_were(family: str, technique: Technique) -> None:
+    runtime = runtime_of(f"path:{family}", technique)
+    assert_right(runtime, in_float64(runtime.model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eager_attention_runs_a_softmax_of_its_own(family: str) -> None:
+    def claim() -> None:
+        facts = observed(f"path:{family}", EagerAttention())
+        assert facts["attn_implementation"] == "eager"
+        assert facts["attention_kernels"] == ["aten::_softmax"]
+
+    assert_needs_hook(EagerAttention(), "load", claim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_attention_runs_one_kernel_that_was_asked_for_by_name(family: str) -> None:
+    """The library's default is fused already, so what the technique adds by itself is that it is asked for."""
+    from optigpu.backends.torch.runtime import load_options
+
+    def claim() -> None:
+        assert load_options((FusedAttention(),)).attention == "sdpa"
+        facts = observed(f"path:{family}", FusedAttention())
+        assert facts["attn_implementation"] == "sdpa"
+        assert facts["attention_kernels"] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+
+    assert_needs_hook(FusedAttention(), "load", claim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_static_kv_cache_has_its_full_length_from_the_start(family: str) -> None:
+    def claim() -> None:
+        calls = forward_calls(runtime_of(f"path:{family}", StaticKvCache()))
+        assert [call["cache"] for call in calls] == ["StaticCache"] * NEW_TOKENS
+        assert {call["room"] for call in calls} <= {8 + NEW_TOKENS, 8 + NEW_TOKENS - 1}
+
+    assert_needs_hook(StaticKvCache(), "cache", claim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_kv_cache_runs_the_whole_sequence_for_each_token(family: str) -> None:
+    def claim() -> None:
+        calls = forward_calls(runtime_of(f"path:{family}", NoKvCache()))
+        assert [call["tokens"] for call in calls] == [8 + index for index in range(NEW_TOKENS)]
+        assert {call["cache"] for call in calls} == {None}
+
+    assert_needs_hook(NoKvCache(), "cache", claim)
+
+
+def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> None:
+    def claim() -> None:
+        runtime = runtime_of("path:gpt2", TorchCompile())
+        runtime.generate(prompt(), NEW_TOKENS)
+        assert (
+            operators(runtime)["aten::native_layer_norm"] == 5
+        )  # the prefill: two for each of two layers, and one
+        facts = runtime.notes.facts
+        assert (facts["compiled_graphs"], facts["graph_breaks"]) == (1, 0)
+        assert facts["decode_loop"] == "lean greedy loop"
+
+    assert_needs_hook(TorchCompile(), "step", claim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None:
+    from torch._dynamo.utils import counters
+
+    runtime = runtime_of(f"path:{family}", TorchCompile(), Int8WeightOnly())
+    first = runtime.generate(prompt(), NEW_TOKENS).tokens
+    graphs = counters["stats"]["unique_graphs"]
+    plain = runtime_of(f"path:{family}", Int8WeightOnly())
+    assert first.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
+    assert first.equal(runtime.generate(prompt(), NEW_TOKENS).tokens)
+    sequence = sequence_of(first)
+    bound = rounding_bound(in_float64(runtime_of(f"path:{family}").model), sequence, "float32")
+    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_a_compiled_step_refuses_another_batch() -> None:
+    runtime = runtime_of("path:gpt2", TorchCompile())
+    runtime.generate(prompt(2), NEW_TOKENS)
+    with pytest.raises(ReplicateError, match="batch size"):
+        runtime.generate(prompt(1), NEW_TOKENS)
+
+
+def test_a_torch_compile_that_is_switched_off_is_an_error_and_not_a_figure() -> None:
+    code = (
+        "from optigpu.techniques.compilation.torch_compile import TorchCompile\n"
+        "from tests.engine.tiny_models import prompt, runtime_of\n"
+        "runtime_of('path:gpt2', TorchCompile()).generate(prompt(), 4)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHDYNAMO_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "torch.compile made 0 graphs and not one" in done.stderr
+
+
+def test_torch_compile_needs_pythons_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", {"include": str(tmp_path)}.get)
+    with pytest.raises(UnsupportedError, match=r"Python\.h is missing"):
+        runtime_of("path:gpt2", TorchCompile())
+
+
+def assert_right(runtime: ModelRuntime, reference: Any) -> None:
+    tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
+    sequence = sequence_of(tokens)
+    bound = rounding_bound(reference, sequence, "float32")
+    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
+    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
+
+
+def sequence_of(tokens: Any) -> Any:
+    import torch
+
+    return torch.cat([prompt(), tokens[:, :-1]], dim=1)
+
+
+def observed(model: str, *stack: Technique) -> dict[str, Any]:
+    runtime = runtime_of(model, *stack)
+    runtime.observe(prompt())
+    return runtime.notes.facts
+
+
+def forward_calls(runtime: ModelRuntime) -> list[dict[str, Any]]:
+    """What the model is given for each token while it generates."""
+    calls = []
+
+    def see(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        cache = named.get("past_key_values")
+        calls.append(
+            {
+                "tokens": named["input_ids"].shape[1],
+                "cache": type(cache).__name__ if cache is not None else None,
+                "room": room_of(cache),
+            }
+        )
+
+    handle = runtime.model.register_forward_pre_hook(see, with_kwargs=True)
+    runtime.generate(prompt(), NEW_TOKENS)
+    handle.remove()
+    return calls
+
+
+def room_of(cache: Any) -> int | None:
+    """The length of a static cache; None for one that grows and for none at all."""
+    return getattr(cache.layers[0], "max_cache_len", None) if cache is not None else None
+
+
+def operators(runtime: ModelRuntime) -> Counter[str]:
+    """How often each of torch's operators was called by the interpreter during one request."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        runtime.generate(prompt(), NEW_TOKENS)
+    return Counter({event.key: event.count for event in profiler.key_averages()})

@@ -1,0 +1,193 @@
+"""The work that a roofline counts is the work that real models do: torch counts the operations, storages the bytes."""
+
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.models.facts import ModelFacts
+from optigpu.models.footprint import Footprint, footprint_of
+from optigpu.models.load import loaded_facts
+from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
+from optigpu.techniques.base import Technique
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads.generate import Generate
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
+
+BATCH, PROMPT, NEW = 3, 10, 5
+WORKLOAD = Generate(prompt_tokens=PROMPT, new_tokens=NEW, batch_size=BATCH)
+WIDTH = 64
+"""Of the tiny models' hidden states."""
+
+
+class Counted:
+    """Operations that torch counts while `work` runs: those of linear layers, and those of attention."""
+
+    def __init__(self, model: Any, work: Any) -> None:
+        from torch import ops
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            work()
+        counts = counter.get_flop_counts()
+        everything = counts["Global"]
+        self.linear = everything.get(ops.aten.mm, 0) + everything.get(ops.aten.addmm, 0)
+        # Llama's rotary embedding makes its angles by a batched product, which is none of attention's.
+        angles = sum(sum(ops.values()) for name, ops in counts.items() if name.endswith("rotary_emb"))
+        self.attention = everything.get(ops.aten.bmm, 0) + everything.get(ops.aten.baddbmm, 0) - angles
+        assert sum(everything.values()) == self.linear + self.attention + angles, (
+            "torch counted another operator"
+        )
+
+
+def eager(family: str) -> Any:
+    """A model whose attention is plain products, which torch's counter sees."""
+    model = tiny_model(family)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def tokens(length: int) -> Any:
+    import torch
+
+    return torch.randint(VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(0))
+
+
+def of_model(model: Any) -> Footprint:
+    return footprint_of(model, loaded_facts(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_has_the_operations_that_torch_counts(family: str) -> None:
+    model = eager(family)
+    counted = Counted(model, lambda: model(input_ids=tokens(PROMPT), logits_to_keep=1))
+    work = prefill(WORKLOAD, of_model(model), "float32", cached=True)
+    assert work.matmul_flops == counted.linear
+    # A plain product computes the whole square of scores; the triangle with its diagonal is what is needed of it.
+    assert work.attention_flops == counted.attention * (PROMPT + 1) / (2 * PROMPT)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decode_step_has_the_operations_that_torch_counts_on_average(family: str) -> None:
+    from transformers import DynamicCache
+
+    model = eager(family)
+    cache = DynamicCache(config=model.config)
+    model(input_ids=tokens(PROMPT), past_key_values=cache, use_cache=True)
+
+    def decode() -> None:
+        for _ in range(NEW - 1):
+            model(input_ids=tokens(1), past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    counted = Counted(model, decode)
+    work = decode_step(WORKLOAD, of_model(model), "float32", cached=True)
+    assert work.matmul_flops == counted.linear / (NEW - 1)
+    assert work.attention_flops == counted.attention / (NEW - 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_cache_a_step_computes_all_tokens_again(family: str) -> None:
+    model = eager(family)
+
+    def decode() -> None:
+        for length in range(PROMPT + 1, PROMPT + NEW):
+            model(input_ids=tokens(length), use_cache=False, logits_to_keep=1)
+
+    counted = Counted(model, decode)
+    work = decode_step(WORKLOAD, of_model(model), "float32", cached=False)
+    assert work.matmul_flops == pytest.approx(counted.linear / (NEW - 1), rel=1e-12)
+    squares = sum(length**2 for length in range(PROMPT + 1, PROMPT + NEW))
+    triangles = sum(length * (length + 1) / 2 for length in range(PROMPT + 1, PROMPT + NEW))
+    assert work.attention_flops == pytest.approx(
+        counted.attention / (NEW - 1) * triangles / squares, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_training_step_has_three_times_the_operations_of_its_forward_pass(family: str) -> None:
+    model = eager(family)
+    ids = tokens(PROMPT)
+    counted = Counted(model, lambda: model(input_ids=ids, labels=ids).loss.backward())
+    facts = loaded_facts(model)
+    linear = 3 * matmul_flops(facts, BATCH * PROMPT, BATCH * PROMPT)
+    assert linear == counted.linear
+    attention = training_step_flops(facts, BATCH, PROMPT) - linear
+    assert attention == counted.attention * (PROMPT + 1) / (2 * PROMPT)
+
+
+def test_an_opt_model_with_a_narrow_embedding_is_counted_with_its_projections() -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "opt", vocab_size=VOCABULARY, **FAMILIES["opt"] | {"word_embed_proj_dim": 32}
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    counted = Counted(model, lambda: model(input_ids=tokens(PROMPT), logits_to_keep=1))
+    # transformers projects every token out of the blocks before it picks the last one.
+    unneeded = 2 * BATCH * (PROMPT - 1) * WIDTH * 32
+    assert (
+        prefill(WORKLOAD, of_model(model), "float32", cached=True).matmul_flops == counted.linear - unneeded
+    )
+
+
+def test_a_family_whose_blocks_are_not_known_is_refused() -> None:
+    facts = loaded_facts(tiny_model("gpt2"))
+    unknown = ModelFacts(**{**vars(facts), "family": "mixtral", "inner_size": None, "gated_mlp": None})
+    with pytest.raises(UnsupportedError, match="mixtral"):
+        matmul_flops(unknown, 1, 1)
+
+
+@pytest.mark.usefixtures("models_dir")
+class TestBytes:
+    """What a step reads of a model's weights."""
+
+    @staticmethod
+    def runtime(family: str, *stack: Technique) -> ModelRuntime:
+        return runtime_of(f"path:{family}", *stack)
+
+    @staticmethod
+    def weights(model: Any) -> int:
+        return sum(parameter.nbytes for parameter in model.parameters())
+
+    @pytest.mark.parametrize(
+        ("family", "tables"),
+        [("gpt2", 64), ("opt", 64 + 2), ("qwen2", 0), ("llama", VOCABULARY)],
+    )
+    def test_tables_that_are_only_looked_up_are_not_streamed(self, family: str, tables: int) -> None:
+        """Rows: positions of GPT-2 and OPT, the embedding of Llama, whose head is its own; tied heads are read."""
+        model = self.runtime(family).model
+        found = of_model(model)
+        buffers = sum(buffer.nbytes for buffer in model.buffers())
+        assert found.streamed_bytes == self.weights(model) + buffers - tables * WIDTH * 4
+        assert found.row_bytes == (WIDTH * 4 if tables else 0)
+
+    def test_bfloat16_halves_what_is_streamed(self) -> None:
+        wide, narrow = (of_model(self.runtime("gpt2", *stack).model) for stack in ((), (Bf16(),)))
+        assert narrow.streamed_bytes * 2 == wide.streamed_bytes
+        assert narrow.row_bytes * 2 == wide.row_bytes
+
+    def test_a_tied_embedding_is_only_looked_up_once_its_head_is_an_int8_copy(self) -> None:
+        plain, quantized = self.runtime("gpt2"), self.runtime("gpt2", Int8WeightOnly())
+        before = footprint_of(plain.model, plain.facts)
+        after = footprint_of(quantized.model, quantized.facts)
+        assert before.row_bytes == WIDTH * 4
+        assert after.row_bytes == 2 * WIDTH * 4
+        assert after.streamed_bytes < 0.4 * before.streamed_bytes
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_the_cache_grows_by_the_bytes_that_are_counted_for_a_token(self, family: str) -> None:
+        runtime = self.runtime(family, StaticKvCache())
+        model = footprint_of(runtime.model, runtime.facts)
+        from transformers import StaticCache
+
+        cache = StaticCache(config=runtime.model.config, max_cache_len=PROMPT)
+        runtime.model(input_ids=tokens(PROMPT), past_key_values=cache, use_cache=True)
+        layers: list[Any] = cache.layers
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        cached, uncached = (prefill(WORKLOAD, model, "float32", each).bytes for each in (True, False))
+        assert cached - uncached == held

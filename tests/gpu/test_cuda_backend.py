@@ -1,0 +1,108 @@
+"""The torch backend on an NVIDIA GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime, TorchRuntime
+from optigpu.backends.torch.clock import CudaClock
+from optigpu.meters import METERS
+from optigpu.meters.base import QualityOptions, Scene
+from optigpu.spec import resolve
+from optigpu.techniques.base import Technique
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.fp16 import Fp16
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.matmul import Dtype, Matmul
+from tests.engine.rounding import (
+    assert_greedy_as_far_as_it_can_be_told,
+    in_float64,
+    logits_of,
+    rounding_bound,
+)
+from tests.engine.tiny_models import FAMILIES, ignore, prompt
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
+NEW_TOKENS = 6
+
+
+def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
+    return ModelRuntime(model, resolve(stack), DeviceKind.CUDA, seed=0, progress=ignore)
+
+
+def test_the_clock_measures_what_the_device_does() -> None:
+    import torch
+
+    clock = CudaClock()
+    x = torch.randn(4096, 4096, device="cuda")
+    marks = [clock.mark()]
+    for products in (1, 20):
+        for _ in range(products):
+            x @ x
+        marks.append(clock.mark())
+    short, long = clock.seconds(marks)
+    assert 0 < short < long
+
+
+@pytest.mark.parametrize("technique", [None, Bf16(), Fp16()], ids=["fp32", "bf16", "fp16"])
+def test_a_preset_is_made_on_the_device_in_its_dtype(technique: Technique | None) -> None:
+    runtime = on_cuda("preset:tiny-llama-test", *([technique] if technique else []))
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[technique.name] if technique else "float32"
+    kinds = {(parameter.device.type, str(parameter.dtype)) for parameter in runtime.model.parameters()}
+    assert kinds == {("cuda", f"torch.{dtype}")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", [None, "default", "reduce-overhead"])
+def test_greedy_tokens_are_right_with_and_without_cuda_graphs(family: str, mode: Any) -> None:
+    runtime = on_cuda(f"path:{family}", *([TorchCompile(mode=mode)] if mode else []))
+    prompts = prompt().cuda()
+    first = runtime.generate(prompts, NEW_TOKENS)
+    again = [runtime.generate(prompts, NEW_TOKENS).tokens for _ in range(3)]
+    assert all(tokens.equal(first.tokens) for tokens in again)
+    assert all(gap > 0 for gap in first.gaps_s)
+    assert_right(runtime, prompts, first.tokens, in_float64(runtime.model))
+    if mode:
+        assert runtime.notes.facts["compiled_graphs"] == 1
+
+
+@pytest.mark.parametrize("other", [None, Bf16(), Fp16()], ids=["fp32", "bf16", "fp16"])
+def test_compiled_int8_gives_the_tokens_of_plain_int8(other: Technique | None) -> None:
+    others = [other] if other else []
+    prompts = prompt().cuda()
+    plain = on_cuda("path:llama", Int8WeightOnly(), *others).generate(prompts, NEW_TOKENS).tokens
+    compiled = on_cuda("path:llama", Int8WeightOnly(), TorchCompile(mode="reduce-overhead"), *others)
+    assert compiled.generate(prompts, NEW_TOKENS).tokens.equal(plain)
+
+
+def test_the_memory_meter_reads_the_accelerators_peaks(tmp_path: Path) -> None:
+    runtime = on_cuda("preset:tiny-llama-test")
+    workload = Generate(prompt_tokens=8, new_tokens=4)
+    scene = Scene(
+        runtime, workload.prepare(runtime), workload, "preset:tiny-llama-test", tmp_path, 0, QualityOptions()
+    )
+    reading = METERS["memory"].read(scene)
+    assert reading.reasons == {}
+    assert (
+        reading.values["weight_bytes"] < reading.values["peak_bytes"] <= reading.values["peak_reserved_bytes"]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16", "bfloat16"])
+def test_a_product_is_right_in_every_dtype(dtype: Dtype) -> None:
+    request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchRuntime(DeviceKind.CUDA, seed=0))
+    assert request.check().problem is None
+    assert request.run()["tflops"] > 0
+
+
+def assert_right(runtime: ModelRuntime, prompts: Any, tokens: Any, reference: Any) -> None:
+    import torch
+
+    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
+    bound = rounding_bound(reference, sequence, "float32")
+    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
+    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)

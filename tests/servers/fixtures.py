@@ -1,0 +1,57 @@
+"""Fixtures for tests that need PostgreSQL or Redis: real servers, started when a first test asks for one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.machine import this_machine
+from tests.servers.postgres import POSTGRES, fresh_database
+from tests.servers.process import NoServerError, Server
+from tests.servers.redis import REDIS, leased_database
+from tests.servers.rule import Kind, provide
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url() -> Iterator[str]:
+    """A server on which databases may be created; a test works in `postgres_url` or `database_url`."""
+    server = _provide_or_fail(POSTGRES)
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_server_url: str) -> Iterator[str]:
+    """An empty PostgreSQL database that this session's tests share: `postgresql+psycopg://...`."""
+    with fresh_database(postgres_server_url) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of its own for each test, without tables; the test runs once on each engine."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'optigpu.db'}"
+        return
+    with fresh_database(request.getfixturevalue("postgres_server_url")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis database that this session's tests share: empty, unless OPTIGPU_TEST_REDIS_URL names one."""
+    server = _provide_or_fail(REDIS)
+    if server.origin == "variable":
+        yield server.url
+    else:
+        with leased_database(server.url) as url:
+            yield url
+    server.stop()
+
+
+def _provide_or_fail(kind: Kind) -> Server:
+    try:
+        return provide(kind, this_machine())
+    except NoServerError as error:
+        sentence = str(error)
+    pytest.fail(sentence, pytrace=False)

@@ -1,0 +1,99 @@
+"""PostgreSQL for the tests: the server, and databases on it that live as long as a test or a session."""
+
+import getpass
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy import URL, make_url
+
+from tests.servers.machine import Machine
+from tests.servers.process import Server, free_port, run_to_end, scratch_folder, serve, server_account
+from tests.servers.rule import Kind
+
+DRIVER = "postgresql+psycopg"
+# Nothing here has to survive a power cut.
+UNSAFE_AND_FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+@contextmanager
+def fresh_database(server_url: str) -> Iterator[str]:
+    """The URL of a new, empty database under a name of its own; it is dropped at the end, in use or not."""
+    name = f"optigpu_test_{uuid.uuid4().hex}"
+    _execute(server_url, f"CREATE DATABASE {name}")
+    try:
+        yield _text(make_url(server_url).set(drivername=DRIVER, database=name))
+    finally:
+        _execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def libpq(url: str) -> str:
+    """The same URL for psycopg itself, which does not know SQLAlchemy's driver names."""
+    return _text(make_url(url).set(drivername="postgresql"))
+
+
+def _execute(url: str, statement: str) -> None:
+    with psycopg.connect(libpq(url), autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def _answers(url: str) -> bool:
+    """Whether a server is there that lets us create databases."""
+    try:
+        with psycopg.connect(libpq(url), connect_timeout=3) as connection:
+            role = connection.execute(
+                "SELECT rolcreatedb OR rolsuper FROM pg_roles WHERE rolname = current_user"
+            ).fetchone()
+    except psycopg.OperationalError:
+        return False
+    return role == (True,)
+
+
+def _candidates(machine: Machine, port: int) -> list[str]:
+    users = dict.fromkeys([machine.environment.get("PGUSER", "postgres"), "postgres", getpass.getuser()])
+    return [_local(user, port, database) for user in users for database in ("postgres", "test")]
+
+
+def _start(machine: Machine) -> Server | None:
+    initdb, postgres = machine.program("initdb"), machine.program("postgres")
+    if initdb is None or postgres is None:
+        return None
+    account = server_account()
+    folder = scratch_folder(account)
+    port = free_port()
+    settings = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}"]
+    try:
+        run_to_end(
+            [initdb, "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"],
+            folder,
+            account,
+        )
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    options = [word for setting in (*settings, *UNSAFE_AND_FAST) for word in ("-c", setting)]
+    command = [postgres, "-D", "data", *options]
+    return serve(command, folder, account, _local("postgres", port, "postgres"), _answers)
+
+
+def _local(user: str, port: int, database: str) -> str:
+    return _text(URL.create(DRIVER, user, host="127.0.0.1", port=port, database=database))
+
+
+def _text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+POSTGRES = Kind(
+    name="PostgreSQL",
+    variable="OPTIGPU_TEST_DATABASE_URL",
+    standard_port=5432,
+    package="postgresql",
+    image="postgres:17",
+    image_environment=("POSTGRES_HOST_AUTH_METHOD=trust",),
+    candidates=_candidates,
+    answers=_answers,
+    start=_start,
+)

@@ -1,0 +1,118 @@
+"""Where the tests' PostgreSQL and Redis come from.
+
+In this order: the server that a variable names; one that answers on localhost's standard port; a
+throw-away one from the machine's own programs; the same after apt-get has installed them (root on
+Debian and Ubuntu); Docker. When none of these works the tests fail with one sentence; they never skip.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.servers.machine import Machine
+from tests.servers.process import NoServerError, Server, wait_until_it_answers
+
+INSTALL_TIMEOUT_S = 120
+PULL_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of server: how to recognise it, how to start it, how to install it."""
+
+    name: str
+    variable: str
+    standard_port: int
+    package: str
+    image: str
+    image_environment: tuple[str, ...]
+    # URLs worth trying on this port of 127.0.0.1, the likeliest first.
+    candidates: Callable[[Machine, int], list[str]]
+    answers: Callable[[str], bool]
+    # Starts a throw-away server; None when its programs are not on the machine.
+    start: Callable[[Machine], Server | None]
+
+
+def provide(kind: Kind, machine: Machine) -> Server:
+    """A running server. Raises NoServerError when there is no way to one."""
+    for way in (_from_variable, _from_localhost, _from_programs, _from_apt, _from_docker):
+        server = way(kind, machine)
+        if server is not None:
+            return server
+    raise NoServerError(
+        f"These tests need {kind.name}: install it (Debian and Ubuntu: apt-get install {kind.package}; "
+        f"macOS: brew install {kind.package.removesuffix('-server')}), start Docker, "
+        f"or set {kind.variable}."
+    )
+
+
+def _from_variable(kind: Kind, machine: Machine) -> Server | None:
+    url = machine.environment.get(kind.variable)
+    if not url:
+        return None
+    if not kind.answers(url):
+        raise NoServerError(
+            f"{kind.variable} is set, but no usable {kind.name} answers at its address: "
+            "correct it, or unset it to have a server found or started."
+        )
+    return Server(url, origin="variable")
+
+
+def _from_localhost(kind: Kind, machine: Machine) -> Server | None:
+    for url in kind.candidates(machine, kind.standard_port):
+        if kind.answers(url):
+            return Server(url, origin="localhost")
+    return None
+
+
+def _from_programs(kind: Kind, machine: Machine) -> Server | None:
+    return kind.start(machine)
+
+
+def _from_apt(kind: Kind, machine: Machine) -> Server | None:
+    apt_get = machine.program("apt-get")
+    if apt_get is None or not machine.is_root or "debian" not in machine.families:
+        return None
+    print(f"Installing {kind.package} with apt-get for the tests ...", file=sys.stderr)
+    environment = {**machine.environment, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", kind.package]):
+        if not _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment):
+            return None
+    return kind.start(machine)
+
+
+def _succeeds(command: list[str], environment: dict[str, str]) -> bool:
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=INSTALL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _from_docker(kind: Kind, machine: Machine) -> Server | None:
+    docker = machine.program("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode != 0:
+        return None
+    settings = [argument for pair in kind.image_environment for argument in ("--env", pair)]
+    publish = ["--publish", f"127.0.0.1::{kind.standard_port}"]
+    container = _output([docker, "run", "--rm", "--detach", *publish, *settings, kind.image])
+
+    def remove() -> None:
+        subprocess.run([docker, "rm", "--force", container], capture_output=True, check=True)
+
+    try:
+        address = _output([docker, "port", container, str(kind.standard_port)]).splitlines()[0]
+        url = kind.candidates(machine, int(address.rpartition(":")[2]))[0]
+        wait_until_it_answers(lambda: kind.answers(url), what=f"the {kind.image} container")
+    except BaseException:
+        remove()
+        raise
+    return Server(url, origin="docker", stop=remove)
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PULL_TIMEOUT_S)
+    if done.returncode != 0:
+        raise NoServerError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout.strip()

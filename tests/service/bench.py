@@ -1,0 +1,108 @@
+"""What the worker's tests measure and with what: small jobs, a migrated database, a worker's station."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+from sqlalchemy import text
+
+import migrations
+from optigpu.spec import JobSpec
+from optigpu.store import jobs
+from optigpu.store.database import Database
+from optigpu.store.workers import WorkerInfo
+from optigpu.views import JobView
+from optigpu.vocabulary import DeviceKind, new_id
+from worker.execute import execute_next
+from worker.settings import Settings
+from worker.station import Station
+
+QUICK = {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2.0, "rel_ci": 1.0}
+ENDLESS = {"replicates": 1, "min_seconds": 600.0, "max_seconds": 600.0}
+
+
+def matmul(
+    *, sizes: tuple[int, ...] = (64,), dtypes: tuple[str, ...] = ("float32",), **fields: Any
+) -> JobSpec:
+    """A job of matrix products that takes seconds; with `measure=ENDLESS`, one that a test must end."""
+    workload = {"kind": "matmul", "sizes": sizes, "dtypes": dtypes}
+    return JobSpec.model_validate({"workload": workload, "measure": QUICK} | fields)
+
+
+def tiny_ladder() -> JobSpec:
+    """Baseline and bf16 on the smallest model."""
+    workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "batch_size": 1}
+    fields = {"model": "preset:tiny-llama-test", "stack": [{"name": "bf16"}], "plan": "ladder"}
+    return JobSpec.model_validate({"workload": workload, "measure": QUICK} | fields)
+
+
+@contextmanager
+def migrated(url: str) -> Iterator[Database]:
+    """The database with today's tables."""
+    migrations.upgrade(url)
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def station(database: Database, **settings: Any) -> Station:
+    """A CPU worker within the test's own process."""
+    return Station(info=worker_info(), database=database, settings=Settings(**settings))
+
+
+def worker_info(**fields: Any) -> WorkerInfo:
+    """What a CPU worker says of itself."""
+    known = {
+        "id": new_id(),
+        "host_id": "test-host",
+        "hardware_class": "test class",
+        "device": DeviceKind.CPU,
+        "memory_bytes": 2**33,
+        "backends": ("torch",),
+        "version": "0",
+    }
+    return WorkerInfo.model_validate(known | fields)
+
+
+def submit(database: Database, spec: JobSpec) -> str:
+    """Queues a job and returns its id."""
+    with database.write() as session:
+        return jobs.submit(session, spec).job.id
+
+
+def look(database: Database, job_id: str) -> JobView:
+    """The job as it is now."""
+    with database.read() as session:
+        return jobs.get(session, job_id)
+
+
+def change(database: Database, statement: str, **values: Any) -> None:
+    """Changes the database behind the back of everybody."""
+    with database.write() as session:
+        session.execute(text(statement), values)
+
+
+@contextmanager
+def working(at: Station) -> Iterator[None]:
+    """The worker takes one job in a thread; at the end of the block it is told to end, unless it has."""
+    thread = threading.Thread(target=execute_next, args=(at,))
+    thread.start()
+    try:
+        yield
+    finally:
+        at.stopping.ask()
+        thread.join()
+
+
+def measuring_processes(parent: psutil.Process | None = None) -> list[psutil.Process]:
+    """The measuring processes of this process, or of `parent`."""
+    found = []
+    for process in (parent or psutil.Process()).children(recursive=True):
+        with suppress(psutil.Error):
+            if "optigpu.replicate" in process.cmdline():
+                found.append(process)
+    return found

@@ -1,0 +1,75 @@
+"""The service for tests that talk to it over HTTP."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import migrations
+from optigpu.store.database import Database
+from optigpu.store.tables import Base
+from tests.servers.postgres import fresh_database
+from tests.service.serving import Served, serving
+
+
+@pytest.fixture(scope="session")
+def service_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One service for all tests of the session; without a worker and without keys."""
+    folder = tmp_path_factory.mktemp("service")
+    with serving(f"sqlite:///{folder / 'optigpu.db'}") as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def service_on_postgresql(postgres_server_url: str) -> Iterator[Served]:
+    """The same on the other database."""
+    with fresh_database(postgres_server_url) as url, serving(url) as served:
+        yield served
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def service(request: pytest.FixtureRequest) -> Served:
+    """The service with an empty database; the test runs once on each engine."""
+    served: Served = request.getfixturevalue(f"service_on_{request.param}")
+    with served.database.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    return served
+
+
+@pytest.fixture
+def any_service(service_on_sqlite: Served) -> Served:
+    """A service for tests that store nothing and do not care what is stored."""
+    return service_on_sqlite
+
+
+@pytest.fixture(scope="session")
+def sqlite_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A migrated SQLite file that the session's tests share."""
+    with _migrated(f"sqlite:///{tmp_path_factory.mktemp('store') / 'optigpu.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def postgresql_database(postgres_server_url: str) -> Iterator[Database]:
+    """A migrated PostgreSQL database that the session's tests share."""
+    with fresh_database(postgres_server_url) as url, _migrated(url) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Database:
+    """A database with empty tables; the test runs once on each engine."""
+    opened: Database = request.getfixturevalue(f"{request.param}_database")
+    with opened.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    return opened
+
+
+@contextmanager
+def _migrated(url: str) -> Iterator[Database]:
+    migrations.upgrade(url)
+    opened = Database(url)
+    yield opened
+    opened.close()

@@ -1,0 +1,131 @@
+"""Small, valid things to store: a spec, a worker, a result, an outcome."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from optigpu.events import PlannedVariant
+from optigpu.result import (
+    Environment,
+    MetricSummary,
+    Outcome,
+    Result,
+    Samples,
+    VariantSummary,
+    Verdict,
+    VerdictReason,
+    VerdictWarning,
+)
+from optigpu.spec import JobSpec, digest
+from optigpu.store.workers import WorkerInfo
+from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    """A matmul job for a CPU."""
+    return JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [64]}} | changes)
+
+
+def a_worker(name: str = "worker-1", **changes: Any) -> WorkerInfo:
+    """A worker for the CPU of one host."""
+    fields: dict[str, Any] = {
+        "id": name,
+        "host_id": "host-1",
+        "hardware_class": "1x Test CPU",
+        "device": DeviceKind.CPU,
+        "memory_bytes": 2**34,
+        "backends": ("torch",),
+        "version": "0.1.0",
+    }
+    return WorkerInfo.model_validate(fields | changes)
+
+
+def a_gpu_worker(name: str = "worker-gpu", **changes: Any) -> WorkerInfo:
+    """A worker for one H200."""
+    fields = {"device": DeviceKind.CUDA, "gpus": ("NVIDIA H200",), "vram_bytes": 141 * 10**9}
+    return a_worker(name, **(fields | changes))
+
+
+def a_plan(*labels: str) -> tuple[PlannedVariant, ...]:
+    """Variants with these labels, numbered from 0."""
+    return tuple(PlannedVariant(index=i, role=Role.SINGLE, label=label) for i, label in enumerate(labels))
+
+
+def a_metric(name: str, value: float | None, ci: tuple[float, float] | None = None) -> MetricSummary:
+    """The summary of one metric."""
+    unit, better, _ = METRICS[name]
+    reason = "not measured" if value is None else None
+    return MetricSummary(unit=unit, better=better, value=value, ci=ci, n=3, replicates=1, reason=reason)
+
+
+def a_result(
+    metrics: dict[str, MetricSummary] | None = None,
+    *,
+    index: int = 0,
+    stack: tuple[str, ...] = (),
+    workload: str = "generate",
+    size: int = 1,
+    hardware: str = "1x Test CPU",
+    device: DeviceKind = DeviceKind.CPU,
+    measured_at: datetime = NOON,
+    valid: bool = True,
+    details: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Result:
+    """A result; two of the same workload, size, stack, device and hardware share a place on the leaderboard."""
+    shapes = {"kind": workload, "size": size}
+    primary = "tflops" if workload == "matmul" else "tokens_per_s"
+    workload_digest = digest(shapes)
+    fields: dict[str, Any] = {
+        "id": new_id(),
+        "created_at": measured_at,
+        "variant": VariantSummary(
+            index=index,
+            role=Role.SINGLE,
+            label=" + ".join(stack) or "baseline",
+            workload=shapes,
+            model=None if workload == "matmul" else "preset:gpt2",
+            backend="torch",
+            device=device,
+            stack=tuple({"name": name} for name in stack),
+            workload_digest=workload_digest,
+            variant_digest=digest([workload_digest, stack, device]),
+            primary_metric=primary,
+        ),
+        "verdict": Verdict(
+            valid=valid,
+            reasons=() if valid else (VerdictReason.OUTPUT_INVALID,),
+            warnings=(VerdictWarning.SINGLE_REPLICATE,),
+        ),
+        "metrics": {primary: a_metric(primary, 100.0, (99.0, 101.0))} if metrics is None else metrics,
+        "details": details or {"decode_loop": "transformers"},
+        "environment": an_environment(hardware),
+        "seed": 0,
+    }
+    return Result.model_validate(fields | changes)
+
+
+def an_environment(hardware: str = "1x Test CPU", host: str = "host-1") -> Environment:
+    """A machine of that class."""
+    return Environment(
+        hardware_class=hardware,
+        host_id=host,
+        cpu_model="Test CPU",
+        cpu_cores=2,
+        memory_bytes=2**34,
+        os="Linux",
+        software={"torch": "2.13.0"},
+    )
+
+
+def an_outcome(result: Result, samples: dict[str, Samples] | None = None) -> Outcome:
+    """The outcome of a variant that was measured."""
+    return Outcome(
+        index=result.variant.index, status=VariantStatus.SUCCEEDED, result=result, samples=samples or {}
+    )
+
+
+def a_failure(index: int = 0, reason: str = "There was no memory left.") -> Outcome:
+    """The outcome of a variant that was not."""
+    return Outcome(index=index, status=VariantStatus.FAILED, reason=reason)

@@ -1,0 +1,253 @@
+"""Events as a stream: from the start, from behind any of them, for many who follow, to the job's last one."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api import feeds
+from api.feeds import Batch, Feed
+from optigpu.store import events, jobs
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.views import EventView
+from optigpu.vocabulary import JobState, utc_now
+from tests.service.records import a_metric, a_result
+from tests.service.serving import Served, serving
+
+FOLLOW_TIMEOUT_S = 60.0
+LAST_WORDS = ("state", "succeeded")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a stream as it came over the wire."""
+
+    id: int
+    event: str
+    data: dict[str, Any]
+
+    @property
+    def words(self) -> tuple[str, str | None]:
+        """The kind of event, and the state if it says one."""
+        return self.event, self.data["data"].get("state")
+
+
+def messages(service: Served, job_id: str, query: str = "", **headers: str) -> Iterator[Message]:
+    """Reads a stream to its end."""
+    path = f"{service.url}/v1/jobs/{job_id}/events{query}"
+    with httpx.stream("GET", path, headers=headers, timeout=FOLLOW_TIMEOUT_S) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "content-encoding" not in answer.headers
+        yield from parsed(answer.iter_lines())
+
+
+def parsed(lines: Iterator[str]) -> Iterator[Message]:
+    """Server-sent events; comments are left out."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif not line and fields:
+            event = EventView.model_validate_json(fields["data"])
+            yield Message(int(fields["id"]), fields["event"], event.model_dump())
+            fields = {}
+
+
+def finished_job(service: Served) -> str:
+    """A job with a result that was made up."""
+    job_id: str = service.submit()["id"]
+    service.finish(service.claim(), a_result({"tflops": a_metric("tflops", 1.0)}, workload="matmul"))
+    return job_id
+
+
+def test_a_finished_job_tells_its_whole_story_and_ends(service: Served) -> None:
+    told = list(messages(service, finished_job(service)))
+    assert [message.id for message in told] == list(range(1, len(told) + 1))
+    assert told[0].words == ("state", "queued")
+    assert [message.event for message in told[1:-1]][:3] == ["state", "planned", "variant_finished"]
+    assert told[-1].words == LAST_WORDS
+
+
+@pytest.mark.parametrize("way", ["header", "query", "header wins"])
+def test_a_stream_resumes_behind_the_last_event(service: Served, way: str) -> None:
+    job_id = finished_job(service)
+    whole = list(messages(service, job_id))
+    for position in range(len(whole) + 2):
+        header = {"Last-Event-ID": str(position)}
+        rest = {
+            "header": lambda header=header: messages(service, job_id, **header),
+            "query": lambda position=position: messages(service, job_id, f"?after={position}"),
+            "header wins": lambda header=header: messages(service, job_id, "?after=1", **header),
+        }[way]()
+        assert list(rest) == whole[position:]
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "", str(2**63)])
+def test_a_position_that_is_none_is_refused(service: Served, value: str) -> None:
+    path = f"/v1/jobs/{finished_job(service)}/events"
+    for answer, field in (
+        (service.client.get(path, headers={"Last-Event-ID": value}), "last-event-id"),
+        (service.client.get(path, params={"after": value}), "after"),
+    ):
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["field"].lower() == field
+
+
+def test_events_arrive_while_they_happen(service: Served) -> None:
+    job_id = service.submit()["id"]
+    stream = messages(service, job_id)
+    assert next(stream).words == ("state", "queued")
+    claim = service.claim()
+    assert next(stream).words == ("state", "running")
+    with service.database.write() as session:
+        events.append(session, job_id, "progressed", {"fraction": 0.5})
+    assert next(stream).event == "progressed"
+    with service.database.write() as session:
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+    assert [message.words for message in stream][-1] == LAST_WORDS
+
+
+def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
+    job_id = service.submit()["id"]
+    claim = service.claim()
+    followers = 20
+    stories: list[list[int]] = [[] for _ in range(followers)]
+    began = threading.Barrier(followers + 1)
+
+    def follow(story: list[int], after: int) -> None:
+        stream = messages(service, job_id, f"?after={after}")
+        began.wait(FOLLOW_TIMEOUT_S)
+        story.extend(message.id for message in stream)
+
+    threads = [
+        threading.Thread(target=follow, args=(story, number % 3)) for number, story in enumerate(stories)
+    ]
+    for thread in threads:
+        thread.start()
+    began.wait(FOLLOW_TIMEOUT_S)
+    for number in range(30):
+        with service.database.write() as session:
+            events.append(session, job_id, "progressed", {"number": number})
+    with service.database.write() as session:
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+        last = max(event.sequence for event in events.after(session, job_id, 0))
+    for thread in threads:
+        thread.join(FOLLOW_TIMEOUT_S)
+    assert stories == [list(range(number % 3 + 1, last + 1)) for number in range(followers)]
+
+
+def test_a_follower_holds_no_session_and_many_share_one_poll(
+    any_service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = any_service.submit()["id"]
+    feeds_of_app = any_service.app.state.service.feeds
+    reads: list[str] = []
+    read = feeds_of_app.read
+
+    def counted(job: str, position: int) -> Batch:
+        reads.append(job)
+        batch: Batch = read(job, position)
+        return batch
+
+    monkeypatch.setattr(feeds_of_app, "read", counted)
+    streams = [messages(any_service, job_id) for _ in range(20)]
+    for stream in streams:
+        next(stream)
+    pool = any_service.app.state.service.database._engine.pool
+    reads.clear()
+    wait_for(lambda: len(reads) >= 3)
+    assert pool.checkedout() <= 1
+    assert len(reads) < 20
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert all([message.words for message in stream][-1] == ("state", "cancelled") for stream in streams)
+    wait_for(lambda: not feeds_of_app._feeds)
+
+
+def test_a_follower_that_goes_away_is_forgotten(any_service: Served) -> None:
+    job_id = any_service.submit()["id"]
+    next(messages(any_service, job_id))
+    wait_for(lambda: not any_service.app.state.service.feeds._feeds)
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_while_nothing_happens_the_stream_says_that_it_lives(
+    any_service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "HEARTBEAT_S", 0.05)
+    job_id = any_service.submit()["id"]
+    with httpx.stream(
+        "GET", f"{any_service.url}/v1/jobs/{job_id}/events", timeout=FOLLOW_TIMEOUT_S
+    ) as answer:
+        comments = (line for line in answer.iter_lines() if line.startswith(":"))
+        assert [next(comments), next(comments)] == [": still here"] * 2
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_streams_end_when_the_service_stops(tmp_path: Path) -> None:
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as served:
+        stream = messages(served, served.submit()["id"])
+        next(stream)
+    assert list(stream) == []
+
+
+def test_more_events_than_a_feed_keeps_are_read_from_the_database(
+    any_service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "BATCH", 7)
+    monkeypatch.setattr(feeds, "TAIL", 5)
+    job_id = any_service.submit()["id"]
+    with any_service.database.write() as session:
+        for number in range(50):
+            events.append(session, job_id, "progressed", {"number": number})
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+    first = [message.id for message in messages(any_service, job_id)]
+    assert first == list(range(1, len(first) + 1))
+    assert len(first) > 50
+
+
+def test_a_database_that_is_away_for_a_moment_ends_no_stream(
+    any_service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = any_service.submit()["id"]
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+    feeds_of_app = any_service.app.state.service.feeds
+    read, away = feeds_of_app.read, [True, True]
+
+    def now_and_then(job: str, position: int) -> Batch:
+        if away:
+            away.pop()
+            raise StoreUnavailableError("The database is away.")
+        batch: Batch = read(job, position)
+        return batch
+
+    monkeypatch.setattr(feeds_of_app, "read", now_and_then)
+    assert [message.words for message in messages(any_service, job_id)][-1] == ("state", "cancelled")
+
+
+def test_a_feed_gives_what_came_after_a_position() -> None:
+    feed = Feed()
+    now = utc_now()
+    feed.extend(
+        Batch(tuple(EventView(sequence=n, at=now, kind="k", data={}) for n in (1, 2, 3)), complete=False)
+    )
+
+    def after(position: int) -> list[int] | None:
+        found = feed.since(position)
+        return None if found is None else [event.sequence for event in found]
+
+    assert [after(position) for position in range(5)] == [[1, 2, 3], [2, 3], [3], [], []]
+
+
+def wait_for(condition: Any) -> None:
+    """Asks until it holds."""
+    deadline = time.monotonic() + FOLLOW_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,152 @@
+"""The leaderboard over HTTP: filters, pages, and its three forms."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from optigpu.result import Result
+from optigpu.views import LeaderboardPage
+from tests.service.records import a_metric, a_result
+from tests.service.serving import Served
+
+
+def rows(service: Served, **query: Any) -> list[dict[str, Any]]:
+    """The rows of a first page."""
+    answer = service.client.get("/v1/leaderboard", params=query)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = LeaderboardPage.model_validate_json(answer.content).model_dump()["rows"]
+    return found
+
+
+def tokens(value: float) -> dict[str, Any]:
+    """An interval so narrow that no two overlap."""
+    return {"tokens_per_s": a_metric("tokens_per_s", value, (value - 0.1, value + 0.1))}
+
+
+def generated(speed: float, index: int, **changes: Any) -> Result:
+    """A made-up result of a `generate` job, with all of the workload's shapes."""
+    result = a_result(tokens(speed), index=index, **changes)
+    workload = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64, "batch_size": 1}
+    return result.model_copy(update={"variant": result.variant.model_copy(update={"workload": workload})})
+
+
+@pytest.fixture
+def ranked(service: Served) -> Served:
+    """A service with made-up results: three stacks, two machines, two workloads."""
+    made = [
+        generated(10, 0),
+        generated(30, 1, stack=("bf16",)),
+        generated(20, 2, stack=("bf16", "torch_compile")),
+        generated(90, 3, stack=("bf16",), hardware="1x Other GPU"),
+        a_result({"tflops": a_metric("tflops", 2.0)}, index=4, workload="matmul"),
+        generated(99, 5, stack=("fp16",), valid=False),
+    ]
+    service.submit()
+    service.finish(service.claim(), *made)
+    return service
+
+
+def test_the_best_come_first_and_only_valid_results_are_ranked(ranked: Served) -> None:
+    assert [(row["rank"], row["value"]["value"]) for row in rows(ranked)] == [
+        (1, 90),
+        (2, 30),
+        (3, 20),
+        (4, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "values"),
+    [
+        ({"metric": "tflops"}, [2.0]),
+        ({"technique": "bf16"}, [90, 30, 20]),
+        ({"technique": "torch_compile"}, [20]),
+        ({"hardware": "other"}, [90]),
+        ({"model": "preset:gpt2", "workload": "generate", "backend": "torch", "limit": 2}, [90, 30]),
+        ({"workload": "matmul"}, []),
+        ({"model": "preset:opt-125m"}, []),
+        ({"backend": "onnx"}, []),
+        ({"source": "device"}, []),
+    ],
+)
+def test_filters(ranked: Served, query: dict[str, Any], values: list[float]) -> None:
+    assert [row["value"]["value"] for row in rows(ranked, **query)] == values
+
+
+def test_a_quality_gate_leaves_out_what_lost_more_or_was_not_measured(service: Served) -> None:
+    quality = {"top1_agreement": a_metric("top1_agreement", 0.97), "kld_mean": a_metric("kld_mean", 0.02)}
+    service.submit()
+    made = [generated(10, 0), a_result(tokens(20) | quality, index=1, stack=("int8_weight_only",))]
+    service.finish(service.claim(), *made)
+    for query in ({"min_top1": 0.97}, {"max_kld": 0.02}):
+        (row,) = rows(service, **query)
+        assert (row["value"]["value"], row["top1_agreement"], row["kld_mean"]) == (20, 0.97, 0.02)
+    for query in ({"min_top1": 0.98}, {"max_kld": 0.01}):
+        assert not rows(service, **query)
+
+
+def test_pages_and_the_link_to_the_next(ranked: Served) -> None:
+    answer = ranked.client.get("/v1/leaderboard", params={"limit": 3, "technique": "bf16"})
+    assert "link" not in answer.headers
+    values, path = [], "/v1/leaderboard?limit=1&technique=bf16"
+    while path:
+        answer = ranked.client.get(path)
+        values += [(row["rank"], row["value"]["value"]) for row in answer.json()["rows"]]
+        path = answer.links.get("next", {}).get("url", "")
+    assert values == [(1, 90), (2, 30), (3, 20)]
+
+
+def test_csv_holds_the_raw_figures(ranked: Served) -> None:
+    answer = ranked.client.get("/v1/leaderboard", params={"format": "csv"})
+    assert answer.headers["content-type"].startswith("text/csv")
+    records = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [float(record["value"]) for record in records] == [90, 30, 20, 10]
+    assert records[0]["techniques"] == "bf16"
+
+
+def test_markdown_is_a_table(ranked: Served) -> None:
+    answer = ranked.client.get("/v1/leaderboard", params={"format": "md"})
+    assert answer.headers["content-type"].startswith("text/markdown")
+    assert "| bf16 + torch_compile |" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("*/*", "application/json"),
+        ("text/csv", "text/csv"),
+        ("text/markdown;q=0.4, text/csv;q=0.9", "text/csv"),
+        ("text/html, application/json;q=0.9, text/csv;q=0.1", "application/json"),
+        ("text/csv;q=nonsense", "application/json"),
+        ("text/csv;q=0", "application/json"),
+        ("image/png", "application/json"),
+    ],
+)
+def test_the_form_follows_the_header_accept(any_service: Served, accept: str, media_type: str) -> None:
+    answer = any_service.client.get("/v1/leaderboard", headers={"Accept": accept})
+    assert answer.headers["content-type"].split(";")[0] == media_type
+    assert "Accept" in answer.headers["vary"]
+
+
+def test_a_form_in_the_query_wins_over_the_header(any_service: Served) -> None:
+    answer = any_service.client.get("/v1/leaderboard?format=md", headers={"Accept": "text/csv"})
+    assert answer.headers["content-type"].startswith("text/markdown")
+
+
+def test_no_cell_runs_in_a_spreadsheet_or_breaks_a_table(service: Served) -> None:
+    hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "a|b", "a\nb", "<script>"]
+    service.submit()
+    made = [generated(n + 1, n, hardware=name) for n, name in enumerate(hostile)]
+    service.finish(service.claim(), *made)
+    text = service.client.get("/v1/leaderboard?format=csv").text
+    cells = [record["hardware"] for record in csv.DictReader(io.StringIO(text, newline=""))]
+    assert len(cells) == len(hostile)
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    table = [
+        line for line in service.client.get("/v1/leaderboard?format=md").text.splitlines() if line[:1] == "|"
+    ]
+    assert len(table) == len(hostile) + 2
+    assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+    assert "<script>" not in "".join(table)

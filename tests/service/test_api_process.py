@@ -1,0 +1,167 @@
+"""`python -m api` as a process: what it loads, what it weighs, when it refuses to start."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from optigpu.store import keys
+from optigpu.store.database import Database
+from tests.service.processes import Processes, eventually, watched_processes
+
+MOST_BYTES = 200 * 10**6
+LISTENS = "OptiGPU listens on "
+EVERYTHING = (
+    "/readyz", "/", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
+)  # fmt: skip
+HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib")
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Variables for a service of its own, without a worker."""
+    return {
+        "OPTIGPU_DATABASE_URL": f"sqlite:///{folder / 'optigpu.db'}",
+        "OPTIGPU_DATA_DIR": str(folder),
+        "OPTIGPU_EMBEDDED_WORKER": "false",
+        **more,
+    }
+
+
+def address(processes: Processes) -> str:
+    """Where the service listens, read from what it printed."""
+
+    def printed() -> str:
+        lines = processes.printed().splitlines()
+        return next((line.removeprefix(LISTENS) for line in lines if line.startswith(LISTENS)), "")
+
+    found = eventually(printed)
+    assert found, processes.printed()
+    return found
+
+
+def refuse(folder: Path, *arguments: str, **variables: str) -> tuple[int, str]:
+    """The exit status and the words of a service that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "api", *arguments],
+        env={**os.environ, **environment(folder), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_the_service_loads_nothing_heavy() -> None:
+    code = f"import sys, json, api.app, api.__main__; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == []
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_within_its_memory_and_stops_when_told(tmp_path: Path, stop_signal: signal.Signals) -> None:
+    with watched_processes(tmp_path, environment(tmp_path)) as processes:
+        process = processes.start("api", "--port", "0")
+        url = address(processes)
+        for path in (
+            "/readyz",
+            "/",
+            "/openapi.json",
+            "/metrics",
+            "/v1/leaderboard?format=csv",
+            "/v1/schema/techniques",
+        ):
+            assert httpx.get(url + path, timeout=30).status_code == 200
+        assert psutil.Process(process.pid).memory_info().rss < MOST_BYTES
+        process.send_signal(stop_signal)
+        assert process.wait(30) == 0
+
+
+def test_it_stops_while_somebody_follows_a_job(tmp_path: Path) -> None:
+    with watched_processes(tmp_path, environment(tmp_path)) as processes:
+        process = processes.start("api", "--port", "0")
+        url = address(processes)
+        job = httpx.post(f"{url}/v1/jobs", json={"workload": {"kind": "matmul"}}, timeout=30).json()
+        with httpx.stream("GET", f"{url}{job['links']['events']}", timeout=30) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: state"
+            process.terminate()
+            assert process.wait(30) == 0
+            list(lines)
+
+
+def test_the_log_of_a_service_is_json_with_the_request(tmp_path: Path, redis_url: str) -> None:
+    with watched_processes(tmp_path, environment(tmp_path, OPTIGPU_REDIS_URL=redis_url)) as processes:
+        process = processes.start("api", "--port", "0")
+        answer = httpx.get(f"{address(processes)}/v1/jobs?a%0Ab", timeout=30)
+        process.terminate()
+        process.wait(30)
+        lines = [line for line in processes.printed().splitlines() if not line.startswith(LISTENS)]
+        entries = [json.loads(line) for line in lines]
+        assert answer.status_code == 503  # nobody has migrated: that is not this process's part here
+        served = next(entry for entry in entries if entry["event"] == "request")
+        assert served["request_id"] == answer.headers["x-request-id"]
+        assert (served["path"], served["status"], served["level"]) == ("/v1/jobs", 503, "info")
+
+
+def test_others_may_not_reach_it_without_a_key(tmp_path: Path) -> None:
+    status, words = refuse(tmp_path, "--host", "0.0.0.0", "--port", "0")
+    assert status == 2
+    assert "OPTIGPU_API_KEY" in words
+
+
+@pytest.mark.parametrize("source", ["environment", "database"])
+def test_others_may_reach_it_with_a_key(tmp_path: Path, source: str) -> None:
+    key = {"OPTIGPU_API_KEY": "a-first-key-that-is-long-enough"} if source == "environment" else {}
+    variables = environment(tmp_path)
+    if source == "database":
+        import migrations
+
+        migrations.upgrade(variables["OPTIGPU_DATABASE_URL"])
+        database = Database(variables["OPTIGPU_DATABASE_URL"])
+        with database.write() as session:
+            keys.create(session, "somebody", ["read"])
+        database.close()
+    with watched_processes(tmp_path, variables | key) as processes:
+        process = processes.start("api", "--host", "0.0.0.0", "--port", "0")
+        url = address(processes).replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/v1/jobs", timeout=30).status_code == 401
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, words = refuse(tmp_path, "--port", str(taken.getsockname()[1]))
+    assert status == 2
+    assert "--port" in words
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OPTIGPU_API_KEY", "short"),
+        ("OPTIGPU_RATE_LIMIT", "fast"),
+        ("OPTIGPU_PORT", "70000"),
+        ("OPTIGPU_LOG_LEVEL", "LOUD"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, variable: str, value: str) -> None:
+    status, words = refuse(tmp_path, "--host", "127.0.0.1", **{variable: value})
+    assert status == 2
+    assert variable in words
+    assert variable != "OPTIGPU_API_KEY" or value not in words
+
+
+def test_a_database_url_that_is_none_is_said(tmp_path: Path) -> None:
+    status, words = refuse(tmp_path, "--port", "0", OPTIGPU_DATABASE_URL="mysql://somewhere/else")
+    assert status == 1
+    assert "postgresql" in words

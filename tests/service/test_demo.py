@@ -1,0 +1,154 @@
+"""The demo, with a tiny model: it shows what it promises, ends with 0, and whatever ends it leaves no process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.demo import Interruption, ladder_spec, matmul_spec, suitable_stack
+from examples.service import ROOT, embedded_service
+from optigpu.hardware import probe
+from optigpu.plan import variants_of
+from optigpu.spec import JobSpec
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, OptiGPUError
+from tests.service.leftovers import processes_left, processes_with
+
+MARK = "OPTIGPU_DATA_DIR"
+TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the demo with its data in `tmp_path`; whatever it left is killed at the end."""
+
+    def demo(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "examples.demo", *arguments],
+            cwd=ROOT,
+            env=os.environ | {MARK: str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    yield demo
+    for process in processes_with(MARK, str(tmp_path)):
+        process.kill()
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """The output up to the line with `text`."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    pytest.fail(f"The demo never said {text!r}: {''.join(lines)}")
+
+
+def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, tmp_path: Path) -> None:
+    process = start(*TINY)
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    for text in (
+        "static_kv_cache",
+        "speedup: relative to the baseline",
+        "matmul 512/1024 float32",
+        "Leaderboard by tokens/s",
+        str(tmp_path / "optigpu.db"),
+    ):
+        assert text in output
+    assert (tmp_path / "optigpu.db").is_file()
+    assert processes_left(MARK, str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("moment", ["This machine", "The service listens", "variants to measure"])
+def test_ctrl_c_leaves_no_process(start: Start, tmp_path: Path, moment: str) -> None:
+    process = start(*TINY)
+    read_until(process, moment)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert processes_left(MARK, str(tmp_path), within_s=5) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_is_remembered_where_python_drops_its_exception() -> None:
+    interruption = Interruption()
+    interruption.check()
+    handler = signal.signal(signal.SIGINT, interruption)
+
+    class Forgotten:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        Forgotten()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    with pytest.raises(KeyboardInterrupt):
+        interruption.check()
+
+
+def test_a_demo_that_is_killed_takes_its_service_along(start: Start, tmp_path: Path) -> None:
+    process = start(*TINY)
+    read_until(process, "variants to measure")
+    assert len(processes_with(MARK, str(tmp_path))) > 2
+    process.kill()
+    assert processes_left(MARK, str(tmp_path)) == []
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
+    process = start(*TINY)
+    read_until(process, "The service listens")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert processes_left(MARK, str(tmp_path), within_s=5) == []
+
+
+def test_a_failed_job_ends_it_with_1_and_the_reason(start: Start) -> None:
+    process = start("--model", "path:no-such-model", "--stack", "static_kv_cache")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "The job failed: " in output
+
+
+def test_its_jobs_fit_this_machine() -> None:
+    stack = suitable_stack(probe(), DeviceKind.CPU)
+    ladder = JobSpec.model_validate(ladder_spec("preset:gpt2", DeviceKind.CPU, stack))
+    assert {"int8_weight_only", "torch_compile"} <= {technique.name for technique in ladder.stack}
+    assert len(variants_of(ladder)) <= 8
+    assert JobSpec.model_validate(matmul_spec(DeviceKind.CPU)).workload.kind == "matmul"
+
+
+def test_without_a_compiler_torch_compile_stays_in_its_ladder_to_say_so() -> None:
+    without = probe().model_copy(update={"compiler": None})
+    stack = suitable_stack(without, DeviceKind.CPU)
+    assert {"name": "torch_compile"} in stack
+    assert TECHNIQUES["torch_compile"](name="torch_compile").check(without, DeviceKind.CPU, None) is not None
+
+
+def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "optigpu.db").write_text("this is no database")
+    monkeypatch.setenv(MARK, str(tmp_path))
+    with pytest.raises(OptiGPUError, match=r"ended with status \d+"), embedded_service(tmp_path / "demo.log"):
+        pass
+
+
+def test_settings_of_a_real_service_do_not_reach_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("OPTIGPU_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    monkeypatch.setenv("OPTIGPU_REDIS_URL", "redis://127.0.0.1:1")
+    with embedded_service(tmp_path / "demo.log") as url:
+        assert url.startswith("http://127.0.0.1:")
+    assert (tmp_path / "optigpu.db").is_file()

@@ -1,0 +1,102 @@
+"""The embedded service as a user starts it: one command, a worker of its own, and nothing left when it ends."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from optigpu.client import Client
+from tests.service.processes import Processes, eventually, watched_processes
+from tests.service.test_api_process import address
+
+QUICK = {"replicates": 1, "min_seconds": 0.1, "max_seconds": 1}
+MATMUL = {"workload": {"kind": "matmul", "sizes": [64]}, "device": "cpu", "measure": QUICK}
+LONG = {
+    "workload": {"kind": "matmul", "sizes": [2048]},
+    "device": "cpu",
+    "measure": {"replicates": 1, "min_seconds": 300, "max_seconds": 600},
+}
+MEASURED_WITHIN_S = 240.0
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Where `python -m api` is started; at the end nothing of its tree may be left."""
+    variables = {
+        "OPTIGPU_DATABASE_URL": f"sqlite:///{tmp_path / 'optigpu.db'}",
+        "OPTIGPU_DATA_DIR": str(tmp_path),
+        "OPTIGPU_POLL_S": "0.2",
+    }
+    with watched_processes(tmp_path, variables) as watched:
+        yield watched
+
+
+def test_a_job_is_posted_followed_and_ranked(processes: Processes) -> None:
+    process = processes.start("api", "--port", "0")
+    with Client(address(processes)) as client:
+        job = client.submit(MATMUL)
+        kinds = [event.kind for event in client.events(job.id)]
+        assert kinds[0] == kinds[-1] == "state"
+        assert {"planned", "variant_started", "variant_finished"} <= set(kinds)
+        assert client.job(job.id).state == "succeeded"
+        (row,) = client.leaderboard(metric="tflops").rows
+        assert row.job_id == job.id
+        assert row.value.value is not None
+        assert row.value.value > 0
+        (worker,) = client.workers()
+        assert worker.alive
+        assert any(client.samples(row.result_id).samples["tflops"])
+    interrupt(process)
+
+
+def test_ctrl_c_while_it_measures_leaves_nothing(processes: Processes) -> None:
+    process = processes.start("api", "--port", "0")
+    begin_to_measure(processes)
+    interrupt(process)
+
+
+def test_the_worker_ends_when_the_service_is_killed(processes: Processes) -> None:
+    process = processes.start("api", "--port", "0")
+    begin_to_measure(processes)
+    process.kill()
+    process.wait()
+    assert eventually(lambda: not processes.alive())
+
+
+def test_a_worker_that_dies_is_started_again(processes: Processes) -> None:
+    process = processes.start("api", "--port", "0")
+    address(processes)
+    first = worker_of(process.pid)
+    os.kill(first, signal.SIGKILL)
+    assert eventually(lambda: worker_of(process.pid) not in (0, first))
+    interrupt(process)
+
+
+def begin_to_measure(processes: Processes) -> None:
+    """Posts a job that would run for minutes, and waits until one of its processes is at work."""
+    url = address(processes)
+    job = httpx.post(f"{url}/v1/jobs", json=LONG, timeout=30).json()
+
+    def measuring() -> bool:
+        variants = httpx.get(f"{url}{job['links']['self']}", timeout=30).json()["variants"]
+        return any(variant["status"] == "running" for variant in variants)
+
+    assert eventually(measuring, MEASURED_WITHIN_S)
+    assert eventually(lambda: len(processes.alive()) >= 3), "the service, its worker, and what measures"
+
+
+def worker_of(pid: int) -> int:
+    """The process id of the service's worker, or 0."""
+    children = psutil.Process(pid).children()
+    return next((child.pid for child in children if child.cmdline()[1:3] == ["-m", "worker"]), 0)
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C; it must end well. That nothing is left is checked by the fixture."""
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0

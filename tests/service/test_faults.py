@@ -1,0 +1,232 @@
+"""What goes wrong with workers that are processes of their own: killed, told to end, cut off from their servers."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+from sqlalchemy import make_url
+
+from optigpu.store import jobs, results, workers
+from optigpu.store.database import Database, default_url
+from optigpu.store.doorbell import queue_for
+from optigpu.views import JobView
+from optigpu.vocabulary import DeviceKind, JobState, utc_now
+from tests.servers.postgres import fresh_database
+from tests.service.bench import ENDLESS, look, matmul, measuring_processes, migrated, submit
+from tests.service.gate import gate_to
+from tests.service.processes import Processes, eventually, stop, watched_processes
+
+SLOW = {"replicates": 1, "min_seconds": 4.0, "max_seconds": 4.0}
+"""Long enough for something to happen to it, short enough to wait for its end."""
+LEASE_S = 4
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with migrated(default_url(tmp_path)) as database:
+        yield database
+
+
+@pytest.fixture
+def postgres(postgres_server_url: str) -> Iterator[str]:
+    """A migrated PostgreSQL database."""
+    with fresh_database(postgres_server_url) as url, migrated(url):
+        yield url
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Workers that notice everything soon, on a SQLite file; none of their processes may be left at the end."""
+    variables = {
+        "OPTIGPU_DATA_DIR": str(tmp_path),
+        "OPTIGPU_LEASE_S": str(LEASE_S),
+        "OPTIGPU_POLL_S": "0.2",
+        "OPTIGPU_SWEEP_S": "0.5",
+    }
+    with watched_processes(tmp_path, variables) as processes:
+        yield processes
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as broker:
+        broker.delete(QUEUE)
+        yield broker
+        broker.delete(QUEUE)
+
+
+QUEUE = queue_for(DeviceKind.CPU)
+
+
+def child_of(worker: subprocess.Popen[bytes]) -> psutil.Process:
+    (child,) = eventually(lambda: measuring_processes(psutil.Process(worker.pid)))
+    return child
+
+
+def ended(database: Database, job_id: str) -> JobView:
+    assert eventually(lambda: look(database, job_id).state.is_final)
+    return look(database, job_id)
+
+
+def outcomes(job: JobView) -> list[str | None]:
+    return [attempt.outcome for attempt in job.attempts]
+
+
+def stored_once(database: Database, job: JobView) -> bool:
+    with database.read() as session:
+        documents = results.of_job(session, job.id)
+    return [document["id"] for document in documents] == [variant.result_id for variant in job.variants]
+
+
+def test_a_killed_worker_leaves_no_process_and_its_job_to_the_next(
+    database: Database, processes: Processes
+) -> None:
+    job_id = submit(database, matmul(measure=SLOW))
+    first = processes.start("worker", "--device", "cpu")
+    child = child_of(first)
+    first.kill()
+    child.wait(timeout=15)
+    second = processes.start("worker", "--device", "cpu")
+    job = ended(database, job_id)
+    stop(second)
+    assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["lost", "succeeded"])
+    assert stored_once(database, job)
+
+
+@pytest.mark.parametrize("mode", ["embedded", "service"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_end_hands_its_job_back_and_signs_off(
+    database: Database, processes: Processes, redis_url: str, mode: str, number: signal.Signals
+) -> None:
+    job_id = submit(database, matmul(measure=ENDLESS))
+    variables = {"OPTIGPU_REDIS_URL": redis_url} if mode == "service" else {}
+    worker = processes.start("worker", "--device", "cpu", **variables)
+    child = child_of(worker)
+    with database.read() as session:
+        assert [view.device for view in workers.list_(session)] == [DeviceKind.CPU]
+    worker.send_signal(number)
+    assert worker.wait(15) == 0
+    assert not child.is_running()
+    job = look(database, job_id)
+    assert (job.state, outcomes(job)) == (JobState.QUEUED, ["released"])
+    with database.read() as session:
+        assert workers.list_(session) == []
+
+
+def test_a_worker_that_lost_its_lease_lives_and_takes_the_next_job(
+    database: Database, processes: Processes
+) -> None:
+    job_id = submit(database, matmul(measure=SLOW))
+    worker = processes.start("worker", "--device", "cpu")
+    child = child_of(worker)
+    with database.write() as session:
+        jobs.sweep(session, utc_now() + timedelta(hours=1))
+    child.wait(timeout=15)
+    job = ended(database, job_id)
+    stop(worker)
+    assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["lost", "succeeded"])
+    assert stored_once(database, job)
+
+
+def test_a_run_survives_connections_that_the_database_ends(postgres: str, processes: Processes) -> None:
+    with migrated(postgres) as database:
+        job_id = submit(database, matmul(measure=SLOW))
+        worker = processes.start("worker", "--device", "cpu", OPTIGPU_DATABASE_URL=postgres)
+        child_of(worker)
+        for _ in range(3):
+            end_connections(postgres)
+            time.sleep(1)
+        job = ended(database, job_id)
+        stop(worker)
+        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["succeeded"])
+        assert stored_once(database, job)
+
+
+def test_a_result_waits_for_a_database_that_is_away(postgres: str, processes: Processes) -> None:
+    """It is away while the measurement ends, for less than the lease."""
+    with migrated(postgres) as database, gate_to(postgres, 5432) as gate:
+        gate.open()
+        job_id = submit(database, matmul())
+        variables = {"OPTIGPU_DATABASE_URL": gate.url, "OPTIGPU_LEASE_S": "60"}
+        worker = processes.start("worker", "--device", "cpu", **variables)
+        child = child_of(worker)
+        gate.shut()
+        child.wait(timeout=60)
+        gate.open()
+        job = ended(database, job_id)
+        stop(worker)
+        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["succeeded"])
+        assert stored_once(database, job)
+
+
+def test_a_run_ends_when_the_database_is_away_for_longer_than_the_lease(
+    postgres: str, processes: Processes
+) -> None:
+    with migrated(postgres) as database, gate_to(postgres, 5432) as gate:
+        gate.open()
+        job_id = submit(database, matmul(measure=SLOW))
+        worker = processes.start("worker", "--device", "cpu", OPTIGPU_DATABASE_URL=gate.url)
+        child = child_of(worker)
+        gate.shut()
+        child.wait(timeout=LEASE_S + 20)
+        gate.open()
+        job = ended(database, job_id)
+        stop(worker)
+        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["lost", "succeeded"])
+        assert stored_once(database, job)
+
+
+def test_a_worker_waits_for_a_broker_that_is_away_when_it_starts(
+    database: Database, processes: Processes, redis_url: str, broker: redis.Redis
+) -> None:
+    with gate_to(redis_url, 6379) as gate:
+        worker = processes.start("worker", "--device", "cpu", OPTIGPU_REDIS_URL=gate.url)
+        job_id = submit(database, matmul())
+        assert eventually(lambda: "broker.away" in processes.printed())
+        assert look(database, job_id).state is JobState.QUEUED
+        gate.open()
+        assert ended(database, job_id).state is JobState.SUCCEEDED
+        gate.shut()
+        stop(worker)
+
+
+def test_a_worker_can_be_ended_while_the_broker_is_away(
+    processes: Processes, database: Database, redis_url: str
+) -> None:
+    with gate_to(redis_url, 6379) as gate:
+        worker = processes.start("worker", "--device", "cpu", OPTIGPU_REDIS_URL=gate.url)
+        assert eventually(
+            lambda: "broker.away" in processes.printed() or "Cannot connect" in processes.printed()
+        )
+        stop(worker)
+
+
+def test_a_ring_that_was_lost_is_rung_again(
+    database: Database, processes: Processes, redis_url: str, broker: redis.Redis
+) -> None:
+    """Nobody rings for these jobs, and what the broker knew is deleted between them."""
+    first = submit(database, matmul())
+    worker = processes.start("worker", "--device", "cpu", OPTIGPU_REDIS_URL=redis_url)
+    assert ended(database, first).state is JobState.SUCCEEDED
+    broker.delete(QUEUE, f"_kombu.binding.{QUEUE}")
+    second = submit(database, matmul())
+    assert ended(database, second).state is JobState.SUCCEEDED
+    stop(worker)
+
+
+def end_connections(url: str) -> None:
+    """What a restart of the server does to its clients."""
+    with psycopg.connect(
+        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    ) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )

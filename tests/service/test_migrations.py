@@ -1,0 +1,147 @@
+"""Migrations: up, down and up again with data, on both databases, from anywhere, by two at once."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect, text
+
+import migrations
+from optigpu.store import artifacts, jobs, leaderboard, results
+from optigpu.store.artifacts import Artifact
+from optigpu.store.database import Database, default_url, engine_for
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.tables import Base
+from optigpu.vocabulary import JobState, StoreError
+from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
+
+ROOT = Path(migrations.__file__).parents[1]
+
+
+def test_up_down_and_up_again_with_data(database_url: str) -> None:
+    for _ in range(2):
+        migrations.upgrade(database_url)
+        assert migrations.is_current(database_url)
+        assert _tables(database_url) == {*Base.metadata.tables, "alembic_version"}
+        _fill(database_url)
+        migrations.downgrade(database_url, "base")
+        assert migrations.current(database_url) is None
+        assert _tables(database_url) == {"alembic_version"}
+
+
+def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    _fill(database_url)
+    migrations.downgrade(database_url, "0001")
+    assert "artifacts" not in _tables(database_url)
+    migrations.upgrade(database_url)
+    database = Database(database_url)
+    with database.read() as session:
+        (row,) = leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
+        assert artifacts.list_(session, row.result_id).artifacts == ()
+        assert len(results.samples(session, row.result_id).samples) == 1
+    database.close()
+
+
+def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    _fill(database_url)
+    migrations.upgrade(database_url)
+    database = Database(database_url)
+    with database.read() as session:
+        assert jobs.counts(session)[JobState.SUCCEEDED] == 1
+    database.close()
+
+
+def test_the_tables_are_those_of_the_migrations(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    migrations.check(database_url)
+
+
+def test_a_difference_is_found(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    _execute(database_url, "ALTER TABLE workers DROP COLUMN version")
+    with pytest.raises(StoreError, match=r"(?s)workers.*Write a migration"):
+        migrations.check(database_url)
+
+
+def test_nothing_is_left_of_a_migration_that_fails(database_url: str) -> None:
+    _execute(database_url, "CREATE TABLE variants (id INTEGER)")
+    with pytest.raises(StoreError, match="variants"):
+        migrations.upgrade(database_url)
+    assert _tables(database_url) <= {"variants", "alembic_version"}
+    assert migrations.current(database_url) is None
+
+
+def test_an_empty_database_is_not_current(database_url: str) -> None:
+    assert not migrations.is_current(database_url)
+
+
+def test_an_unknown_revision_is_refused_with_a_sentence(database_url: str) -> None:
+    with pytest.raises(StoreError, match="cannot be migrated"):
+        migrations.upgrade(database_url, "nonsense")
+
+
+def test_a_server_that_is_away_is_said_to_be_away() -> None:
+    with pytest.raises(StoreUnavailableError):
+        migrations.is_current("postgresql://nobody@127.0.0.1:1/none")
+
+
+def test_two_processes_may_upgrade_at_once(database_url: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_upgrade_in_a_process, [database_url] * 2))
+    assert migrations.is_current(database_url)
+
+
+def test_the_command_line_migrates_the_database_of_the_environment(database_url: str, tmp_path: Path) -> None:
+    _alembic({"OPTIGPU_DATABASE_URL": database_url}, "upgrade", "head")
+    assert migrations.is_current(database_url)
+    _alembic({"OPTIGPU_DATABASE_URL": database_url}, "check")
+
+
+def test_the_command_line_migrates_the_default_file(tmp_path: Path) -> None:
+    _alembic({"OPTIGPU_DATABASE_URL": "", "OPTIGPU_DATA_DIR": str(tmp_path / "data")}, "upgrade", "head")
+    assert migrations.is_current(default_url(tmp_path / "data"))
+
+
+def _fill(url: str) -> None:
+    database = Database(url)
+    with database.write() as session:
+        jobs.submit(session, a_spec(), idempotency_key="key")
+        claim = jobs.claim(session, a_worker(), 30)
+        assert claim is not None
+        jobs.plan(session, claim, a_plan("baseline"))
+        file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
+        jobs.save_outcome(session, claim, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+        assert leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
+    database.close()
+
+
+def _tables(url: str) -> set[str]:
+    engine = engine_for(url)
+    found = set(inspect(engine).get_table_names())
+    engine.dispose()
+    return found
+
+
+def _execute(url: str, statement: str) -> None:
+    engine = engine_for(url)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def _upgrade_in_a_process(url: str) -> None:
+    command = [sys.executable, "-c", "import sys, migrations; migrations.upgrade(sys.argv[1])", url]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+
+
+def _alembic(environment: dict[str, str], *arguments: str) -> None:
+    command = [sys.executable, "-m", "alembic", *arguments]
+    subprocess.run(
+        command, cwd=ROOT, check=True, timeout=120, capture_output=True, env=os.environ | environment
+    )

@@ -1,0 +1,58 @@
+"""Every curl line of the README, run against a real embedded service; and its example of the library."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.service import embedded_service
+from tests.readme import blocks
+
+ADDRESS = "http://127.0.0.1:8000"
+STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
+
+
+@pytest.fixture(scope="module")
+def script() -> str:
+    """The block of shell commands that talks to the service."""
+    (script,) = blocks("bash")
+    assert script.count("curl -s") >= 15
+    return script
+
+
+def test_every_curl_line_of_the_readme_works(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
+    with embedded_service(tmp_path / "service.log") as url:
+        assert ADDRESS in script
+        ran = subprocess.run(
+            ["bash", "-c", STRICT + script.replace(ADDRESS, url)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr.count("+ curl") == script.count("curl -s")
+    assert "event: finished" in ran.stdout
+    assert len(json.loads((tmp_path / "results.json").read_text())["results"]) == 2
+
+
+def test_the_library_s_example_works_with_a_smaller_model(tmp_path: Path) -> None:
+    (source,) = [block for block in blocks("python") if "from optigpu.run import run" in block]
+    assert "preset:gpt2" in source
+    ran = subprocess.run(
+        [sys.executable, "-c", source.replace("preset:gpt2", "preset:tiny-llama-test")],
+        env=os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    baseline, int8 = ran.stdout.splitlines()[-2:]
+    assert baseline == "baseline the baseline"
+    assert float(int8.removeprefix("int8_weight_only ")) > 0

@@ -1,0 +1,185 @@
+"""Jobs: submitted once, listed in order, cancelled whenever."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from optigpu.store import events, jobs
+from optigpu.store.cursors import encode_cursor
+from optigpu.store.database import Database
+from optigpu.store.errors import CursorError
+from optigpu.vocabulary import ConflictError, DeviceKind, JobState, NotFoundError, is_id
+from tests.service.records import a_spec, a_worker
+
+
+def test_a_submitted_job_is_queued_with_its_whole_spec(database: Database) -> None:
+    spec = a_spec(seed=7, limits={"timeout_s": 60.0})
+    with database.write() as session:
+        submitted = jobs.submit(session, spec)
+    with database.read() as session:
+        job = jobs.get(session, submitted.job.id)
+    assert submitted.created
+    assert submitted.job == job
+    assert is_id(job.id)
+    assert (job.state, job.workload, job.device) == (JobState.QUEUED, "matmul", DeviceKind.CPU)
+    assert job.spec == spec.model_dump(mode="json")
+    assert (job.queue_position, job.attempts, job.variants) == (1, (), ())
+
+
+def test_the_same_key_and_body_is_the_same_job(database: Database) -> None:
+    with database.write() as session:
+        first = jobs.submit(session, a_spec(), idempotency_key="key")
+    with database.write() as session:
+        again = jobs.submit(session, a_spec(), idempotency_key="key")
+    assert again.job == first.job
+    assert (first.created, again.created) == (True, False)
+
+
+def test_the_same_key_with_another_body_is_a_conflict(database: Database) -> None:
+    with database.write() as session:
+        first = jobs.submit(session, a_spec(), idempotency_key="key").job
+    with pytest.raises(ConflictError, match=first.id), database.write() as session:
+        jobs.submit(session, a_spec(seed=1), idempotency_key="key")
+    with database.read() as session:
+        assert len(jobs.list_(session).jobs) == 1
+
+
+def test_jobs_without_a_key_are_always_new(database: Database) -> None:
+    with database.write() as session:
+        assert jobs.submit(session, a_spec()).job.id != jobs.submit(session, a_spec()).job.id
+
+
+def test_any_text_can_be_a_key(database: Database) -> None:
+    with database.write() as session:
+        for key in ("", "x" * 10_000, "\U0001f680"):
+            assert jobs.submit(session, a_spec(), idempotency_key=key).created
+
+
+def test_twins_that_come_at_once_create_one_job(database: Database) -> None:
+    together = Barrier(8)
+
+    def post(_: int) -> tuple[str, bool]:
+        together.wait()
+        with database.write() as session:
+            submitted = jobs.submit(session, a_spec(), idempotency_key="key")
+        return submitted.job.id, submitted.created
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert len({job_id for job_id, _ in answers}) == 1
+    assert sum(created for _, created in answers) == 1
+
+
+def test_what_is_not_there_is_not_found(database: Database) -> None:
+    with database.write() as session:
+        for look in (jobs.get, jobs.state, jobs.request_cancel):
+            with pytest.raises(NotFoundError, match="no job nonsense"):
+                look(session, "nonsense")
+
+
+def test_pages_list_each_job_once_newest_first(database: Database) -> None:
+    with database.write() as session:
+        posted = [jobs.submit(session, a_spec()).job.id for _ in range(7)]
+    seen: list[str] = []
+    cursor = None
+    with database.read() as session:
+        for size in (3, 3, 1):
+            page = jobs.list_(session, limit=3, cursor=cursor)
+            assert len(page.jobs) == size
+            seen += [job.id for job in page.jobs]
+            cursor = page.next_cursor
+    assert cursor is None
+    assert seen == posted[::-1]
+
+
+def test_a_list_can_be_of_one_state(database: Database) -> None:
+    with database.write() as session:
+        first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
+        jobs.request_cancel(session, first)
+        assert [job.id for job in jobs.list_(session, state=JobState.QUEUED).jobs] == [second]
+        assert [job.id for job in jobs.list_(session, state=JobState.CANCELLED).jobs] == [first]
+        found = jobs.counts(session)
+    assert found == dict.fromkeys(JobState, 0) | {JobState.QUEUED: 1, JobState.CANCELLED: 1}
+
+
+@pytest.mark.parametrize(
+    "cursor", ["nonsense", encode_cursor("today", "x"), encode_cursor("0001-01-01T00:00:00+23:59", "x")]
+)
+def test_a_cursor_of_another_list_is_refused(database: Database, cursor: str) -> None:
+    with database.read() as session, pytest.raises(CursorError):
+        jobs.list_(session, cursor=cursor)
+
+
+def test_the_queue_position_counts_what_waits_for_the_same_device(database: Database) -> None:
+    with database.write() as session:
+        cpu = [jobs.submit(session, a_spec()).job.id for _ in range(3)]
+        cuda = jobs.submit(session, a_spec(device="cuda")).job.id
+        jobs.claim(session, a_worker(), 30)
+        positions = [jobs.get(session, job_id).queue_position for job_id in (*cpu, cuda)]
+        assert jobs.queued_count(session) == 3
+        assert jobs.queued_count(session, DeviceKind.CPU) == 2
+    assert positions == [None, 1, 2, 1]
+
+
+def test_a_queued_job_is_cancelled_at_once_and_only_once(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        cancelled = jobs.request_cancel(session, job_id)
+    with database.write() as session:
+        assert jobs.request_cancel(session, job_id) == cancelled
+        assert jobs.claim(session, a_worker(), 30) is None
+    assert cancelled.state is JobState.CANCELLED
+    assert cancelled.cancel_requested_at is not None
+    assert cancelled.reason == "Cancelled on request, before it began."
+    with database.read() as session:
+        assert [event.kind for event in events.after(session, job_id, 0)] == [
+            "state",
+            "cancel_requested",
+            "state",
+        ]
+
+
+def test_a_running_job_runs_on_until_its_worker_says_that_it_has_stopped(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = jobs.claim(session, a_worker(), 30)
+        assert claim is not None
+        assert jobs.heartbeat(session, claim, 30) is False
+        assert jobs.request_cancel(session, job_id).state is JobState.RUNNING
+        assert jobs.heartbeat(session, claim, 30) is True
+        jobs.finish(session, claim, JobState.CANCELLED, "Cancelled on request.")
+        assert jobs.state(session, job_id) is JobState.CANCELLED
+
+
+def test_a_job_that_has_ended_stays_as_it_is(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = jobs.claim(session, a_worker(), 30)
+        assert claim is not None
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+        ended = jobs.get(session, job_id)
+        assert jobs.request_cancel(session, job_id) == ended
+
+
+def test_events_count_without_gaps_when_many_write_at_once(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+
+    def write(number: int) -> int:
+        with database.write() as session:
+            return events.append(session, job_id, "note", {"number": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        given = sorted(pool.map(write, range(40)))
+    with database.read() as session:
+        stored = events.after(session, job_id, 0)
+        assert given == list(range(2, 42))
+        assert [event.sequence for event in stored] == list(range(1, 42))
+        assert events.after(session, job_id, 38) == stored[38:]
+        assert events.after(session, job_id, 0, limit=2) == stored[:2]
+
+
+def test_an_event_needs_its_job(database: Database) -> None:
+    with pytest.raises(NotFoundError), database.write() as session:
+        events.append(session, "nonsense", "note", {})

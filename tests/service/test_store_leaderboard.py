@@ -1,0 +1,290 @@
+"""The leaderboard: latest valid results, best first, ranks by intervals, the same whatever the pages."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from optigpu.result import Result
+from optigpu.store import leaderboard, results, workers
+from optigpu.store.cursors import encode_cursor
+from optigpu.store.database import Database
+from optigpu.store.errors import CursorError
+from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.tables import LeaderboardEntry
+from optigpu.views import LeaderboardRow
+from optigpu.vocabulary import Better, DeviceKind, NotFoundError
+from tests.service.records import NOON, a_metric, a_result, a_worker
+
+
+def test_a_row_says_what_was_measured_where(database: Database) -> None:
+    metrics = {
+        "tokens_per_s": a_metric("tokens_per_s", 100.0, (99.0, 101.0)),
+        "weight_bytes": a_metric("weight_bytes", 5e8),
+        "peak_bytes": a_metric("peak_bytes", None),
+        "top1_agreement": a_metric("top1_agreement", 0.98),
+        "kld_mean": a_metric("kld_mean", 0.01),
+        "j_per_token": a_metric("j_per_token", 0.2),
+    }
+    result = a_result(metrics, stack=("bf16", "int8_weight_only"))
+    with database.write() as session:
+        _enter(session, result)
+        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s"))
+    assert (page.metric, page.unit, page.better, page.next_cursor) == ("tokens_per_s", "1/s", "higher", None)
+    assert page.rows == (
+        LeaderboardRow(
+            rank=1,
+            result_id=result.id,
+            job_id=None,
+            source="worker",
+            measured_at=NOON,
+            workload={"kind": "generate", "size": 1},
+            workload_digest=result.variant.workload_digest,
+            variant_digest=result.variant.variant_digest,
+            model="preset:gpt2",
+            label="bf16 + int8_weight_only",
+            techniques=("bf16", "int8_weight_only"),
+            backend="torch",
+            device=DeviceKind.CPU,
+            hardware="1x Test CPU",
+            metric="tokens_per_s",
+            value=metrics["tokens_per_s"],
+            weight_bytes=5e8,
+            peak_bytes=None,
+            top1_agreement=0.98,
+            kld_mean=0.01,
+            j_per_token=0.2,
+            pareto=True,
+            warnings=("single_replicate",),
+        ),
+    )
+
+
+def test_the_latest_result_counts_not_the_best(database: Database) -> None:
+    with database.write() as session:
+        _enter(session, _speed(200.0))
+        _enter(session, _speed(100.0, measured_at=NOON + timedelta(hours=1)))
+        _enter(session, _speed(300.0, measured_at=NOON - timedelta(hours=1)))
+        assert _values(session) == [100.0]
+
+
+def test_an_invalid_result_leaves_the_valid_one_in_its_place(database: Database) -> None:
+    with database.write() as session:
+        _enter(session, _speed(200.0))
+        _enter(session, _speed(900.0, measured_at=NOON + timedelta(hours=1), valid=False))
+        assert _values(session) == [200.0]
+
+
+def test_the_leaderboard_does_not_grow_with_history(database: Database) -> None:
+    with database.write() as session:
+        for hour in range(5):
+            _enter(session, _speed(100.0 + hour, measured_at=NOON + timedelta(hours=hour)))
+        assert session.scalar(select(func.count()).select_from(LeaderboardEntry)) == 1
+
+
+def test_a_metric_lists_what_has_it_best_first(database: Database) -> None:
+    with database.write() as session:
+        for name, ttft in (("bf16", 0.3), ("fp16", 0.1), ("int8", None)):
+            metrics = {"tokens_per_s": a_metric("tokens_per_s", 1.0), "ttft_s": a_metric("ttft_s", ttft)}
+            _enter(session, a_result(metrics, stack=(name,)))
+        assert _values(session, metric="ttft_s") == [0.1, 0.3]
+        assert _values(session, metric="tflops") == []
+        assert len(_values(session)) == 3
+
+
+def test_quality_filters_leave_out_what_is_worse_and_what_has_no_figure(database: Database) -> None:
+    qualities = {"good": (0.99, 0.01), "fair": (0.95, 0.05), "poor": (0.5, 2.0), "unknown": (None, None)}
+    with database.write() as session:
+        for name, (top1, kld) in qualities.items():
+            metrics = {
+                "tokens_per_s": a_metric("tokens_per_s", 1.0),
+                "top1_agreement": a_metric("top1_agreement", top1),
+                "kld_mean": a_metric("kld_mean", kld),
+            }
+            _enter(session, a_result(metrics, stack=(name,)))
+        _enter(session, _speed(1.0, stack=("never measured",)))
+
+        def labels(**query: Any) -> set[str]:
+            page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", **query))
+            return {row.label for row in page.rows}
+
+        assert labels(min_top1=0.95) == {"good", "fair"}
+        assert labels(max_kld=0.01) == {"good"}
+        assert labels(min_top1=0.0) == {"good", "fair", "poor"}
+        assert labels(min_top1=0.5, max_kld=0.05) == {"good", "fair"}
+        assert labels(min_top1=1.0) == set()
+        assert labels() == {*qualities, "never measured"}
+
+
+def test_an_entry_of_before_there_were_such_fields_is_listed_without_them(database: Database) -> None:
+    with database.write() as session:
+        _enter(session, _speed(100.0))
+        entry = session.scalars(select(LeaderboardEntry)).one()
+        summary = {"unit": "1/s", "value": 100.0, "ci": None, "n": 3, "replicates": 1, "better": "higher"}
+        entry.summary = entry.summary | {"metrics": {"tokens_per_s": summary}}
+        session.flush()
+        session.expire_all()
+        (row,) = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s")).rows
+    assert (row.value.value, row.value.per_replicate) == (100.0, ())
+    assert (row.top1_agreement, row.kld_mean, row.j_per_token) == (None, None, None)
+
+
+INTERVALS = [
+    (100.0, 96.0, 104.0, 1),  # the yardstick of rank 1
+    (98.0, 95.0, 101.0, 1),
+    (97.0, 90.0, 99.0, 1),
+    (92.0, 91.0, 95.5, 4),  # overlaps the row before it, but not the yardstick
+    (90.0, 85.0, 91.0, 4),  # touches the yardstick of rank 4
+    (80.0, 80.0, 80.0, 6),
+    (80.0, 80.0, 80.0, 6),
+    (79.0, 78.0, 79.5, 8),
+]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 50])
+def test_ranks_are_shared_by_overlap_with_the_first_and_the_same_on_every_page(
+    database: Database, limit: int
+) -> None:
+    with database.write() as session:
+        for number, (value, low, high, _) in reversed(list(enumerate(INTERVALS))):
+            _enter(session, _speed(value, low, high, stack=(f"t{number}",)))
+    rows: list[LeaderboardRow] = []
+    cursor: str | None = None
+    with database.read() as session:
+        while not rows or cursor:
+            page = leaderboard.query(
+                session, LeaderboardQuery(metric="tokens_per_s", limit=limit, cursor=cursor)
+            )
+            rows += page.rows
+            cursor = page.next_cursor
+    assert [(row.value.value, row.rank) for row in rows] == [(value, rank) for value, _, _, rank in INTERVALS]
+    assert len({row.result_id for row in rows}) == len(INTERVALS)
+
+
+def test_ranks_go_by_overlap_where_lower_is_better_too(database: Database) -> None:
+    with database.write() as session:
+        for name, value, low, high in (("a", 1.0, 0.9, 1.2), ("b", 1.1, 1.0, 1.3), ("c", 1.25, 1.21, 1.3)):
+            metrics = {"ttft_s": a_metric("ttft_s", value, (low, high))}
+            _enter(session, a_result(metrics, stack=(name,)))
+        page = leaderboard.query(session, LeaderboardQuery(metric="ttft_s"))
+    assert [(row.label, row.rank) for row in page.rows] == [("a", 1), ("b", 1), ("c", 3)]
+
+
+def test_pareto_rows_are_those_that_no_other_beats_in_speed_and_bytes(database: Database) -> None:
+    shapes = {"fast": (100.0, 9.0), "small": (10.0, 1.0), "between": (50.0, 5.0), "beaten": (40.0, 6.0)}
+    shapes |= {"as fast, larger": (100.0, 10.0), "twin of small": (10.0, 1.0)}
+    with database.write() as session:
+        for name, (speed, size) in shapes.items():
+            _enter(session, _sized(speed, size, stack=(name,)))
+        _enter(session, _sized(1000.0, 0.1, size=2))
+        _enter(session, _sized(1000.0, 0.1, hardware="2x Test CPU"))
+        _enter(session, _sized(1000.0, None, stack=("unknown",)))
+        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", hardware="1x"))
+    flags = {row.label: row.pareto for row in page.rows if row.workload["size"] == 1}
+    yes = {"fast", "small", "between", "twin of small"}
+    assert flags == {name: name in yes for name in shapes} | {"unknown": None}
+
+
+def test_the_pareto_flag_weighs_peak_bytes_on_an_accelerator(database: Database) -> None:
+    with database.write() as session:
+        for name, peak in (("lean", 1.0), ("fat", 2.0)):
+            metrics = {
+                "tokens_per_s": a_metric("tokens_per_s", 10.0),
+                "weight_bytes": a_metric("weight_bytes", 1.0),
+                "peak_bytes": a_metric("peak_bytes", peak),
+            }
+            _enter(session, a_result(metrics, stack=(name,), device=DeviceKind.CUDA))
+        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s"))
+    assert {row.label: row.pareto for row in page.rows} == {"lean": True, "fat": False}
+
+
+@pytest.mark.parametrize(
+    ("filters", "labels"),
+    [
+        ({}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
+        ({"technique": "bf16"}, {"bf16", "bf16 + int8_weight_only"}),
+        ({"technique": "int8_weight_only"}, {"bf16 + int8_weight_only"}),
+        ({"technique": "int8"}, set()),
+        ({"technique": "b%"}, set()),
+        ({"hardware": "h200"}, {"bf16"}),
+        ({"hardware": "_x test cpu"}, set()),
+        ({"model": "preset:gpt2"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
+        ({"model": "preset:gpt"}, set()),
+        ({"backend": "torch"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
+        ({"backend": "llama.cpp"}, set()),
+        ({"workload": "generate"}, {"bf16", "bf16 + int8_weight_only", "baseline"}),
+        ({"workload": "matmul"}, set()),
+        ({"source": "device"}, {"agent"}),
+    ],
+)
+def test_filters(database: Database, filters: dict[str, Any], labels: set[str]) -> None:
+    with database.write() as session:
+        _enter(session, _speed(1.0))
+        _enter(session, _speed(2.0, stack=("bf16",), hardware="1x NVIDIA H200"))
+        _enter(session, _speed(3.0, stack=("bf16", "int8_weight_only")))
+        _enter(session, _speed(4.0, stack=("agent",), source="device"))
+        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", **filters))
+    assert {row.label for row in page.rows} == labels
+
+
+def test_a_workload_can_be_named_by_its_digest(database: Database) -> None:
+    one, two = _speed(1.0, size=1), _speed(2.0, size=2)
+    with database.write() as session:
+        _enter(session, one)
+        _enter(session, two)
+        assert _values(session, workload=one.variant.workload_digest) == [1.0]
+
+
+def test_an_unknown_metric_and_a_foreign_cursor_are_refused(database: Database) -> None:
+    with database.read() as session:
+        with pytest.raises(NotFoundError, match="the metrics are tokens_per_s"):
+            leaderboard.query(session, LeaderboardQuery(metric="speed"))
+        cursor = encode_cursor("2026-01-01", "x")
+        with pytest.raises(CursorError):
+            leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", cursor=cursor))
+
+
+def test_history_is_not_read(sqlite_database: Database) -> None:
+    """The page is found by way of the leaderboard's rows; a result's own tables are looked up by key alone."""
+    query = LeaderboardQuery(metric="tokens_per_s")
+    with sqlite_database.read() as session:
+        dialect = session.get_bind().dialect
+        statement = leaderboard._statement(query, Better.HIGHER, None)
+        sql = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+        plan = [row.detail for row in session.execute(text(f"EXPLAIN QUERY PLAN {sql}"))]
+    assert not [line for line in plan if "SCAN metrics" in line or "results" in line]
+    assert [line for line in plan if line.startswith("SEARCH metrics USING INDEX")]
+    assert [line for line in plan if "ix_leaderboard_pareto" in line]
+
+
+def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:
+    with database.write() as session:
+        _enter(session, _speed(1.0, hardware="b"))
+        workers.register(session, a_worker(hardware_class="a"))
+        workers.register(session, a_worker("worker-2", hardware_class="b"))
+        assert workers.hardware_classes(session) == ["a", "b"]
+
+
+def _speed(value: float, low: float | None = None, high: float | None = None, **changes: Any) -> Result:
+    interval = None if low is None or high is None else (low, high)
+    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
+
+
+def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:
+    metrics = {
+        "tokens_per_s": a_metric("tokens_per_s", speed),
+        "weight_bytes": a_metric("weight_bytes", weight_bytes),
+    }
+    return a_result(metrics, **changes)
+
+
+def _enter(session: Session, result: Result) -> None:
+    results.add(session, result, {})
+    leaderboard.enter(session, result)
+
+
+def _values(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[float | None]:
+    page = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters))
+    return [row.value.value for row in page.rows]

@@ -1,0 +1,298 @@
+"""Claims: each job to one worker that can run it; what a worker has lost it cannot write to."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+import migrations
+from optigpu.result import Attribution
+from optigpu.store import events, jobs, results
+from optigpu.store.database import Database
+from optigpu.store.tables import Job
+from optigpu.views import ProgressView
+from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
+from tests.service.records import a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
+
+JOBS = 200
+LATER = timedelta(hours=1)
+
+
+def _processes(count: int) -> Executor:
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _claim_all(url: str, name: str) -> list[str]:
+    database = Database(url)
+    taken = []
+    while True:
+        with database.write() as session:
+            claim = jobs.claim(session, a_worker(name), 300)
+        if claim is None:
+            break
+        taken.append(claim.job_id)
+    database.close()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("pool", "workers"), [(ThreadPoolExecutor, 8), (_processes, 3)], ids=["threads", "processes"]
+)
+def test_workers_take_each_of_many_jobs_once(
+    database_url: str, pool: Callable[[int], Executor], workers: int
+) -> None:
+    migrations.upgrade(database_url)
+    database = Database(database_url)
+    with database.write() as session:
+        posted = {jobs.submit(session, a_spec()).job.id for _ in range(JOBS)}
+    database.close()
+    with pool(workers) as racing:
+        names = [f"worker-{i}" for i in range(workers)]
+        taken = list(racing.map(_claim_all, [database_url] * workers, names))
+    flat = [job_id for one in taken for job_id in one]
+    assert len(flat) == JOBS
+    assert set(flat) == posted
+
+
+def test_the_oldest_job_is_first(database: Database) -> None:
+    with database.write() as session:
+        posted = [jobs.submit(session, a_spec()).job.id for _ in range(5)]
+        assert [_claimed(session).job_id for _ in posted] == posted
+        assert jobs.claim(session, a_worker(), 30) is None
+
+
+def test_a_claim_says_all_that_a_worker_needs(database: Database) -> None:
+    spec = a_spec(seed=3)
+    with database.write() as session:
+        job_id = jobs.submit(session, spec).job.id
+        claim = _claimed(session)
+        job = jobs.get(session, job_id)
+    assert claim == jobs.Claim(job_id=job_id, spec=spec, fencing=1, attempt=1, worker_id="worker-1")
+    assert (job.state, job.queue_position) == (JobState.RUNNING, None)
+    assert [(attempt.number, attempt.worker_id, attempt.outcome) for attempt in job.attempts] == [
+        (1, "worker-1", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({"device": "cuda"}, True),
+        ({"device": "cpu"}, False),
+        ({"device": "cuda", "target": {"gpu": "h200"}}, True),
+        ({"device": "cuda", "target": {"gpu": "H100"}}, False),
+        ({"device": "cuda", "target": {"gpu": "NVIDIA_H200"}}, False),
+        ({"device": "cuda", "target": {"gpu": "%"}}, False),
+        ({"device": "cuda", "target": {"gpu": "\\"}}, False),
+        ({"device": "cuda", "target": {"min_vram_bytes": 141 * 10**9}}, True),
+        ({"device": "cuda", "target": {"min_vram_bytes": 141 * 10**9 + 1}}, False),
+    ],
+)
+def test_a_worker_takes_what_it_can_run(database: Database, changes: dict, can: bool) -> None:
+    with database.write() as session:
+        jobs.submit(session, a_spec(**changes))
+        assert (jobs.claim(session, a_gpu_worker(), 30) is not None) == can
+
+
+def test_a_worker_without_the_backend_takes_nothing(database: Database) -> None:
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        assert jobs.claim(session, a_worker(backends=("llama.cpp",)), 30) is None
+        assert jobs.claim(session, a_worker(backends=()), 30) is None
+
+
+def test_a_worker_without_a_gpu_passes_over_a_job_for_one(database: Database) -> None:
+    with database.write() as session:
+        jobs.submit(session, a_spec(device="cuda"))
+        second = jobs.submit(session, a_spec()).job.id
+        assert _claimed(session).job_id == second
+
+
+def test_a_job_that_cannot_be_read_any_more_fails_and_the_next_is_taken(database: Database) -> None:
+    with database.write() as session:
+        first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
+        old = session.get_one(Job, first)
+        old.spec = old.spec | {"workload": {"kind": "retired"}}
+        assert _claimed(session).job_id == second
+        job = jobs.get(session, first)
+    assert job.state is JobState.FAILED
+    assert job.reason is not None
+    assert job.reason.startswith("This version can no longer run the job (workload")
+    assert job.attempts[0].outcome == "failed"
+
+
+def test_progress_is_shown_and_leaves_an_event_when_it_changes(database: Database) -> None:
+    half = ProgressView(fraction=0.5, doing="warming up", remaining_s=12.0)
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        for _ in range(3):
+            jobs.heartbeat(session, claim, 30, half)
+        jobs.heartbeat(session, claim, 30)
+        assert jobs.get(session, job_id).progress == half
+        assert [event.kind for event in events.after(session, job_id, 0)].count("progressed") == 1
+
+
+def test_a_heartbeat_extends_the_lease(database: Database) -> None:
+    start = utc_now()
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        claim = jobs.claim(session, a_worker(), 30, now=start)
+        assert claim is not None
+        jobs.heartbeat(session, claim, 30, now=start + timedelta(seconds=20))
+        assert jobs.sweep(session, now=start + timedelta(seconds=45)) == jobs.Swept()
+        assert jobs.sweep(session, now=start + timedelta(seconds=51)).requeued == (claim.job_id,)
+
+
+WRITES: dict[str, Callable[[Session, jobs.Claim], object]] = {
+    "heartbeat": lambda s, claim: jobs.heartbeat(s, claim, 30, ProgressView(fraction=0.9)),
+    "plan": lambda s, claim: jobs.plan(s, claim, a_plan("stale")),
+    "variant_started": lambda s, claim: jobs.variant_started(s, claim, 0),
+    "save_outcome": lambda s, claim: jobs.save_outcome(s, claim, an_outcome(a_result())),
+    "finish": lambda s, claim: jobs.finish(
+        s, claim, JobState.SUCCEEDED, attribution=Attribution(metric="tflops", rows=())
+    ),
+    "release": lambda s, claim: jobs.release(s, claim),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("since", ["queued again", "claimed by another", "finished by another"])
+def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, write: str, since: str) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        stale = _claimed(session)
+        jobs.sweep(session, now=utc_now() + LATER)
+        if since != "queued again":
+            current = _claimed(session, "worker-2")
+            jobs.plan(session, current, a_plan("baseline"))
+            if since == "finished by another":
+                jobs.finish(session, current, JobState.SUCCEEDED)
+        before = _everything(session, job_id)
+    with pytest.raises(LeaseLostError, match=job_id), database.write() as session:
+        WRITES[write](session, stale)
+    with database.read() as session:
+        assert _everything(session, job_id) == before
+
+
+def test_an_expired_job_is_taken_up_again_until_it_was_lost_too_often(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        for fencing in (1, 2):
+            assert _claimed(session).fencing == fencing
+            assert jobs.sweep(session, now=utc_now() + LATER, max_attempts=3) == jobs.Swept(
+                requeued=(job_id,)
+            )
+            assert jobs.get(session, job_id).started_at is None
+        _claimed(session)
+        assert jobs.sweep(session, now=utc_now() + LATER, max_attempts=3) == jobs.Swept(failed=(job_id,))
+        job = jobs.get(session, job_id)
+    assert (
+        job.reason
+        == "Its worker was lost 3 times: it died, hung or lost its connection. Read the worker's log."
+    )
+    assert [attempt.outcome for attempt in job.attempts] == ["lost", "lost", "failed"]
+
+
+def test_a_job_that_is_handed_back_keeps_its_place_and_its_attempts(database: Database) -> None:
+    with database.write() as session:
+        first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
+        for _ in range(5):
+            claim = _claimed(session)
+            assert claim.job_id == first
+            jobs.release(session, claim)
+        _claimed(session)
+        assert jobs.sweep(session, now=utc_now() + LATER).requeued == (first,)
+        assert jobs.get(session, second).queue_position == 2
+
+
+@pytest.mark.parametrize("how", ["released", "expired"])
+def test_a_job_that_was_cancelled_meanwhile_is_not_taken_up_again(database: Database, how: str) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        jobs.request_cancel(session, job_id)
+        if how == "released":
+            jobs.release(session, claim)
+        else:
+            assert jobs.sweep(session, now=utc_now() + LATER).cancelled == (job_id,)
+        assert jobs.state(session, job_id) is JobState.CANCELLED
+
+
+def test_the_same_host_and_version_goes_on_where_it_was_lost(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        jobs.plan(session, claim, a_plan("baseline", "bf16", "int8"))
+        jobs.save_outcome(session, claim, an_outcome(a_result()))
+        jobs.variant_started(session, claim, 1)
+        jobs.sweep(session, now=utc_now() + LATER)
+        assert jobs.get(session, job_id).variants[1].status is VariantStatus.PENDING
+        again = _claimed(session, "worker-2")
+        jobs.plan(session, again, a_plan("baseline", "bf16", "int8"))
+        statuses = [variant.status for variant in jobs.get(session, job_id).variants]
+        kept = len(results.of_job(session, job_id))
+    assert again.done == (0,)
+    assert statuses == [VariantStatus.SUCCEEDED, VariantStatus.PENDING, VariantStatus.PENDING]
+    assert kept == 1
+
+
+@pytest.mark.parametrize("changes", [{"host_id": "host-2"}, {"version": "0.2.0"}])
+def test_another_host_or_version_begins_anew(database: Database, changes: dict) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        jobs.plan(session, claim, a_plan("baseline"))
+        jobs.save_outcome(session, claim, an_outcome(a_result()))
+        jobs.sweep(session, now=utc_now() + LATER)
+        again = jobs.claim(session, a_worker(**changes), 30)
+        assert again is not None
+        assert again.done == ()
+        jobs.plan(session, again, a_plan("baseline"))
+        assert jobs.get(session, job_id).variants[0].status is VariantStatus.PENDING
+        assert results.of_job(session, job_id) == []
+
+
+def test_finishing_again_after_a_lost_answer_changes_nothing(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+        before = _everything(session, job_id)
+        jobs.finish(session, claim, JobState.SUCCEEDED)
+        assert _everything(session, job_id) == before
+        with pytest.raises(LeaseLostError):
+            jobs.finish(session, claim, JobState.FAILED, "no")
+
+
+def test_a_job_finishes_in_a_final_state_only(database: Database) -> None:
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        with pytest.raises(StoreError, match="cannot finish as queued"):
+            jobs.finish(session, _claimed(session), JobState.QUEUED)
+
+
+def test_variants_that_were_not_measured_say_why(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = _claimed(session)
+        jobs.plan(session, claim, a_plan("baseline", "bf16"))
+        jobs.variant_started(session, claim, 0)
+        jobs.finish(session, claim, JobState.FAILED, "The worker failed.")
+        variants = jobs.get(session, job_id).variants
+    assert [(variant.status, variant.reason) for variant in variants] == [
+        (VariantStatus.CANCELLED, "The worker failed.")
+    ] * 2
+
+
+def _claimed(session: Session, name: str = "worker-1") -> jobs.Claim:
+    claim = jobs.claim(session, a_worker(name), 30)
+    assert claim is not None
+    return claim
+
+
+def _everything(session: Session, job_id: str) -> tuple:
+    return jobs.get(session, job_id), events.after(session, job_id, 0), results.of_job(session, job_id)

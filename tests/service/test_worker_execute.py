@@ -1,0 +1,217 @@
+"""A job from the queue to the leaderboard, in the test's own process: real databases, real measuring processes."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from optigpu.store import events, jobs, leaderboard, results
+from optigpu.store.database import Database, default_url
+from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.vocabulary import JobState, VariantStatus, utc_now
+from tests.service.bench import (
+    ENDLESS,
+    change,
+    look,
+    matmul,
+    measuring_processes,
+    migrated,
+    station,
+    submit,
+    tiny_ladder,
+    working,
+)
+from tests.service.processes import eventually
+from worker.execute import execute_next
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Locks and data of this test alone, so that it neither waits for nor disturbs a worker of this machine."""
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def either_database(database_url: str) -> Iterator[Database]:
+    """On both engines: for the stories that touch most of the store."""
+    with migrated(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with migrated(default_url(tmp_path)) as database:
+        yield database
+
+
+def test_an_empty_queue_is_said_to_be_empty(database: Database) -> None:
+    assert not execute_next(station(database))
+
+
+def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database) -> None:
+    database = either_database
+    job_id = submit(database, matmul(sizes=(64, 65)))
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert (job.state, job.reason) == (JobState.SUCCEEDED, None)
+    assert statuses(database, job_id) == [VariantStatus.SUCCEEDED] * 2
+    assert [(attempt.number, attempt.outcome) for attempt in job.attempts] == [(1, "succeeded")]
+    with database.read() as session:
+        stored = results.of_job(session, job_id)
+        samples = results.samples(session, stored[0]["id"]).samples
+        board = leaderboard.query(session, LeaderboardQuery(metric="tflops"))
+        kinds = [event.kind for event in events.after(session, job_id, 0)]
+    assert [document["id"] for document in stored] == [variant.result_id for variant in job.variants]
+    assert len(samples["tflops"][0]) == stored[0]["metrics"]["tflops"]["n"]
+    assert {row.result_id for row in board.rows} == {document["id"] for document in stored}
+    told = [kind for kind in kinds if kind != "progressed"]
+    measured = [*["variant_started"] * 2, *["variant_finished"] * 2]
+    assert told == ["state", "state", "planned", *measured, "finished", "state"]
+
+
+def test_a_ladder_leaves_its_attribution(database: Database) -> None:
+    job_id = submit(database, tiny_ladder())
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert job.state is JobState.SUCCEEDED
+    assert job.attribution is not None
+    baseline, bf16 = job.attribution["rows"]
+    assert (baseline["label"], bf16["label"]) == ("baseline", "bf16")
+    with database.read() as session:
+        verdicts = [result["verdict"] for result in results.of_job(session, job_id)]
+    assert bf16["speedup"] is not None, verdicts
+
+
+def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Database) -> None:
+    job_id = submit(database, matmul(dtypes=("tf32", "float32")))
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert job.state is JobState.SUCCEEDED
+    assert [variant.status for variant in job.variants] == [
+        VariantStatus.UNSUPPORTED,
+        VariantStatus.SUCCEEDED,
+    ]
+    assert "tf32" in (job.variants[0].reason or "")
+
+
+def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: Database) -> None:
+    job_id = submit(database, matmul(dtypes=("tf32",)))
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
+
+
+def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
+    job_id = submit(database, matmul(sizes=(64, 65), measure=ENDLESS, limits={"timeout_s": 0.5}))
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    assert [variant.status for variant in job.variants] == [VariantStatus.FAILED] * 2
+    assert all((variant.reason or "").startswith("deadline") for variant in job.variants)
+    assert "deadline" in (job.reason or "")
+
+
+def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
+    job_id = submit(database, matmul(measure=ENDLESS))
+    with working(station(database)):
+        (child,) = eventually(measuring_processes)
+        with database.write() as session:
+            jobs.request_cancel(session, job_id)
+        child.wait(timeout=15)
+        assert eventually(lambda: look(database, job_id).state.is_final)
+    job = look(database, job_id)
+    assert (job.state, job.reason) == (JobState.CANCELLED, "Cancelled on request.")
+    assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
+
+
+def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
+    either_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured is what has ended: here one variant, since no two are resident side by side."""
+    monkeypatch.setattr("optigpu.conductor.company.MOST_RESIDENT", 1)
+    database = either_database
+    job_id = submit(database, matmul(sizes=(64, 65)))
+    with working(station(database)):
+        assert eventually(lambda: statuses(database, job_id)[:1] == [VariantStatus.SUCCEEDED])
+    half = look(database, job_id)
+    assert (half.state, half.attempts[0].outcome) == (JobState.QUEUED, "released")
+    assert statuses(database, job_id) == [VariantStatus.SUCCEEDED, VariantStatus.PENDING]
+
+    assert execute_next(station(database))
+    job = look(database, job_id)
+    assert (job.state, [attempt.outcome for attempt in job.attempts]) == (
+        JobState.SUCCEEDED,
+        ["released", "succeeded"],
+    )
+    assert job.variants[0].result_id == half.variants[0].result_id
+    assert job.attribution is not None
+    assert [row["index"] for row in job.attribution["rows"]] == [0, 1]
+    assert count(database, "results") == 2
+
+
+def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(database: Database) -> None:
+    job_id = submit(database, matmul(measure=ENDLESS))
+    at = station(database)
+    with working(at):
+        (child,) = eventually(measuring_processes)
+        with database.write() as session:
+            assert jobs.sweep(session, utc_now() + timedelta(hours=1)).requeued == (job_id,)
+        before = look(database, job_id)
+        child.wait(timeout=15)
+        assert eventually(lambda: at.job_id is None)
+    assert look(database, job_id) == before
+    assert before.state is JobState.QUEUED
+
+
+def test_a_measuring_process_that_is_killed_ends_its_variant_alone(database: Database) -> None:
+    job_id = submit(database, matmul(sizes=(64, 65)))
+    with working(station(database)):
+        (child,) = eventually(measuring_processes)
+        child.kill()
+        assert eventually(lambda: look(database, job_id).state.is_final)
+    job = look(database, job_id)
+    assert job.state is JobState.SUCCEEDED
+    assert [variant.status for variant in job.variants] == [VariantStatus.FAILED, VariantStatus.SUCCEEDED]
+    assert "killed by signal 9" in (job.variants[0].reason or "")
+
+
+def test_a_cpu_worker_leaves_a_cuda_job_in_the_queue(database: Database) -> None:
+    job_id = submit(database, matmul(device="cuda"))
+    assert not execute_next(station(database))
+    assert look(database, job_id).state is JobState.QUEUED
+
+
+def test_a_document_that_this_version_cannot_read_fails_its_job(database: Database) -> None:
+    job_id = submit(database, matmul())
+    change(database, "UPDATE jobs SET spec = :spec", spec='{"workload": {"kind": "alchemy"}}')
+    assert not execute_next(station(database))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    assert "workload" in (job.reason or "")
+
+
+def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, sound = submit(database, matmul()), submit(database, matmul())
+    at = station(database)
+    with monkeypatch.context() as patch:
+        patch.setattr("worker.execute.run", lambda *_, **__: [].pop())
+        assert execute_next(at)
+    assert execute_next(at)
+    job = look(database, broken)
+    assert (job.state, job.reason) == (JobState.FAILED, "The worker failed (IndexError); its log says where.")
+    assert look(database, sound).state is JobState.SUCCEEDED
+
+
+def statuses(database: Database, job_id: str) -> list[VariantStatus]:
+    return [variant.status for variant in look(database, job_id).variants]
+
+
+def count(database: Database, table: str) -> int:
+    with database.read() as session:
+        rows: int = session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()
+    return rows

@@ -1,0 +1,112 @@
+"""`python -m worker` itself: how it starts, why it refuses to, and what it does not load."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from optigpu.hardware import probe
+from optigpu.hardware.gpu import Gpus, visible
+from optigpu.result import Accelerator
+from optigpu.store.database import Database, default_url
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.service.bench import ENDLESS, matmul, measuring_processes, migrated, submit
+from tests.service.processes import Processes, eventually, stop, watched_processes
+from worker.capabilities import serving
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with watched_processes(tmp_path, {"OPTIGPU_DATA_DIR": str(tmp_path)}) as processes:
+        yield processes
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with migrated(default_url(tmp_path)) as database:
+        yield database
+
+
+def refusal(processes: Processes, *arguments: str, **variables: str) -> str:
+    """What a worker that does not start prints."""
+    assert processes.start("worker", *arguments, **variables).wait(60) == 2
+    return processes.printed()
+
+
+def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
+    processes: Processes, database: Database
+) -> None:
+    said = refusal(processes, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert said == (
+        "python -m worker: This machine has no NVIDIA GPU that works; start the worker with --device cpu.\n"
+    )
+
+
+def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
+    assert refusal(processes).splitlines() == [
+        "python -m worker: The database has not the tables of this version; run `alembic upgrade head` on it."
+    ]
+
+
+def test_a_wrong_setting_is_named(processes: Processes) -> None:
+    assert "OPTIGPU_LEASE_S: Input should be a valid number" in refusal(processes, OPTIGPU_LEASE_S="soon")
+
+
+def test_neither_mode_loads_torch() -> None:
+    code = "import sys, worker.__main__, worker.app; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_worker_that_measures_has_no_torch_in_its_memory(processes: Processes, database: Database) -> None:
+    submit(database, matmul(measure=ENDLESS))
+    worker = processes.start("worker", "--device", "cpu")
+    (child,) = eventually(lambda: measuring_processes(psutil.Process(worker.pid)))
+    assert eventually(lambda: "libtorch" in maps(child.pid))
+    assert "libtorch" not in maps(worker.pid)
+    stop(worker)
+
+
+def test_workers_of_a_host_with_several_gpus_take_one_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The GPUs are made up: what is tested is who takes which, and what its measuring processes will see."""
+    monkeypatch.setattr(sys.modules[probe.__module__], "gpus", lambda: Gpus(shown(), driver="570.00"))
+    with serving(None, tmp_path) as first:
+        assert (first.device, first.gpus, first.vram_bytes) == (DeviceKind.CUDA, ("Model 0",), 10)
+        assert os.environ.pop("CUDA_VISIBLE_DEVICES") == "GPU-0"
+        probe.cache_clear()
+        with serving(DeviceKind.CUDA, tmp_path) as second:
+            assert (second.gpus, second.vram_bytes) == (("Model 1",), 11)
+            with (
+                pytest.raises(UnsupportedError, match="Other workers serve"),
+                serving(DeviceKind.CUDA, tmp_path),
+            ):
+                pass
+    os.environ.pop("CUDA_VISIBLE_DEVICES")
+    probe.cache_clear()
+    with serving(None, tmp_path) as third:
+        assert third.gpus == ("Model 0",)
+
+
+@pytest.fixture(autouse=True)
+def probed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test says of this machine is forgotten with it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    probe.cache_clear()
+    yield
+    probe.cache_clear()
+
+
+def shown() -> tuple[Accelerator, ...]:
+    every = [Accelerator(name=f"Model {n}", memory_bytes=10 + n, uuid=f"GPU-{n}") for n in range(2)]
+    return visible(every, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def maps(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()

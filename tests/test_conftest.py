@@ -1,0 +1,29 @@
+"""What tests/conftest.py promises to every other test."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATASETS, find_datasets
+
+
+@pytest.mark.parametrize(("gpus", "outcomes"), [(0, {"passed": 1, "deselected": 1}), (1, {"passed": 2})])
+def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpus: int, outcomes: dict[str, int]
+) -> None:
+    monkeypatch.setattr("tests.conftest.gpu_count", lambda: gpus)
+    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
+    pytester.makeini("[pytest]\nmarkers = gpu")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpu\ndef test_on_a_gpu(): pass\ndef test_anywhere(): pass\n"
+    )
+    pytester.runpytest_inprocess().assert_outcomes(**outcomes)
+
+
+def test_the_first_folder_that_holds_all_datasets_is_used(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for name in DATASETS:
+        (whole / name).mkdir(parents=True)
+    (part / DATASETS[0]).mkdir(parents=True)
+    assert find_datasets([tmp_path / "absent", part, whole]) == whole
+    assert find_datasets([part]) is None

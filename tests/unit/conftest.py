@@ -1,0 +1,6 @@
+"""Hypothesis without a stopwatch: how long an example takes says nothing on a machine that is busy with other work."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")

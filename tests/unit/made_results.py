@@ -1,0 +1,145 @@
+"""Results made up for tests: the figures were never measured by anything."""
+
+from typing import Any
+
+from optigpu.events import Planned, PlannedVariant, Progressed, VariantFinished, VariantStarted
+from optigpu.result import (
+    Attribution,
+    AttributionRow,
+    Environment,
+    Gain,
+    MetricSummary,
+    Outcome,
+    Result,
+    VariantSummary,
+    Verdict,
+    VerdictReason,
+    VerdictWarning,
+)
+from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id, utc_now
+
+ENVIRONMENT = Environment(
+    hardware_class="2x Test CPU",
+    host_id="made-up",
+    cpu_model="Test CPU",
+    cpu_cores=2,
+    cpu_features=("avx2",),
+    memory_bytes=8 * 2**30,
+    os="Linux",
+    software={"torch": "2.13.0"},
+)
+GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64, "batch_size": 1}
+
+
+def metric(name: str, value: float | None, ci: tuple[float, float] | None = None, reason: str | None = None):
+    return MetricSummary(
+        unit=METRICS[name].unit,
+        better=METRICS[name].better,
+        value=value,
+        ci=ci,
+        n=5,
+        replicates=1,
+        reason=reason,
+    )
+
+
+def result(index: int, role: Role, label: str, metrics: dict[str, MetricSummary], verdict: Verdict) -> Result:
+    return Result(
+        id=new_id(),
+        created_at=utc_now(),
+        variant=VariantSummary(
+            index=index,
+            role=role,
+            label=label,
+            workload=GENERATE,
+            model="preset:gpt2",
+            backend="torch",
+            device=DeviceKind.CPU,
+            stack=(),
+            workload_digest="w",
+            variant_digest=f"v{index}",
+            primary_metric="tokens_per_s",
+        ),
+        verdict=verdict,
+        metrics=metrics,
+        environment=ENVIRONMENT,
+        seed=0,
+    )
+
+
+ONE_PROCESS = Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE,))
+BASELINE = result(
+    0,
+    Role.BASELINE,
+    "baseline",
+    {
+        "tokens_per_s": metric("tokens_per_s", 31.25, (30.75, 31.5)),
+        "ttft_s": metric("ttft_s", 0.0451),
+        "weight_bytes": metric("weight_bytes", 497.76e6),
+    },
+    ONE_PROCESS,
+)
+INT8 = result(
+    1,
+    Role.ALONE,
+    "int8_weight_only",
+    {
+        "tokens_per_s": metric("tokens_per_s", 93.75, (92.0, 95.0)),
+        "ttft_s": metric("ttft_s", None, reason="the first token came with the second"),
+        "weight_bytes": metric("weight_bytes", 124.9e6),
+    },
+    Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE, VerdictWarning.NOT_CONVERGED)),
+)
+WRONG = result(
+    3,
+    Role.CUMULATIVE,
+    "int8_weight_only + static_kv_cache",
+    {"tokens_per_s": metric("tokens_per_s", 100.0), "weight_bytes": metric("weight_bytes", 124.9e6)},
+    Verdict(valid=False, reasons=(VerdictReason.OUTPUT_INVALID,), notes=("The logits hold NaN.",)),
+)
+NO_COMPILER = "TorchInductor needs a C++ compiler."
+RESULTS: list[dict[str, Any]] = [each.model_dump(mode="json") for each in (BASELINE, INT8, WRONG)]
+ATTRIBUTION = Attribution(
+    metric="tokens_per_s",
+    rows=(
+        AttributionRow(index=0, role=Role.BASELINE, label="baseline", status=VariantStatus.SUCCEEDED),
+        AttributionRow(
+            index=1,
+            role=Role.ALONE,
+            label="int8_weight_only",
+            status=VariantStatus.SUCCEEDED,
+            technique="int8_weight_only",
+            speedup=Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0),
+            alone=Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0),
+        ),
+        AttributionRow(
+            index=2,
+            role=Role.ALONE,
+            label="torch_compile",
+            status=VariantStatus.UNSUPPORTED,
+            reason=NO_COMPILER,
+            technique="torch_compile",
+        ),
+        AttributionRow(
+            index=3,
+            role=Role.CUMULATIVE,
+            label="int8_weight_only + static_kv_cache",
+            status=VariantStatus.SUCCEEDED,
+            technique="static_kv_cache",
+        ),
+    ),
+    best=1,
+)
+EVENTS = (
+    Planned(
+        variants=(
+            PlannedVariant(index=0, role=Role.BASELINE, label="baseline"),
+            PlannedVariant(index=2, role=Role.ALONE, label="torch_compile"),
+        )
+    ),
+    VariantStarted(index=0),
+    Progressed(index=0, replicate=0, doing="warming up", fraction=0.25, remaining_s=60),
+    Progressed(index=0, replicate=0, doing="round 1", fraction=0.5, remaining_s=40),
+    VariantFinished(outcome=Outcome(index=0, status=VariantStatus.SUCCEEDED, result=BASELINE)),
+    VariantFinished(outcome=Outcome(index=2, status=VariantStatus.UNSUPPORTED, reason=NO_COMPILER)),
+)

@@ -1,0 +1,224 @@
+"""Which technique bought what, from outcomes whose gains are known."""
+
+from typing import Any
+
+import pytest
+
+from optigpu.attribution import attribute
+from optigpu.plan import variants_of
+from optigpu.result import (
+    Attribution,
+    AttributionRow,
+    Environment,
+    Outcome,
+    Result,
+    VariantSummary,
+    Verdict,
+    VerdictReason,
+)
+from optigpu.spec import JobSpec, Variant
+from optigpu.vocabulary import VariantStatus, new_id, utc_now
+
+HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+PROCESS = (0.99, 1.0, 1.01, 1.0, 0.99, 1.0, 1.01)
+
+
+def job(*stack: str, plan: str = "ladder", **changes: Any) -> JobSpec:
+    document = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "plan": plan}
+    named = [{"name": name} for name in stack]
+    return JobSpec.model_validate(document | {"stack": named} | changes)
+
+
+def measured(variant: Variant, speed: float, valid: bool = True, metric: str = "tokens_per_s") -> Outcome:
+    reasons = () if valid else (VerdictReason.OUTPUT_INVALID,)
+    result = Result(
+        id=new_id(),
+        created_at=utc_now(),
+        variant=VariantSummary(
+            **variant.model_dump(include={"index", "role", "label", "model", "backend", "device"}),
+            workload={},
+            stack=(),
+            workload_digest=variant.workload_digest,
+            variant_digest=variant.digest,
+            primary_metric=metric,
+        ),
+        verdict=Verdict(valid=valid, reasons=reasons, notes=() if valid else ("a token is missing",)),
+        metrics={},
+        environment=HERE,
+        seed=0,
+    )
+    samples = {metric: (tuple(speed * number for number in PROCESS),)}
+    return Outcome(index=variant.index, status=VariantStatus.SUCCEEDED, result=result, samples=samples)
+
+
+def unsupported(variant: Variant) -> Outcome:
+    return Outcome(index=variant.index, status=VariantStatus.UNSUPPORTED, reason="no compiler")
+
+
+def attributed(
+    spec: JobSpec, speeds: dict[str, float | None]
+) -> tuple[Attribution, dict[str, AttributionRow]]:
+    """The attribution for speeds by label, None for an unsupported variant; labels that are not named are left out."""
+    variants = [variant for variant in variants_of(spec) if variant.label in speeds]
+    assert len(variants) == len(speeds)
+    outcomes = {}
+    for variant in variants:
+        speed = speeds[variant.label]
+        outcomes[variant.index] = unsupported(variant) if speed is None else measured(variant, speed)
+    attribution = attribute(spec, variants_of(spec), outcomes)
+    return attribution, {row.label: row for row in attribution.rows}
+
+
+def gains(row: AttributionRow) -> tuple[float | None, float | None, float | None]:
+    found = (row.speedup, row.alone, row.added)
+    return tuple(round(gain.ratio, 6) if gain else None for gain in found)  # type: ignore[return-value]
+
+
+def test_each_rung_is_compared_with_the_baseline_and_with_the_rung_before() -> None:
+    attribution, rows = attributed(
+        job("bf16", "int8_weight_only"),
+        {"baseline": 10, "bf16": 20, "int8_weight_only": 5, "bf16 + int8_weight_only": 50},
+    )
+    assert gains(rows["baseline"]) == (None, None, None)
+    assert gains(rows["bf16"]) == (2, 2, 2)
+    assert gains(rows["int8_weight_only"]) == (0.5, 0.5, None)
+    assert gains(rows["bf16 + int8_weight_only"]) == (5, None, 2.5)
+    assert [row.technique for row in attribution.rows] == [
+        None,
+        "bf16",
+        "int8_weight_only",
+        "int8_weight_only",
+    ]
+    assert attribution.best == rows["bf16 + int8_weight_only"].index
+    assert attribution.metric == "tokens_per_s"
+
+
+def test_a_gain_has_an_interval_and_says_what_it_is_relative_to() -> None:
+    _, rows = attributed(job("bf16"), {"baseline": 10, "bf16": 20})
+    gain = rows["bf16"].speedup
+    assert gain is not None
+    assert gain.ci is not None
+    assert gain.ci[0] < 2 < gain.ci[1]
+    assert gain.compared_with == rows["baseline"].index
+
+
+def test_alone_is_relative_to_the_technique_s_own_reference() -> None:
+    _, rows = attributed(
+        job("fused_attention"), {"baseline": 10, "eager_attention": 5, "fused_attention": 12}
+    )
+    assert gains(rows["fused_attention"]) == (1.2, 2.4, 1.2)
+    assert gains(rows["eager_attention"]) == (0.5, None, None)
+
+
+def test_without_its_reference_alone_is_unknown() -> None:
+    _, rows = attributed(
+        job("fused_attention"), {"baseline": 10, "eager_attention": None, "fused_attention": 12}
+    )
+    assert gains(rows["fused_attention"]) == (1.2, None, 1.2)
+    assert rows["eager_attention"].reason == "no compiler"
+
+
+def test_a_rung_after_an_unsupported_one_is_compared_with_the_last_that_was_measured() -> None:
+    _, rows = attributed(
+        job("bf16", "int8_weight_only", "static_kv_cache"),
+        {
+            "baseline": 10,
+            "bf16": 20,
+            "int8_weight_only": None,
+            "static_kv_cache": 10,
+            "bf16 + int8_weight_only": None,
+            "bf16 + int8_weight_only + static_kv_cache": 30,
+        },
+    )
+    last = rows["bf16 + int8_weight_only + static_kv_cache"].added
+    assert last is not None
+    assert (round(last.ratio, 6), last.compared_with) == (1.5, rows["bf16"].index)
+    assert rows["bf16 + int8_weight_only"].status is VariantStatus.UNSUPPORTED
+    assert gains(rows["bf16 + int8_weight_only"]) == (None, None, None)
+
+
+def test_a_prefix_that_is_also_a_technique_alone_has_both_gains() -> None:
+    _, rows = attributed(
+        job("static_kv_cache", "torch_compile"),
+        {"baseline": 10, "static_kv_cache": 20, "static_kv_cache + torch_compile": 80},
+    )
+    assert gains(rows["static_kv_cache"]) == (2, 2, 2)
+    assert gains(rows["static_kv_cache + torch_compile"]) == (8, 8, 4)
+
+
+def test_a_rung_that_adds_nothing_new_adds_no_gain() -> None:
+    _, rows = attributed(
+        job("torch_compile", "static_kv_cache", "bf16"),
+        {
+            "baseline": 10,
+            "static_kv_cache + torch_compile": 40,
+            "static_kv_cache": 20,
+            "bf16": 10,
+            "bf16 + static_kv_cache + torch_compile": 60,
+        },
+    )
+    assert gains(rows["static_kv_cache + torch_compile"]) == (4, 4, 4)
+    assert gains(rows["static_kv_cache"]) == (2, 2, None)
+    assert gains(rows["bf16 + static_kv_cache + torch_compile"]) == (6, None, 1.5)
+
+
+def test_a_grid_knows_what_is_alone_and_what_is_a_prefix() -> None:
+    _, rows = attributed(
+        job("bf16", "static_kv_cache", plan="grid"),
+        {"baseline": 10, "bf16": 20, "static_kv_cache": 10, "bf16 + static_kv_cache": 30},
+    )
+    assert gains(rows["bf16"]) == (2, 2, 2)
+    assert gains(rows["static_kv_cache"]) == (1, 1, None)
+    assert gains(rows["bf16 + static_kv_cache"]) == (3, None, 1.5)
+    assert rows["static_kv_cache"].technique == "static_kv_cache"
+
+
+def test_a_single_variant_has_nothing_to_be_compared_with() -> None:
+    attribution, rows = attributed(job("bf16", plan="single"), {"bf16": 20})
+    assert gains(rows["bf16"]) == (None, None, None)
+    assert attribution.best == 0
+
+
+def test_without_a_baseline_only_the_rungs_are_compared() -> None:
+    _, rows = attributed(
+        job("bf16", "static_kv_cache"),
+        {"baseline": None, "bf16": 20, "static_kv_cache": 10, "bf16 + static_kv_cache": 30},
+    )
+    assert gains(rows["bf16"]) == (None, None, None)
+    assert gains(rows["bf16 + static_kv_cache"]) == (None, None, 1.5)
+
+
+def test_what_is_not_valid_is_compared_with_nothing_and_never_best() -> None:
+    spec = job("bf16")
+    baseline, fast = variants_of(spec)
+    attribution = attribute(
+        spec, (baseline, fast), {0: measured(baseline, 10), 1: measured(fast, 99, valid=False)}
+    )
+    assert gains(attribution.rows[1]) == (None, None, None)
+    assert attribution.rows[1].reason == "not valid: a token is missing"
+    assert attribution.best == 0
+
+
+def test_nothing_measured_is_no_best() -> None:
+    attribution, _ = attributed(job("bf16"), {"baseline": None, "bf16": None})
+    assert attribution.best is None
+
+
+def test_lower_is_better_turns_the_ratio_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = job("bf16")
+    monkeypatch.setattr(type(spec.workload), "primary", "latency_s")
+    slow, fast = variants_of(spec)
+    outcomes = {0: measured(slow, 4.0, metric="latency_s"), 1: measured(fast, 1.0, metric="latency_s")}
+    attribution = attribute(spec, (slow, fast), outcomes)
+    assert gains(attribution.rows[1]) == (4, 4, 4)
+    assert attribution.best == 1
+
+
+def test_different_workloads_are_not_compared() -> None:
+    spec = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [64, 128]}, "plan": "ladder"})
+    variants = variants_of(spec)
+    outcomes = {v.index: measured(v, 1.0 + v.index, metric="tflops") for v in variants}
+    attribution = attribute(spec, variants, outcomes)
+    assert len(attribution.rows) == 2
+    assert all(gains(row) == (None, None, None) for row in attribution.rows)
+    assert attribution.best is None

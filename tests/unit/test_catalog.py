@@ -1,0 +1,159 @@
+"""The catalog of published peaks: complete, consistent with itself, and found by exact names alone."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optigpu.hardware.catalog import Block, Device, Dtype, HardwareKind, devices, find, find_class
+
+WANTED = (
+    "Tesla T4", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3",
+    "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L4", "NVIDIA L40S", "NVIDIA L40", "NVIDIA A10",
+    "NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4060", "NVIDIA GeForce RTX 4080",
+    "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 4060 Laptop GPU", "AMD Instinct MI300X",
+    "Jetson AGX Orin", "Jetson Orin Nano", "Raspberry Pi 5", "TPU v5e", "Apple M1", "Apple M1 Max", "Apple M2 Pro",
+    "Apple M3", "Apple M4 Max", "AMD EPYC 7763", "AMD EPYC 9654", "Intel Xeon Platinum 8480+", "AMD Ryzen 9 7950X",
+    "13th Gen Intel Core i9-13900K", "ESP32-S3",
+)  # fmt: skip
+NAMES = [name for device in devices() for name in (device.name, *device.aliases)]
+BOTH = [
+    (device, dtype)
+    for device in devices()
+    for dtype in sorted(device.published_flop_per_s.keys() & device.derived_flop_per_s())
+]
+
+
+def known(name: str) -> Device:
+    """A device that must be there."""
+    device = find(name)
+    assert device is not None, name
+    return device
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_device_is_found_by_the_name_that_drivers_and_people_give_it(name: str) -> None:
+    assert name in (known(name).name, *known(name).aliases)
+
+
+def test_no_two_devices_share_a_name() -> None:
+    assert [find(name) for name in NAMES] == [
+        device for device in devices() for _ in (device.name, *device.aliases)
+    ]
+    assert len({name.casefold() for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("NVIDIA GeForce RTX 4060", "NVIDIA GeForce RTX 4060 Laptop GPU"),
+        ("NVIDIA A10", "NVIDIA A100 80GB PCIe"),
+        ("NVIDIA L4", "NVIDIA L40"),
+        ("NVIDIA L40", "NVIDIA L40S"),
+        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
+    ],
+)
+def test_names_that_begin_alike_are_different_devices(one: str, other: str) -> None:
+    assert known(one) is not known(other)
+    assert known(one).peak_flop_per_s != known(other).peak_flop_per_s or (
+        known(one).memory_bytes != known(other).memory_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A10G", "RTX", "GeForce", "NVIDIA A100", "NVIDIA L40 S", "Apple M", "", "5090"]
+)
+def test_a_part_of_a_name_and_a_neighbour_of_it_find_nothing(name: str) -> None:
+    assert find(name) is None
+
+
+@given(st.sampled_from(NAMES), st.text(st.characters(blacklist_characters="("), min_size=1, max_size=8))
+def test_a_longer_name_finds_a_device_only_when_the_whole_of_it_is_one_s_name(name: str, more: str) -> None:
+    longer = " ".join((name + more).casefold().split())
+    assert (find(name + more) is not None) == (longer in {known_name.casefold() for known_name in NAMES})
+
+
+def test_case_trade_marks_and_spaces_tell_no_devices_apart() -> None:
+    assert find("intel(R)  Xeon(R) Platinum 8480+") is known("Intel Xeon Platinum 8480+")
+
+
+@pytest.mark.parametrize(
+    ("hardware_class", "name"),
+    [
+        ("1x NVIDIA H200 140 GiB", "NVIDIA H200"),
+        ("8x NVIDIA H100 80GB HBM3 80 GiB", "NVIDIA H100 SXM"),
+        ("1x NVIDIA GeForce RTX 4060 Laptop GPU 8 GiB", "NVIDIA GeForce RTX 4060 Laptop GPU"),
+        ("AMD EPYC 7763 64 cores", "AMD EPYC 7763"),
+        ("AMD EPYC 7763 1 core", "AMD EPYC 7763"),
+    ],
+)
+def test_a_class_of_hardware_is_found(hardware_class: str, name: str) -> None:
+    device = find_class(hardware_class)
+    assert device is not None
+    assert device.name == name
+
+
+@pytest.mark.parametrize(
+    "hardware_class", ["", "1x Tesla T4 15 GiB + 1x NVIDIA L4 22 GiB", "Intel Xeon 2 cores"]
+)
+def test_a_mixed_or_unknown_class_of_hardware_is_not(hardware_class: str) -> None:
+    assert find_class(hardware_class) is None
+
+
+@pytest.mark.parametrize(("device", "dtype"), BOTH, ids=lambda value: getattr(value, "name", value))
+def test_a_published_peak_is_what_units_and_clock_give(device: Device, dtype: Dtype) -> None:
+    derived, published = device.derived_flop_per_s(), device.published_flop_per_s
+    assert derived[dtype] == pytest.approx(published[dtype], rel=0.015)
+
+
+def test_most_devices_with_peaks_are_checked_by_their_units() -> None:
+    assert len({device.name for device, _ in BOTH}) >= 15
+
+
+@pytest.mark.parametrize("device", devices(), ids=lambda device: device.name)
+def test_a_device_has_a_source_a_peak_or_a_bandwidth_and_faster_narrow_types(device: Device) -> None:
+    assert device.source
+    assert device.peak_flop_per_s or device.memory_bandwidth_bytes_per_s
+    peaks = device.peak_flop_per_s
+    halved: tuple[tuple[Dtype, Dtype], ...] = (
+        ("fp32", "fp16"),
+        ("fp16", "int8"),
+        ("bf16", "int8"),
+        ("fp16", "fp8"),
+        ("int8", "int4"),
+    )
+    for wide, narrow in halved:
+        if wide in peaks and narrow in peaks:
+            assert 0.99 <= peaks[narrow] / peaks[wide] <= 20
+    if device.kind is HardwareKind.GPU:
+        assert device.memory_bytes
+        assert device.tdp_w
+        assert device.memory_bytes % 2**29 == 0
+
+
+def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
+    esp = known("ESP32-S3")
+    assert esp.published_flop_per_s == {}
+    # 2 cores x 240 MHz x 16 multiply-accumulates
+    assert esp.peak_flop_per_s["int8"] / 2 == pytest.approx(7.68e9)
+    # performance and efficiency cores together
+    assert known("i9-13900K").peak_flop_per_s["fp32"] == pytest.approx(8 * 5.8e9 * 32 + 16 * 4.3e9 * 16)
+
+
+def test_a_wrong_entry_is_refused() -> None:
+    with pytest.raises(ValueError, match="fp12"):
+        Block.model_validate({"clock_hz": 1e9, "units": 1, "flop_per_cycle": {"fp12": 2}})
+    with pytest.raises(ValueError, match="greater than 0"):
+        Device.model_validate({"name": "x", "kind": "gpu", "source": "s", "tdp_w": -1})
+
+
+def test_reading_the_catalog_loads_nothing_heavy() -> None:
+    heavy = {"numpy", "torch", "transformers", "httpx", "rich"}
+    code = (
+        "import sys; from optigpu.hardware.catalog import find; from optigpu.claims import baselines; baselines();"
+        f"find('T4'); print(sorted({heavy!r} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,231 @@
+"""Charts hold what was measured and are the same each time; a clear sentence says where nothing can be drawn."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.cli import main
+from optigpu.models.footprint import Footprint
+from optigpu.report.canvas import COLOURS, MARKERS, mark
+from optigpu.report.charts import CHARTS, GOAL_PERCENT, ladder_chart, quality_chart, roofline_chart
+from optigpu.result import MetricSummary, Verdict, VerdictReason
+from optigpu.roofline import roofline_of
+from optigpu.vocabulary import OptiGPUError, Role, SpecError
+from optigpu.workloads.generate import Generate
+from tests.unit.made_results import GENERATE, metric, result
+from tests.unit.test_roofline import GPT2, PEAKS
+
+VALID = Verdict(valid=True)
+WRONG = Verdict(valid=False, reasons=(VerdictReason.OUTPUT_INVALID,), notes=("The logits hold NaN.",))
+THREE = "bf16 + int8_weight_only + static_kv_cache"
+LADDER: tuple[tuple[str, Role, float, int, str, float, Verdict], ...] = (
+    ("baseline", Role.BASELINE, 15.1, 494_612_480, "float32", 1.0, VALID),
+    ("bf16", Role.ALONE, 21.7, 247_306_240, "bfloat16", 0.9931, VALID),
+    ("int8_weight_only", Role.ALONE, 38.4, 124_900_000, "float32", 0.978, VALID),
+    ("static_kv_cache", Role.ALONE, 15.9, 494_612_480, "float32", 1.0, VALID),
+    (THREE, Role.CUMULATIVE, 44.0, 124_800_000, "bfloat16", 0.971, VALID),
+    (f"{THREE} + torch_compile", Role.CUMULATIVE, 71.3, 124_800_000, "bfloat16", 0.97, VALID),
+    ("no_kv_cache", Role.ALONE, 2.2, 494_612_480, "float32", 1.0, WRONG),
+)  # fmt: skip
+"""Label, role, tokens per second, streamed bytes, dtype, top-1 agreement and verdict of made-up variants."""
+
+
+def made(
+    index: int, label: str, role: Role, rate: float, streamed: int, dtype: str, top1: float, verdict: Verdict
+) -> dict[str, Any]:
+    model = Footprint(GPT2.facts, streamed, GPT2.row_bytes)
+    details = {"dtype": dtype, "kv_cache": "dynamic", "footprint": asdict(model)}
+    metrics: dict[str, MetricSummary] = {
+        "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.03)),
+        "ttft_s": metric("ttft_s", 0.1),
+        "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
+    }
+    found = roofline_of(Generate.model_validate(GENERATE), metrics, details, PEAKS, None)
+    whole = result(index, role, label, metrics | found.metrics, verdict)
+    update = {"bound": found.bound, "details": {"roofline": found.document()}}
+    document: dict[str, Any] = whole.model_copy(update=update).model_dump(mode="json")
+    return document
+
+
+RESULTS = [made(index, *row) for index, row in enumerate(LADDER)]
+
+
+def texts(path: Path) -> str:
+    """What an SVG file says: matplotlib draws letters as shapes and leaves each text in a comment."""
+    return path.read_text()
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG")])
+def test_a_chart_is_the_same_file_each_time(tmp_path: Path, kind: str, suffix: str, begin: bytes) -> None:
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    for path in (first, second):
+        CHARTS[kind]("preset:gpt2 on 2x Test CPU", RESULTS, path)
+    assert first.read_bytes().startswith(begin)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_users_own_settings_change_no_chart(tmp_path: Path) -> None:
+    import matplotlib
+
+    ladder_chart("t", RESULTS, tmp_path / "a.svg")
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "black"}):
+        ladder_chart("t", RESULTS, tmp_path / "b.svg")
+        assert matplotlib.rcParams["font.size"] == 20, "the chart left its own settings behind"
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_the_ladder_says_every_variant_with_figure_interval_and_unit(tmp_path: Path) -> None:
+    ladder_chart("preset:gpt2 on 2x Test CPU", RESULTS, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    for text in (
+        "preset:gpt2 on 2x Test CPU",
+        "int8_weight_only",
+        "38.4 ±1.5",
+        "tokens/s",
+        "no_kv_cache (invalid)",
+    ):
+        assert text in said
+
+
+def test_the_roofline_says_the_measured_roofs_and_what_bounds_each_variant(tmp_path: Path) -> None:
+    roofline_chart("t", RESULTS, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    for text in (
+        "10.0 GB/s reading",
+        "40.0 GB/s reading 64 MiB",
+        "float32: 200 GFLOP/s",
+        "bfloat16: 800 GFLOP/s",
+    ):
+        assert text in said
+    share = 1 / RESULTS[0]["metrics"]["headroom"]["value"]
+    assert f"{share:.0%} of its roof; bound: memory" in said
+    assert "bound: launch" in said
+    assert "FLOP/byte" in said
+    assert "GFLOP/s" in said
+
+
+def test_the_quality_chart_marks_the_founding_goal(tmp_path: Path) -> None:
+    quality_chart("t", RESULTS, tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    assert f"founding goal: at most {GOAL_PERCENT:g}% lost" in said
+    assert GOAL_PERCENT == 0.1
+    for text in ("0.69% lost", "2.20% lost", "most likely token"):
+        assert text in said
+
+
+def test_accuracy_is_preferred_where_it_was_measured_and_the_others_are_named(tmp_path: Path) -> None:
+    measured = [
+        result_
+        | {"metrics": result_["metrics"] | {"accuracy_loss_percent": _plain("accuracy_loss_percent", loss)}}
+        for result_, loss in zip(RESULTS, (0.0, -0.4, 1.5), strict=False)
+    ]
+    quality_chart("t", [*measured, *RESULTS[3:]], tmp_path / "c.svg")
+    said = texts(tmp_path / "c.svg")
+    assert "accuracy lost against fp32" in said
+    assert "-0.4% lost" in said
+    assert "Not shown, without that figure: static_kv_cache" in said
+
+
+def _plain(name: str, value: float) -> dict[str, Any]:
+    return dict(metric(name, value, (value - 0.3, value + 0.3)).model_dump(mode="json"))
+
+
+def test_more_variants_than_colours_still_differ() -> None:
+    looks = {(mark(n, True)["color"], mark(n, True)["marker"]) for n in range(len(COLOURS) * len(MARKERS))}
+    assert len(looks) == len(COLOURS) * len(MARKERS)
+    assert mark(0, False)["markerfacecolor"] == "white"
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize("count", [1, 32])
+def test_one_variant_and_the_most_that_a_job_has_find_room(tmp_path: Path, kind: str, count: int) -> None:
+    """matplotlib warns where decorations leave no room for the chart, and a warning fails a test."""
+    results = [
+        made(index, f"{index}: {THREE}", Role.SINGLE, 44.0, 124_800_000, "bfloat16", 0.971, VALID)
+        for index in range(count)
+    ]
+    CHARTS[kind]("t", results, tmp_path / "c.svg")
+    assert f"{count - 1}: bf16" in texts(tmp_path / "c.svg")
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [("ladder", "tokens_per_s"), ("quality", "top1_agreement"), ("quality", "tokens_per_s")],
+)
+def test_where_nothing_was_measured_the_reason_is_said(tmp_path: Path, kind: str, without: str) -> None:
+    null = metric(without, None, reason="no").model_dump(mode="json")
+    empty = [each | {"metrics": each["metrics"] | {without: null}} for each in RESULTS]
+    with pytest.raises(SpecError, match="No result has"):
+        CHARTS[kind]("t", empty, tmp_path / "c.svg")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("details", [{}, {"roofline": {"step": None, "reason": "no peaks"}}])
+def test_without_a_roofline_none_is_drawn(tmp_path: Path, details: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"details\.roofline\.reason"):
+        roofline_chart("t", [each | {"details": details} for each in RESULTS], tmp_path / "c.svg")
+
+
+@pytest.mark.parametrize("name", ["chart.pdf", "chart", "chart.svg.txt"])
+def test_another_suffix_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match=r"\.svg or \.png"):
+        ladder_chart("t", RESULTS, tmp_path / name)
+
+
+def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptiGPUError, match="cannot be written"):
+        ladder_chart("t", RESULTS, tmp_path / "nowhere" / "c.svg")
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["optigpu", "chart", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"spec": {"workload": GENERATE, "model": "preset:gpt2"}, "results": RESULTS}))
+    return path
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_the_command_draws_what_a_run_printed(
+    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    output = report.with_name("chart.svg")
+    assert command(monkeypatch, str(report), "--output", str(output), "--kind", kind) == 0
+    assert "Test CPU" in texts(output)
+    assert capsys.readouterr().out.strip() == str(output)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not JSON"),
+        ("[1]", "holds no results"),
+        ('{"results": []}', "holds no results"),
+        ('{"spec": {}, "results": [{}]}', "holds no results"),
+        (
+            '{"spec": {"workload": {"kind": "matmul"}, "model": null}, "results": []}',
+            "No result has a figure",
+        ),
+    ],
+)
+def test_a_file_with_something_else_is_a_wrong_request(
+    report: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: str,
+    words: str,
+) -> None:
+    report.write_text(content)
+    assert command(monkeypatch, str(report), "-o", str(report.with_name("c.svg"))) == 2
+    assert words in capsys.readouterr().err

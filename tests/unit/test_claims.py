@@ -1,0 +1,280 @@
+"""Published figures: what the rules find by arithmetic, and that each is silent about a plausible figure."""
+
+import inspect
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from optigpu.claims import (
+    RULES,
+    Book,
+    Finding,
+    Plausibility,
+    Status,
+    baselines,
+    judge,
+    limits,
+    logic,
+    read_book,
+    rules,
+    work,
+)
+from optigpu.claims.findings import rounded
+from optigpu.claims.model import Claim
+from optigpu.claims.work import weights_of
+from optigpu.vocabulary import METRICS, SpecError
+
+BOOK = baselines()
+BROKEN = (Plausibility.IMPLAUSIBLE, Plausibility.DOUBTFUL)
+
+
+def changed(claim_id: str, **changes: Any) -> Book:
+    """The book with one claim that says something else."""
+    claims = (claim.model_copy(update=changes) if claim.id == claim_id else claim for claim in BOOK.claims)
+    return BOOK.model_copy(update={"claims": tuple(claims)})
+
+
+def finding(claim_id: str, rule: str, book: Book = BOOK) -> Finding:
+    """What a rule says of a claim, which it must say something of."""
+    (found,) = [each for each in judge(book.claim(claim_id), book).findings if each.rule == rule]
+    return found
+
+
+# The founding figures that cannot stand: claim, rule, verdict, what the claim amounts to, the limit, words of the
+# sentence (all worked out apart from the rules), and a figure that could stand instead.
+CASES = [
+    ("t4-matmul-fp32", "compute_peak", "implausible", 12e12, 8.1e12, "8.1 TFLOP/s", {"value": 7.5}),
+    ("esp32-mobilenet-rate", "compute_peak", "implausible", 2 * 15e9, 2 * 7.68e9, "15 GMAC/s", {"value": 5}),
+    ("5090-mobilenet-efficiency", "efficiency", "doubtful", 75e9 / 104.8e12, 0.01, "0.07%", None),
+    ("4090-flash-8192", "compute_peak", "implausible", 188.28e12, 165.2e12, "188.3 TFLOP/s", {"value": 5.5}),
+    ("4090-flash-growth", "growth", "implausible", 2, 1, "4 times with each doubling", {"value": 2}),
+    ("3090-llama-compiled", "bandwidth", "implausible", 1020.6e9, 936e9, "1,092 GB/s", {"value": 58}),
+    ("3090-llama-flash-memory", "own_weights", "implausible", 14.25 * 2**30, 16.06e9, "16.06 GB", {"value": 16.3}),
+    ("3090-llama-awq-memory", "own_weights", "implausible", 4.75 * 2**30, 5.591e9, "5.59 GB", {"value": 5.7}),
+    ("4090-train-bf16-ratio", "printed_ratio", "implausible", 842 / 336, 2.2, "842 / 336 = 2.51", {"value": 2.5}),
+    ("mistral-nf4-ratio", "printed_ratio", "implausible", 45.23 / 28.40, 1.8, "1.59", {"value": 1.6}),
+    ("mistral-all", "backward_only", "implausible", 19.5 / 16.1, 1, "backward pass", {"value": 19.6}),
+    ("gpu-poor-overhead", "fixed_overhead", "implausible", 17.47, 6.22, "17.5 times the time for 6.2 times", None),
+    ("gpu-poor-large-speed", "contradiction", "doubtful", 0.99, 0.95, "0.95 x as well as 0.99 x", {"value": 0.95}),
+    ("cpu-llama-q4", "unnamed_hardware", "doubtful", None, None, "no hardware", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("claim_id", "rule", "verdict", "implied", "limit", "words", "_"), CASES)
+def test_a_rule_finds_a_figure_that_cannot_stand_and_shows_the_arithmetic(
+    claim_id: str, rule: str, verdict: str, implied: float | None, limit: float | None, words: str, _: Any
+) -> None:
+    found = finding(claim_id, rule)
+    assert found.plausibility == verdict
+    assert found.implied == (implied if implied is None else pytest.approx(implied, rel=2e-3))
+    assert found.limit == (limit if limit is None else pytest.approx(limit, rel=2e-3))
+    assert words in found.sentence
+    assert judge(BOOK.claim(claim_id), BOOK).plausibility in BROKEN
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "rule", "plausible"), [(case[0], case[1], case[-1]) for case in CASES if case[-1]]
+)
+def test_the_rule_is_silent_about_a_plausible_figure(
+    claim_id: str, rule: str, plausible: dict[str, Any]
+) -> None:
+    book = changed(claim_id, **plausible)
+    found = [each for each in judge(book.claim(claim_id), book).findings if each.rule == rule]
+    assert [each for each in found if each.plausibility in BROKEN] == []
+
+
+@pytest.mark.parametrize(
+    ("claim_id", "rule", "changed_id", "changes"),
+    [
+        # 20 us for an image: 29% of the peak, so the power was used for something
+        ("5090-mobilenet-efficiency", "efficiency", "5090-mobilenet-latency", {"value": 0.02}),
+        # 0.95 implies 3.4 times the time for 6.2 times the size
+        ("gpu-poor-overhead", "fixed_overhead", "gpu-poor-large-speed", {"value": 0.95}),
+        ("cpu-llama-q4", "unnamed_hardware", "cpu-llama-q4", {"hardware": "AMD EPYC 9654"}),
+        ("mistral-all", "backward_only", "mistral-fused", {"value": 16.1}),
+        ("mistral-all", "backward_only", "mistral-all", {"workload": "train_step"}),
+    ],
+)
+def test_the_rule_is_silent_when_what_the_figure_rests_on_is_plausible(
+    claim_id: str, rule: str, changed_id: str, changes: dict[str, Any]
+) -> None:
+    book = changed(changed_id, **changes)
+    found = [each for each in judge(book.claim(claim_id), book).findings if each.rule == rule]
+    assert [each for each in found if each.plausibility in BROKEN] == []
+
+
+def test_no_rule_knows_a_claim_or_a_text_by_its_name() -> None:
+    code = "".join(inspect.getsource(module) for module in (limits, logic, rules, work))
+    names = {claim.id for claim in BOOK.claims} | {claim.text for claim in BOOK.claims}
+    names |= {claim.hardware for claim in BOOK.claims if claim.hardware}
+    assert [name for name in names if name in code] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_passes_some_claims_over_or_as_plausible(rule: Any) -> None:
+    answers = [rule(claim, BOOK) for claim in BOOK.claims]
+    assert any(answer is None or answer.plausibility is Plausibility.PLAUSIBLE for answer in answers)
+    assert any(answer is not None and answer.plausibility in BROKEN for answer in answers)
+
+
+def test_an_honest_text_has_no_findings_against_it() -> None:
+    compiling = [claim for claim in BOOK.claims if claim.text == "compiling ResNet-50"]
+    assert [judge(claim, BOOK).plausibility for claim in compiling] == [Plausibility.PLAUSIBLE] * 3
+
+
+def test_a_claim_that_no_rule_speaks_of_is_unchecked_and_not_plausible() -> None:
+    judged = judge(BOOK.claim("3090-llama-bf16-perplexity"), BOOK)
+    assert (judged.plausibility, judged.findings) == (Plausibility.UNCHECKED, ())
+
+
+def test_the_verdict_is_the_worst_finding_and_names_what_decided() -> None:
+    judged = judge(BOOK.claim("3090-llama-compiled"), BOOK)
+    assert {each.rule for each in judged.findings} == {"compute_peak", "bandwidth"}
+    assert [each.rule for each in judged.reasons] == ["bandwidth"]
+
+
+def test_a_rate_that_a_higher_clock_could_explain_is_only_doubtful() -> None:
+    book = changed("t4-matmul-fp32", value=8.5)
+    assert finding("t4-matmul-fp32", "compute_peak", book).plausibility is Plausibility.DOUBTFUL
+
+
+def test_an_efficiency_above_the_peak_is_as_impossible_as_its_rate() -> None:
+    found = finding("esp32-mobilenet-efficiency", "efficiency")
+    assert found.plausibility is Plausibility.IMPLAUSIBLE
+    assert found.implied == pytest.approx(30 / 15.36)
+
+
+def test_hardware_that_the_catalog_does_not_know_is_said_to_be_unknown() -> None:
+    book = changed("t4-gpt2-fp16", hardware="NVIDIA T40")
+    assert "does not know the NVIDIA T40" in finding("t4-gpt2-fp16", "unnamed_hardware", book).sentence
+
+
+def test_a_model_that_fits_a_cache_is_not_bound_by_memory_bandwidth() -> None:
+    book = changed("t4-gpt2-int4", value=1e6)
+    found = judge(book.claim("t4-gpt2-int4"), book).findings
+    assert "bandwidth" not in {each.rule for each in found}
+
+
+def test_a_batch_shares_the_reading_of_the_weights() -> None:
+    book = changed("3090-llama-compiled", batch_size=4)
+    assert finding("3090-llama-compiled", "bandwidth", book).implied == pytest.approx(1020.6e9 / 4, rel=1e-3)
+
+
+def test_a_batch_of_images_is_as_much_more_work() -> None:
+    # 32 images at 2 x 4.09 GMAC in 12.4 ms
+    assert finding("4090-resnet-eager", "compute_peak").implied == pytest.approx(32 * 8.18e9 / 12.4e-3)
+
+
+@given(st.floats(min_value=0.1, max_value=1e5))
+def test_the_bandwidth_rule_condemns_exactly_what_the_memory_cannot_deliver(rate: float) -> None:
+    found = finding("3090-llama-bf16", "bandwidth", changed("3090-llama-bf16", value=rate))
+    read = 2 * (8_030_261_248 - 128256 * 4096)
+    if abs(rate * read / 936e9 - 1) > 0.001:
+        assert (found.plausibility is Plausibility.IMPLAUSIBLE) == (rate * read > 936e9)
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("mistral-7b", 7_248_023_552),
+    ],
+)
+def test_weights_are_counted_from_the_shapes(model: str, published: int) -> None:
+    weights = weights_of(model)
+    assert weights is not None
+    # norms and biases are left out, so never more than there are
+    assert 0.9985 * published < weights.total <= published
+
+
+def test_what_is_no_decoder_has_no_weights_here() -> None:
+    assert weights_of(None) is None
+    assert weights_of("mobilenet_v2") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "low", "high"),
+    [(2.2, "x", 2.15, 2.25), (16.0, "GB", 15.5e9, 16.5e9), (45.23, "ms", 0.045225, 0.045235)],
+)
+def test_rounding_is_half_of_the_last_printed_digit(value: float, unit: str, low: float, high: float) -> None:
+    claim = BOOK.claims[0].model_copy(update={"value": value, "unit": unit})
+    assert rounded(claim) == pytest.approx((low, high))
+
+
+def test_the_baselines_hold_the_founding_figures_as_claims() -> None:
+    figures = {claim.id: claim.value for claim in BOOK.claims}
+    assert len(figures) >= 70
+    assert {claim.status for claim in BOOK.claims} == {Status.CLAIMED}
+    printed = {
+        "5090-matmul-fp32": 40, "5090-gpt2": 120, "5090-power": 575, "t4-gpt2-int4": 210,
+        "4090-attention-8192": 144.2, "3090-checkpointing-step": 378, "3090-llama-gptq-perplexity": 6.39,
+        "cpu-llama-q4": 18, "mistral-all": 16.1, "gpu-poor-large-before": 2953, "gpu-poor-large-speed-results": 0.95,
+    }  # fmt: skip
+    assert {name: figures[name] for name in printed} == printed
+
+
+def test_a_claim_in_a_metric_that_is_measured_here_is_in_a_unit_of_it() -> None:
+    for claim in BOOK.claims:
+        unit = METRICS[claim.metric].unit if claim.metric in METRICS else None
+        if unit is not None:
+            assert claim.unit in {"s": ("ms", "s"), "B": ("MB", "GB"), "1/s": ("tok/s", "img/s", "FPS"),
+                                  "TFLOP/s": ("TFLOPS",), "W": ("W",), "1": ("1",)}[unit], claim.id  # fmt: skip
+
+
+TOML = """
+[thesis]
+sentence = "s"
+source = "s"
+smaller = "NVIDIA T4"
+larger = "NVIDIA H200"
+[[image_model]]
+name = "mobilenet_v2"
+macs = 300e6
+source = "s"
+[[text]]
+name = "t"
+source = "s"
+status = "measured by others"
+defaults = {{ workload = "generate", metric = "tokens_per_s", unit = "tok/s", what = "w", value = 1 }}
+claim = [{claims}]
+"""
+
+
+def test_a_claim_takes_from_its_text_what_it_does_not_say() -> None:
+    book = read_book(TOML.format(claims='{ id = "a", unit = "x", metric = "speedup" }'))
+    (claim,) = book.claims
+    assert (claim.unit, claim.value, claim.text, claim.status) == ("x", 1, "t", Status.MEASURED_BY_OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ('{ id = "a" }, { id = "a" }', "same id"),
+        ('{ id = "a", series = ["b"] }', "which are no claims"),
+        ('{ id = "a", unit = "furlongs" }', "is no unit"),
+        ('{ id = "a", model = "gpt5" }', "nothing is known of the model"),
+        ('{ id = "a", value = 0 }', "greater than 0"),
+        ('{ id = "a", colour = "red" }', "Extra inputs"),
+    ],
+)
+def test_baselines_that_do_not_fit_together_are_refused(claims: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        read_book(TOML.format(claims=claims))
+
+
+def test_an_unknown_claim_is_named() -> None:
+    with pytest.raises(SpecError, match="no claim 'nobody'"):
+        BOOK.claim("nobody")
+
+
+@given(st.sampled_from(BOOK.claims), st.floats(min_value=1e-6, max_value=1e9))
+def test_every_rule_answers_for_any_figure(claim: Claim, value: float) -> None:
+    book = changed(claim.id, value=value)
+    judged = judge(book.claim(claim.id), book)
+    assert all(each.sentence.endswith(".") for each in judged.findings)

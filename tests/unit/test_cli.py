@@ -1,0 +1,365 @@
+"""The command line: flags become a job, mistakes become one clear sentence and an exit status."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import stamina
+
+from optigpu.cli import main
+from optigpu.cli.local import default_device, with_default_stack
+from optigpu.cli.options import JobOptions, parse_stack, spec_of
+from optigpu.hardware import probe
+from optigpu.plan import default_stack
+from optigpu.result import Environment
+from optigpu.spec import JobSpec, PlanName
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, SpecError
+from tests.unit.made_results import ATTRIBUTION, RESULTS
+from tests.unit.scripted_service import Answer, Call, scripted_service
+from tests.unit.test_client import JOB_ID, job, stream
+
+COMMANDS = (
+    "probe", "techniques", "run", "ladder", "submit", "watch", "jobs", "cancel", "leaderboard", "compare", "replay",
+    "claims", "chart",
+)  # fmt: skip
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def optigpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command in this process."""
+
+    def command(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["optigpu", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return Ran(int(exit_.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+def on_cpu() -> DeviceKind:
+    return DeviceKind.CPU
+
+
+def spec(**flags: Any) -> JobSpec:
+    return spec_of(JobOptions(**flags), on_cpu)
+
+
+def test_the_entry_point_is_this_command() -> None:
+    (point,) = entry_points(group="console_scripts", name="optigpu")
+    assert point.load() is main
+
+
+def test_help_names_every_command(optigpu: Command) -> None:
+    ran = optigpu("--help")
+    assert ran.status == 0
+    for command in COMMANDS:
+        assert f" {command} " in ran.out
+        assert optigpu(command, "--help").status == 0
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = {
+        "torch",
+        "transformers",
+        "numpy",
+        "httpx",
+        "matplotlib",
+        "optigpu.spec",
+        "optigpu.run",
+        "optigpu.report",
+    }
+    code = f"import sys, optigpu.cli; print(sorted({heavy!r} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_flags_become_a_job() -> None:
+    made = spec(
+        model="preset:opt-125m",
+        prompt_tokens=8,
+        new_tokens=16,
+        batch_size=2,
+        stack="int8_weight_only, torch_compile:mode=max-autotune",
+        replicates=5,
+        seed=7,
+        min_seconds=1.0,
+        max_seconds=2.0,
+    )
+    assert made == JobSpec.model_validate(
+        {
+            "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 16, "batch_size": 2},
+            "model": "preset:opt-125m",
+            "device": "cpu",
+            "stack": [{"name": "int8_weight_only"}, {"name": "torch_compile", "mode": "max-autotune"}],
+            "seed": 7,
+            "measure": {"replicates": 5, "min_seconds": 1.0, "max_seconds": 2.0},
+        }
+    )
+
+
+def test_without_flags_it_is_generate_on_gpt2() -> None:
+    made = spec()
+    assert (made.workload.kind, made.model, made.plan) == ("generate", "preset:gpt2", PlanName.SINGLE)
+
+
+def test_matmul_has_its_own_shapes_and_no_model() -> None:
+    made = spec(workload="matmul", sizes="64,128", dtypes="float32,bfloat16")
+    assert made.model is None
+    assert made.workload.model_dump() == {
+        "kind": "matmul",
+        "sizes": (64, 128),
+        "dtypes": ("float32", "bfloat16"),
+    }
+
+
+def test_a_file_is_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text('{"workload": {"kind": "matmul", "sizes": [64]}, "seed": 3}')
+    made = spec_of(JobOptions(spec_file=path), on_cpu, plan="ladder")
+    assert (made.seed, made.device, made.plan) == (3, DeviceKind.CPU, PlanName.LADDER)
+
+
+def test_the_device_is_asked_for_only_when_none_is_named() -> None:
+    def fail() -> DeviceKind:
+        raise AssertionError("the device was named")
+
+    assert spec_of(JobOptions(device=DeviceKind.CUDA), fail).device is DeviceKind.CUDA
+    assert default_device() is (DeviceKind.CUDA if probe().accelerators else DeviceKind.CPU)
+
+
+def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
+    made = with_default_stack(spec())
+    assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload)
+    assert made.stack
+
+
+def test_parameters_follow_the_technique() -> None:
+    assert parse_stack("torch_compile:mode=default") == [{"name": "torch_compile", "mode": "default"}]
+    assert parse_stack("") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"stack": "int8"}, "There is no technique 'int8'. Did you mean int8_weight_only?"),
+        ({"stack": "torch_compil"}, "Did you mean torch_compile?"),
+        ({"stack": "zzz"}, "There is no technique 'zzz'. The techniques are fp16, bf16,"),
+        ({"stack": "torch_compile:mode"}, "write the parameter as torch_compile:mode=VALUE"),
+        ({"stack": "torch_compile:mode=warp"}, "stack.0.torch_compile.mode: Input should be 'default'"),
+        ({"stack": "torch_compile:speed=9"}, "stack.0.torch_compile.speed: Extra inputs are not permitted"),
+        ({"stack": "static_kv_cache,no_kv_cache"}, "exclude each other"),
+        ({"workload": "matmull"}, "Did you mean matmul?"),
+        ({"sizes": "64"}, "workload.generate.sizes: Extra inputs are not permitted"),
+        (
+            {"workload": "matmul", "sizes": "sixty"},
+            "workload.matmul.sizes.0: Input should be a valid integer",
+        ),
+        ({"workload": "matmul", "model": "preset:gpt2"}, "matmul runs no model"),
+        ({"model": "preset:gpt5"}, "There is no preset 'gpt5'; the presets are gpt2,"),
+        ({"prompt_tokens": 0}, "workload.generate.prompt_tokens: Input should be greater than or equal to 1"),
+        ({"min_seconds": 5.0, "max_seconds": 1.0}, "min_seconds must not exceed max_seconds"),
+    ],
+)
+def test_a_wrong_job_is_one_clear_sentence(flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(**flags)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must hold one JSON object"),
+        ('{"workload": {"kind": "x"}}', "workload: "),
+    ],
+)
+def test_a_wrong_file_is_one_clear_sentence(
+    optigpu: Command, tmp_path: Path, text: str, sentence: str
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(text)
+    ran = optigpu("run", str(path))
+    assert ran.status == 2
+    assert ran.out == ""
+    assert ran.err.startswith("Error: ")
+    assert sentence in ran.err
+
+
+def test_a_missing_file_says_so(optigpu: Command, tmp_path: Path) -> None:
+    ran = optigpu("run", str(tmp_path / "none.json"))
+    assert (ran.status, ran.err) == (
+        2,
+        f"Error: {tmp_path / 'none.json'} cannot be read: No such file or directory.\n",
+    )
+
+
+def test_a_file_and_flags_exclude_each_other(optigpu: Command, tmp_path: Path) -> None:
+    ran = optigpu("run", str(tmp_path / "spec.json"), "--new-tokens", "4")
+    assert ran.status == 2
+    assert "put --new-tokens into the file" in ran.err
+
+
+def test_an_unknown_flag_is_a_usage_error(optigpu: Command) -> None:
+    assert optigpu("run", "--colour", "blue").status == 2
+
+
+def test_probe_as_json_is_an_environment(optigpu: Command) -> None:
+    ran = optigpu("probe", "--json")
+    assert Environment.model_validate_json(ran.out) == probe()
+
+
+def test_probe_shows_the_machine(optigpu: Command) -> None:
+    assert probe().hardware_class in optigpu("probe").out
+
+
+def test_techniques_as_json_are_all_of_them(optigpu: Command) -> None:
+    facts = json.loads(optigpu("techniques", "--device", "cpu", "--json").out)
+    assert [fact["name"] for fact in facts] == list(TECHNIQUES)
+
+
+def test_techniques_are_a_table(optigpu: Command) -> None:
+    out = optigpu("techniques", "--device", "cpu").out
+    assert all(name in out for name in TECHNIQUES)
+
+
+def finished_job(state: str, reason: str | None) -> Callable[[Call], Answer]:
+    """A service with one job that has ended."""
+    attribution = ATTRIBUTION.model_dump(mode="json")
+    ended = job(reason=reason, attribution=attribution if state == "succeeded" else None) | {"state": state}
+    spec_document = {
+        "workload": {"kind": "generate"} | RESULTS[0]["variant"]["workload"],
+        "model": "preset:gpt2",
+    }
+    report = {"spec": spec_document, "results": RESULTS, "attribution": attribution}
+
+    def answer(call: Call) -> Answer:
+        if call.path.endswith("/events"):
+            return Answer(200, stream(1, 2), "text/event-stream")
+        if call.path == "/v1/workers":
+            return Answer(200, {"workers": []})
+        return Answer(200, report if call.path.endswith("/results") else ended)
+
+    return answer
+
+
+def test_submit_prints_the_id_and_nothing_else(optigpu: Command) -> None:
+    with scripted_service(finished_job("queued", None)) as (url, calls):
+        ran = optigpu("submit", "--workload", "matmul", "--url", url, "--api-key", "a-key", "--plan", "grid")
+    assert (ran.status, ran.out) == (0, f"{JOB_ID}\n")
+    posted = calls[-1]
+    assert (posted.path, posted.body["plan"], posted.body["device"]) == ("/v1/jobs", "grid", "cpu")
+    assert posted.headers["authorization"] == "Bearer a-key"
+
+
+def test_url_and_key_come_from_the_environment(optigpu: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_service(lambda _: Answer(200, job())) as (url, calls):
+        monkeypatch.setenv("OPTIGPU_URL", url)
+        monkeypatch.setenv("OPTIGPU_API_KEY", "its-key")
+        ran = optigpu("cancel", JOB_ID)
+    assert ran.out == "The job is queued, and its worker was asked to stop it.\n"
+    assert calls[0].headers["authorization"] == "Bearer its-key"
+
+
+def test_watch_shows_the_table_of_a_job(optigpu: Command) -> None:
+    with scripted_service(finished_job("succeeded", None)) as (url, _):
+        ran = optigpu("watch", JOB_ID, "--url", url)
+    assert ran.status == 0
+    assert "3.00x [2.94, 3.06]" in ran.out
+    assert "generate preset:gpt2 32+64 x1 on 2x Test CPU" in ran.out
+
+
+def test_watch_as_json_prints_the_object_of_run(optigpu: Command) -> None:
+    with scripted_service(finished_job("succeeded", None)) as (url, _):
+        document = json.loads(optigpu("watch", JOB_ID, "--url", url, "--format", "json").out)
+    assert set(document) == {"spec", "results", "attribution"}
+
+
+def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: Command) -> None:
+    with scripted_service(finished_job("failed", "The worker vanished three times.")) as (url, _):
+        ran = optigpu("watch", JOB_ID, "--url", url)
+    assert ran.status == 1
+    assert ran.err == "The job failed: The worker vanished three times.\n"
+
+
+def test_jobs_are_a_table(optigpu: Command) -> None:
+    page = {"jobs": [job(reason="because")], "next_cursor": None}
+    for field in ("spec", "schema_version"):
+        del page["jobs"][0][field]  # type: ignore[index]
+    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
+        ran = optigpu("jobs", "--state", "queued", "--url", url)
+        assert json.loads(optigpu("jobs", "--json", "--url", url).out)["jobs"][0]["id"] == JOB_ID
+    assert JOB_ID in ran.out
+    assert calls[0].path == "/v1/jobs?state=queued&limit=20"
+
+
+@pytest.mark.parametrize(
+    ("form", "start"), [("table", "Leaderboard by"), ("md", "**Leaderboard"), ("csv", "rank,")]
+)
+def test_the_leaderboard_has_forms(optigpu: Command, form: str, start: str) -> None:
+    page = {"metric": "tflops", "unit": "TFLOP/s", "better": "higher", "rows": []}
+    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
+        ran = optigpu("leaderboard", "--metric", "tflops", "--format", form, "--url", url)
+    assert ran.out.startswith(start)
+    assert calls[0].path == "/v1/leaderboard?metric=tflops&limit=20"
+
+
+def test_the_leaderboard_can_be_gated_by_quality(optigpu: Command) -> None:
+    page = {"metric": "tokens_per_s", "unit": "1/s", "better": "higher", "rows": []}
+    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
+        ran = optigpu("leaderboard", "--min-top1", "0.99", "--max-kld", "0.01", "--url", url)
+    assert ran.status == 0
+    assert calls[0].path == "/v1/leaderboard?min_top1=0.99&max_kld=0.01&limit=20"
+    assert optigpu("leaderboard", "--min-top1", "1.5", "--url", url).status == 2
+
+
+def test_nobody_at_the_address_is_status_1_and_says_what_to_do(optigpu: Command) -> None:
+    with scripted_service(lambda _: Answer()) as (url, _):
+        pass
+    with stamina.set_testing(True, attempts=3):
+        ran = optigpu("jobs", "--url", url)
+    assert (ran.status, ran.out) == (1, "")
+    assert "make serve" in ran.err
+
+
+def test_a_job_that_the_service_refuses_is_status_2(optigpu: Command) -> None:
+    def answer(call: Call) -> Answer:
+        if call.method == "GET":
+            return Answer(200, {"workers": []})
+        return Answer(422, {"errors": [{"field": "stack", "message": "too long"}]})
+
+    with scripted_service(answer) as (url, _):
+        ran = optigpu("submit", "--workload", "matmul", "--url", url)
+    assert (ran.status, ran.err) == (2, "Error: stack: too long\n")
+
+
+def test_submit_takes_cuda_where_a_living_worker_has_it(optigpu: Command) -> None:
+    worker = {
+        "id": "w", "host_id": "h", "hardware_class": "1x GPU", "memory_bytes": 1, "backends": ["torch"],
+        "version": "0.1.0", "started_at": "2026-01-01T00:00:00Z", "seen_at": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+
+    def posted_device(*, alive: bool) -> str:
+        workers = {"workers": [worker | {"device": "cuda", "alive": alive}]}
+        answers = {"/v1/workers": Answer(200, workers), "/v1/jobs": Answer(202, job())}
+        with scripted_service(lambda call: answers[call.path]) as (url, calls):
+            optigpu("submit", "--url", url)
+        return str(calls[-1].body["device"])
+
+    assert posted_device(alive=True) == "cuda"
+    assert posted_device(alive=False) == "cpu"

@@ -1,0 +1,42 @@
+"""Events are data: each kind survives JSON, and raw samples stay out of it."""
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.events import (
+    EVENT,
+    Event,
+    Finished,
+    Planned,
+    PlannedVariant,
+    Progressed,
+    VariantFinished,
+    VariantStarted,
+    as_document,
+)
+from optigpu.result import Attribution, Outcome
+from optigpu.vocabulary import Role, VariantStatus
+
+EVENTS: list[Event] = [
+    Planned(variants=(PlannedVariant(index=0, role=Role.BASELINE, label="baseline"),)),
+    VariantStarted(index=0),
+    Progressed(index=0, replicate=1, doing="measuring", fraction=0.5, remaining_s=3.5),
+    VariantFinished(outcome=Outcome(index=0, status=VariantStatus.FAILED, reason="it broke")),
+    Finished(attribution=Attribution(metric="tokens_per_s", rows=())),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
+def test_an_event_comes_back_from_its_document(event: Event) -> None:
+    assert EVENT.validate_python(as_document(event)) == event
+
+
+def test_raw_samples_are_not_in_the_document() -> None:
+    outcome = Outcome(index=0, status=VariantStatus.FAILED, reason="it broke", samples={"tpot_s": ((1.0,),)})
+    assert "samples" not in as_document(VariantFinished(outcome=outcome))["outcome"]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
+def test_a_fraction_is_a_share(fraction: float) -> None:
+    with pytest.raises(ValidationError, match="fraction"):
+        Progressed(index=0, replicate=0, doing="measuring", fraction=fraction)

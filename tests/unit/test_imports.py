@@ -1,0 +1,41 @@
+"""What is imported without being needed costs seconds and memory in every process: here it is kept out."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "triton", "tensorflow"}
+SERVERS = {"sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "celery", "redis"}
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after importing `modules`."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("optigpu", "optigpu.spec", "optigpu.plan", "optigpu.run", "optigpu.hardware", "optigpu.replicate"),
+        ("optigpu.cli", "optigpu.client", "optigpu.report"),
+        ("api.app",),
+        ("worker.execute", "worker.app", "worker.poll"),
+    ],
+    ids=lambda modules: modules[0],
+)
+def test_no_deep_learning_library_is_loaded_before_it_is_used(modules: tuple[str, ...]) -> None:
+    assert not HEAVY & loaded_by(*modules)
+
+
+def test_the_engine_needs_no_server() -> None:
+    assert not SERVERS & loaded_by("optigpu", "optigpu.run", "optigpu.replicate")
+
+
+def test_the_package_itself_costs_nothing() -> None:
+    assert "pydantic" not in loaded_by("optigpu")

@@ -1,0 +1,89 @@
+"""What conductor and measuring process say survives the pipe, and nothing else is taken for a message."""
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.messages import (
+    ANSWER,
+    COMMAND,
+    Answer,
+    AnyCommand,
+    Assignment,
+    Audited,
+    Broken,
+    Metered,
+    Progress,
+    Ready,
+    Refused,
+    Round,
+    RunAudit,
+    RunMeter,
+    RunReference,
+    RunRound,
+)
+from optigpu.plan import variants_of
+from optigpu.result import Environment
+from optigpu.spec import JobSpec
+
+HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+ANSWERS: list[Answer] = [
+    Progress(doing="loading"),
+    Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.1, details={"a": [1, "ü"]}),
+    Refused(reason="no\nGPU"),
+    Broken(fault="out_of_memory", reason="too big", trace="Traceback\n  line"),
+    Round(samples={"tokens_per_s": (1.0, 1e-300)}),
+    Audited(samples={"latency_s": (1.0,)}, described={"token_s": (0.1, 0.2)}, problem="NaN"),
+    Metered(meter="memory", values={"weight_bytes": 1.0}, reasons={"peak_bytes": "no GPU"}),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.kind)
+def test_an_answer_is_one_line_and_comes_back_the_same(answer: Answer) -> None:
+    line = answer.model_dump_json()
+    assert "\n" not in line
+    assert ANSWER.validate_json(line) == answer
+
+
+COMMANDS: list[AnyCommand] = [
+    RunRound(seconds=1, max_requests=5),
+    RunAudit(requests=3),
+    RunMeter(meter="memory"),
+    RunReference(),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.kind)
+def test_a_command_comes_back_the_same(command: AnyCommand) -> None:
+    assert COMMAND.validate_json(command.model_dump_json()) == command
+
+
+def test_an_assignment_comes_back_with_its_techniques() -> None:
+    document = {
+        "workload": {"kind": "generate"},
+        "model": "preset:gpt2",
+        "stack": [{"name": "torch_compile"}],
+    }
+    spec = JobSpec.model_validate(document)
+    (variant,) = variants_of(spec)
+    sent = Assignment(
+        variant=variant, environment=HERE, measure=spec.measure, seed=1, replicate=2, folder="scratch"
+    )
+    assert Assignment.model_validate_json(sent.model_dump_json()) == sent
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{}",
+        '{"kind": "shout"}',
+        '{"kind": "progress"}',
+        '{"kind": "progress", "doing": "x", "more": 1}',
+        '{"kind": "round", "samples": {"tokens_per_s": [NaN]}}',
+        '{"kind": "round", "samples": {"tokens_per_s": [Infinity]}}',
+        '{"kind": "run_round", "seconds": 1}',
+    ],
+)
+def test_what_is_no_answer_is_refused(line: str) -> None:
+    with pytest.raises(ValidationError):
+        ANSWER.validate_json(line)

@@ -1,0 +1,77 @@
+"""NVML through its real bindings and a driver library for a GPU that is not there."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.nvml import ask, build
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+def test_readings_are_in_si_units(library: Path) -> None:
+    readings = ask(library, "readings")
+    assert readings["energy_j"] == pytest.approx(1e6, abs=100)
+    exact = {
+        "name": "NVIDIA Made-up",
+        "uuid": "GPU-made-up",
+        "compute_capability": "9.0",
+        "memory_bytes": 8 * 2**30,
+        "free_bytes": 6 * 2**30,
+        "power_w": 10.0,
+        "power_limit_w": 700.0,
+        "utilization": 0.0,
+        "sm_clock_hz": 1.5e9,
+        "memory_clock_hz": 2.6e9,
+        "temperature_c": 55.0,
+        "slowdowns": ["sw_power_cap", "hw_thermal_slowdown"],
+        "compute_pids": [4242],
+    }
+    assert exact.items() <= readings.items()
+
+
+def test_what_is_refused_is_a_sentence_and_the_rest_is_read(library: Path) -> None:
+    readings = ask(library, "readings", "refuses")
+    assert readings["energy_j"].startswith("The NVIDIA driver refuses its energy counter to this user")
+    assert readings["temperature_c"] == 55.0
+
+
+def test_what_a_gpu_does_not_count_is_a_sentence(library: Path) -> None:
+    assert ask(library, "readings", "no_counter")["energy_j"] == "This GPU does not give its energy counter."
+
+
+def test_a_gpu_that_is_lost_meanwhile_is_a_sentence_from_then_on(library: Path) -> None:
+    readings = ask(library, "readings", "lost", after=1)
+    assert readings["energy_j"] > 0, "the first look"
+    for name in ("power_w", "utilization", "temperature_c", "sm_clock_hz"):
+        assert readings[name].startswith("The GPU is lost")
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [("not_loaded", "The NVIDIA driver is not loaded"), ("lost", "The GPU is lost")],
+)
+def test_a_driver_that_cannot_be_asked_at_all_is_a_sentence(library: Path, mode: str, sentence: str) -> None:
+    after = -1  # lost from the first moment
+    assert ask(library, "readings", mode, after)["error"].startswith(sentence)
+    assert ask(library, "which", mode, after)["visible"] == 0
+
+
+def test_no_library_is_a_sentence() -> None:
+    """On a machine that has a driver of its own, the readings are those of its GPU."""
+    readings = ask(None, "readings")
+    assert "uuid" in readings or "no NVIDIA driver library" in readings["error"]
+
+
+def test_an_older_driver_says_what_it_lacks(tmp_path: Path) -> None:
+    readings = ask(build(tmp_path, "-DOLD"), "readings")
+    assert readings["compute_pids"] == "The NVIDIA driver is too old to give its processes; update it."
+    assert readings["power_w"] == 10.0
+
+
+def test_a_job_runs_on_the_gpu_that_cuda_shows_first(library: Path) -> None:
+    assert ask(library, "which", CUDA_VISIBLE_DEVICES="GPU-made")["uuid"] == "GPU-made-up"
+    assert "CUDA_VISIBLE_DEVICES" in ask(library, "which", CUDA_VISIBLE_DEVICES="")["error"]

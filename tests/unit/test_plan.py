@@ -1,0 +1,118 @@
+"""spec -> variants: their order, their roles, what is measured only once, and how many there may be."""
+
+from typing import Any
+
+import pytest
+
+from optigpu.plan import default_stack, variants_of
+from optigpu.result import Accelerator, Environment
+from optigpu.spec import JobSpec, Variant
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, Role, SpecError
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.matmul import Matmul
+
+CPU = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+GPU = Accelerator(name="g", memory_bytes=1, uuid="u")
+
+
+def planned(plan: str, *stack: str, **changes: Any) -> tuple[Variant, ...]:
+    document = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "plan": plan}
+    named = [{"name": name} for name in stack]
+    return variants_of(JobSpec.model_validate(document | {"stack": named} | changes))
+
+
+def shown(variants: tuple[Variant, ...]) -> list[tuple[str, str]]:
+    return [(variant.role.value, variant.label) for variant in variants]
+
+
+def test_a_single_plan_is_one_variant() -> None:
+    assert shown(planned("single", "bf16")) == [("single", "bf16")]
+    assert shown(planned("single")) == [("single", "baseline")]
+
+
+def test_a_ladder_is_the_baseline_each_technique_alone_and_each_prefix() -> None:
+    variants = planned("ladder", "bf16", "int8_weight_only", "static_kv_cache")
+    assert shown(variants) == [
+        ("baseline", "baseline"),
+        ("alone", "bf16"),
+        ("alone", "int8_weight_only"),
+        ("alone", "static_kv_cache"),
+        ("cumulative", "bf16 + int8_weight_only"),
+        ("cumulative", "bf16 + int8_weight_only + static_kv_cache"),
+    ]
+    assert [variant.rung for variant in variants[-2:]] == ["int8_weight_only", "static_kv_cache"]
+    assert [variant.index for variant in variants] == list(range(6))
+
+
+def test_the_order_of_the_stack_orders_the_prefixes_but_not_what_is_applied() -> None:
+    variants = planned("ladder", "torch_compile", "bf16")
+    assert [technique.name for technique in variants[-1].stack] == [
+        "bf16",
+        "static_kv_cache",
+        "torch_compile",
+    ]
+    assert variants[-1].rung == "bf16"
+
+
+def test_a_reference_is_measured_for_what_the_baseline_already_contains() -> None:
+    assert shown(planned("ladder", "fused_attention"))[:2] == [
+        ("baseline", "baseline"),
+        ("reference", "eager_attention"),
+    ]
+
+
+def test_what_stands_for_two_things_is_measured_once() -> None:
+    stacks = [variant.stack for variant in planned("ladder", "static_kv_cache", "torch_compile")]
+    assert len(stacks) == len(set(stacks)) == 3
+    grid = [variant.label for variant in planned("grid", "static_kv_cache", "torch_compile")]
+    assert grid == ["baseline", "static_kv_cache", "static_kv_cache + torch_compile"]
+
+
+def test_a_grid_is_every_combination() -> None:
+    variants = planned("grid", "bf16", "int8_weight_only", "static_kv_cache")
+    assert len(variants) == 8
+    assert variants[0].role is Role.BASELINE
+
+
+def test_a_workload_of_many_shapes_is_measured_shape_by_shape() -> None:
+    document = {"workload": {"kind": "matmul", "sizes": [64, 128, 64], "dtypes": ["float32", "bfloat16"]}}
+    variants = variants_of(JobSpec.model_validate(document))
+    assert [variant.label for variant in variants] == [
+        "float32 64",
+        "float32 128",
+        "bfloat16 64",
+        "bfloat16 128",
+    ]
+    assert len({variant.workload_digest for variant in variants}) == 4
+
+
+def test_more_variants_than_the_limit_are_refused() -> None:
+    stack = ("bf16", "int8_weight_only", "static_kv_cache", "fused_attention")
+    assert len(planned("grid", *stack, limits={"max_variants": 16})) == 16
+    with pytest.raises(SpecError, match=r"limits\.max_variants"):
+        planned("grid", *stack, limits={"max_variants": 15})
+    with pytest.raises(SpecError, match=r"limits\.max_variants"):
+        planned(
+            "grid", workload={"kind": "matmul", "sizes": [1, 2, 3]}, model=None, limits={"max_variants": 2}
+        )
+
+
+def test_a_default_stack_holds_what_suits_the_device() -> None:
+    for environment, device in (
+        (CPU, DeviceKind.CPU),
+        (CPU.model_copy(update={"accelerators": (GPU,)}), DeviceKind.CUDA),
+    ):
+        stack = default_stack(environment, device, Generate())
+        assert stack
+        assert all(technique.check(environment, device, None) is None for technique in stack)
+        assert not any(technique.cautionary for technique in stack)
+    names = [technique.name for technique in default_stack(CPU, DeviceKind.CPU, Generate())]
+    assert "torch_compile" not in names, "without a compiler it cannot run on a CPU"
+    assert default_stack(CPU, DeviceKind.CPU, Matmul()) == ()
+
+
+def test_every_technique_can_be_the_stack_of_a_ladder() -> None:
+    for name in TECHNIQUES:
+        variants = planned("ladder", name)
+        assert any(variant.rung == name for variant in variants)

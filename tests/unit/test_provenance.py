@@ -1,0 +1,131 @@
+"""What a result says of where it comes from, and what is in its digests."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu import __version__
+from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.models.presets import PRESETS
+from optigpu.models.weights import architecture_digest
+from optigpu.plan import variants_of
+from optigpu.result import Environment, Provenance
+from optigpu.spec import JobSpec, Variant, digest
+
+HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+ARCHITECTURES = {
+    "gpt2": "5f2bf06b4816f3ba",
+    "gpt2-medium": "a5916451df7fb68a",
+    "gpt2-large": "67c37565b68297d6",
+    "opt-125m": "e0c1c4348def5465",
+    "llama-3.2-1b": "8f72c7d8578d35a0",
+    "llama-3.1-8b": "36df6edc9b9ab7fb",
+    "mistral-7b": "b37b41140818aa13",
+    "qwen2.5-0.5b": "2c4ec6ee1e374de9",
+    "tiny-llama-test": "24d29f6c1710e489",
+}
+"""Digests of what the presets are. Results are compared by a preset's name, so what it stands for never changes:
+what is different gets a name of its own."""
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "path:gpt2"} | fields)
+
+
+def variant(**fields: Any) -> Variant:
+    return variants_of(spec(**fields))[0]
+
+
+FILES = {
+    "hash": "a" * 64,
+    "hash_of": "files",
+    "revision": None,
+    "reasons": {"model_revision": "A directory."},
+}
+RECIPE = {"hash": "b" * 64, "hash_of": "recipe", "revision": "c" * 64, "reasons": {}}
+
+
+def test_a_result_says_where_it_comes_from() -> None:
+    environment = HERE.model_copy(update={"git_revision": "d" * 40, "git_dirty": False})
+    details = {"weights": FILES, "quality": {"dataset_sha256": "e" * 64}}
+    posted = spec(seed=7)
+    found = provenance_of(posted, variants_of(posted)[0], environment, details)
+    assert found == Provenance(
+        spec_digest=digest(posted.model_dump(mode="json")),
+        seed=7,
+        weight_hash="a" * 64,
+        weight_hash_of="files",
+        dataset_hash="e" * 64,
+        optigpu_version=__version__,
+        git_revision="d" * 40,
+        git_dirty=False,
+        reasons={"model_revision": "A directory."},
+    )
+    assert Provenance.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("details", "model", "dataset"),
+    [
+        ({}, "did not record", "was not measured"),
+        ({"quality": {"dataset_sha256": None}}, "did not record", "wrote itself"),
+    ],
+)
+def test_what_nobody_recorded_is_null_with_a_reason(
+    details: dict[str, Any], model: str, dataset: str
+) -> None:
+    found = provenance_of(spec(), variant(), HERE, details)
+    assert (found.model_revision, found.weight_hash, found.weight_hash_of, found.dataset_hash) == (None,) * 4
+    assert model in found.reasons["model_revision"]
+    assert model in found.reasons["weight_hash"]
+    assert dataset in found.reasons["dataset_hash"]
+    assert "OPTIGPU_REVISION" in found.reasons["git_revision"]
+
+
+def test_a_workload_without_a_model_has_no_weights_to_name() -> None:
+    posted = JobSpec.model_validate({"workload": {"kind": "matmul"}})
+    found = provenance_of(posted, variants_of(posted)[0], HERE, {})
+    assert found.reasons["weight_hash"] == "The workload runs no model."
+
+
+def test_nothing_is_null_without_a_reason() -> None:
+    whole = provenance_of(spec(), variant(), HERE, {"weights": FILES}).model_dump()
+    reasons = {name: why for name, why in whole["reasons"].items() if name != "git_revision"}
+    with pytest.raises(ValidationError, match="git_revision without a value and without a reason"):
+        Provenance.model_validate(whole | {"reasons": reasons})
+
+
+def test_the_spec_s_digest_tells_any_two_specs_apart() -> None:
+    variants = [spec(), spec(seed=1), spec(measure={"replicates": 9}), spec(model="path:other")]
+    digests = {provenance_of(posted, variants_of(posted)[0], HERE, {}).spec_digest for posted in variants}
+    assert len(digests) == len(variants)
+
+
+def test_other_weights_under_the_same_name_are_another_workload() -> None:
+    posted = variant()
+    one, again, other = (
+        measured(posted, provenance_of(spec(), posted, HERE, {"weights": FILES | {"hash": found}}))
+        for found in ("a" * 64, "a" * 64, "f" * 64)
+    )
+    assert (one.workload_digest, one.digest) == (again.workload_digest, again.digest)
+    assert len({posted.workload_digest, one.workload_digest, other.workload_digest}) == 3
+    assert len({posted.digest, one.digest, other.digest}) == 3
+
+
+def test_how_random_weights_were_drawn_is_in_no_digest() -> None:
+    posted = variant(model="preset:gpt2")
+    found = provenance_of(spec(model="preset:gpt2"), posted, HERE, {"weights": RECIPE})
+    assert (found.weight_hash, found.weight_hash_of, found.model_revision) == ("b" * 64, "recipe", "c" * 64)
+    assert measured(posted, found) == posted
+
+
+def test_weights_that_could_not_be_hashed_leave_the_digests_as_they_were_posted() -> None:
+    unknown = {"hash": None, "revision": "c" * 40, "reasons": {"weight_hash": "The files are gone."}}
+    found = provenance_of(spec(), variant(), HERE, {"weights": unknown})
+    assert (found.weight_hash, found.reasons["weight_hash"]) == (None, "The files are gone.")
+    assert measured(variant(), found) == variant()
+
+
+def test_a_preset_s_architecture_never_changes_under_its_name() -> None:
+    assert {name: architecture_digest(preset)[:16] for name, preset in PRESETS.items()} == ARCHITECTURES

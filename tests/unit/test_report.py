@@ -1,0 +1,284 @@
+"""Tables say what was measured, and why something was not."""
+
+import csv
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from optigpu.events import as_document
+from optigpu.report import (
+    RunProgress,
+    ladder_csv,
+    ladder_grid,
+    leaderboard_csv,
+    leaderboard_grid,
+    markdown,
+    technique_facts,
+    techniques_grid,
+    terminal,
+)
+from optigpu.report.formats import Column, Grid
+from optigpu.report.notes import REASONS, WARNINGS
+from optigpu.report.numbers import duration, short, with_interval
+from optigpu.result import VerdictReason, VerdictWarning
+from optigpu.techniques import TECHNIQUES
+from optigpu.views import LeaderboardPage, LeaderboardRow
+from optigpu.vocabulary import DeviceKind, utc_now
+from tests.unit.made_results import ATTRIBUTION, BASELINE, ENVIRONMENT, EVENTS, GENERATE, NO_COMPILER, RESULTS
+
+
+def row(grid: Grid, label: str) -> dict[str, str]:
+    """The cells of the row of a variant by their headings."""
+    found = next(cells for cells in grid.rows if cells[0].removesuffix(" *") == label)
+    return dict(zip((column.heading for column in grid.columns), found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Grid:
+    return ladder_grid("made up", ATTRIBUTION, RESULTS)
+
+
+def test_a_figure_has_its_interval_and_its_unit(ladder: Grid) -> None:
+    assert row(ladder, "baseline") == {
+        "variant": "baseline",
+        "tokens/s": "31.2 ±0.5",
+        "speedup": "",
+        "alone": "",
+        "added": "",
+        "TTFT (ms)": "45.1",
+        "weights (MB)": "498",
+        "status": "ok, warned",
+    }
+
+
+def test_a_gain_has_its_interval(ladder: Grid) -> None:
+    assert row(ladder, "int8_weight_only")["speedup"] == "3.00x [2.94, 3.06]"
+    assert row(ladder, "int8_weight_only")["alone"] == "3.00x [2.94, 3.06]"
+
+
+def test_the_fastest_is_marked_and_named(ladder: Grid) -> None:
+    marked = [cells[0] for cells in ladder.rows if cells[0].endswith("*")]
+    assert marked == ["int8_weight_only *"]
+    assert "* the fastest: int8_weight_only, 3.00x [2.94, 3.06] the baseline." in ladder.notes
+
+
+def test_what_is_unmeasured_is_a_dash_with_the_reason_below(ladder: Grid) -> None:
+    assert row(ladder, "int8_weight_only")["TTFT (ms)"] == "-"
+    assert "no ttft_s (int8_weight_only): the first token came with the second" in ladder.notes
+    assert row(ladder, "int8_weight_only + static_kv_cache")["added"] == "-"
+
+
+def test_an_unsupported_variant_says_why(ladder: Grid) -> None:
+    cells = row(ladder, "torch_compile")
+    assert cells["status"] == "unsupported"
+    assert cells["tokens/s"] == "-"
+    assert f"torch_compile: unsupported: {NO_COMPILER}" in ladder.notes
+
+
+def test_an_invalid_result_says_why_and_is_faint(ladder: Grid) -> None:
+    assert row(ladder, "int8_weight_only + static_kv_cache")["status"] == "invalid"
+    assert any("invalid, not ranked" in note and "The logits hold NaN." in note for note in ladder.notes)
+    assert ladder.faint == {2, 3}
+
+
+def test_a_warning_is_explained_once_with_its_carriers(ladder: Grid) -> None:
+    single = [note for note in ladder.notes if note.startswith("single_replicate")]
+    assert single == [f"single_replicate (all): {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}."]
+    assert any(note.startswith("not_converged (int8_weight_only):") for note in ladder.notes)
+
+
+def test_every_reason_and_warning_of_a_verdict_has_words() -> None:
+    assert set(REASONS) == set(VerdictReason)
+    assert set(WARNINGS) == set(VerdictWarning)
+
+
+def test_columns_without_meaning_are_left_out() -> None:
+    grid = Grid("", (Column("a"), Column("b")), (("1", ""), ("2", "")))
+    assert [column.heading for column in grid.without_empty_columns().columns] == ["a"]
+
+
+def test_the_terminal_shows_every_cell_and_note(ladder: Grid) -> None:
+    page = io.StringIO()
+    Console(file=page, width=200).print(terminal(ladder))
+    for text in (*(cell for cells in ladder.rows for cell in cells), *ladder.notes):
+        assert text in page.getvalue()
+
+
+def test_markdown_has_a_line_for_each_variant_and_escapes_bars() -> None:
+    text = markdown(Grid("made up", (Column("a"), Column("b", right=True)), (("x|y", "1"),), ("a note",)))
+    assert text == "**made up**\n\n| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n\n- a note\n"
+
+
+def test_csv_holds_the_raw_figures() -> None:
+    lines = list(csv.DictReader(io.StringIO(ladder_csv(ATTRIBUTION, RESULTS))))
+    assert [line["status"] for line in lines] == ["succeeded", "succeeded", "unsupported", "succeeded"]
+    assert float(lines[1]["value"]) == 93.75
+    assert (lines[1]["alone_low"], lines[1]["unit"]) == ("2.94", "1/s")
+    assert lines[1]["ttft_s"] == ""
+    assert (lines[2]["value"], lines[2]["reason"]) == ("", NO_COMPILER)
+
+
+def leaderboard_page(*, pareto: bool | None) -> LeaderboardPage:
+    board_row = LeaderboardRow(
+        rank=1,
+        result_id=BASELINE.id,
+        job_id=None,
+        source="worker",
+        measured_at=utc_now(),
+        workload=GENERATE,
+        workload_digest="w",
+        variant_digest="v0",
+        model="preset:gpt2",
+        label="baseline",
+        techniques=(),
+        backend="torch",
+        device=DeviceKind.CPU,
+        hardware="2x Test CPU",
+        metric="tokens_per_s",
+        value=BASELINE.metrics["tokens_per_s"],
+        pareto=pareto,
+        warnings=("single_replicate",),
+    )
+    return LeaderboardPage(metric="tokens_per_s", unit="1/s", better="higher", rows=(board_row,))
+
+
+def test_the_leaderboard_names_workload_hardware_and_warnings() -> None:
+    """What all rows have in common stands in the title, once."""
+    grid = leaderboard_grid(leaderboard_page(pareto=None))
+    assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1 on 2x Test CPU"
+    assert f"a: single_replicate: {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}." in grid.notes
+    assert grid.rows == (("1", "baseline", "31.2 ±0.5", "-", "-", "a"),)
+
+
+def test_what_differs_on_the_leaderboard_has_a_column() -> None:
+    page = leaderboard_page(pareto=True)
+    other = page.rows[0].model_copy(update={"hardware": "1x Test GPU"})
+    grid = leaderboard_grid(page.model_copy(update={"rows": (*page.rows, other)}))
+    assert [cells[-2] for cells in grid.rows] == ["2x Test CPU", "1x Test GPU"]
+    assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1"
+
+
+def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
+    page = leaderboard_page(pareto=None)
+    assert not {"quality (%)", "J/token"} & {column.heading for column in leaderboard_grid(page).columns}
+    known = page.rows[0].model_copy(update={"top1_agreement": 0.99953, "j_per_token": 0.25})
+    grid = leaderboard_grid(page.model_copy(update={"rows": (*page.rows, known)}))
+    names = [column.heading for column in grid.columns]
+    at = names.index("quality (%)")
+    assert names[at + 1] == "J/token"
+    assert [cells[at : at + 2] for cells in grid.rows] == [("-", "-"), ("99.95", "0.25")]
+    assert any(note.startswith("quality: ") for note in grid.notes)
+
+
+def test_the_leaderboard_as_csv_has_the_raw_figures() -> None:
+    line = next(csv.DictReader(io.StringIO(leaderboard_csv(leaderboard_page(pareto=True)))))
+    assert (line["value"], line["ci_low"], line["weight_bytes"], line["pareto"]) == (
+        "31.25",
+        "30.75",
+        "",
+        "True",
+    )
+
+
+def test_an_empty_leaderboard_says_what_to_do() -> None:
+    page = LeaderboardPage(metric="tokens_per_s", unit="1/s", better="higher", rows=())
+    assert leaderboard_grid(page).notes == (
+        "No valid result yet: submit a job and come back when it has ended.",
+    )
+    assert leaderboard_csv(page).startswith("rank,label,")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (3.14159, "3.14"),
+        (31.25, "31.2"),
+        (161.23, "161"),
+        (12345, "12,345"),
+    ],
+)
+def test_figures_are_short(number: float | None, text: str) -> None:
+    assert short(number) == text
+
+
+def test_an_interval_shows_its_longer_side() -> None:
+    assert with_interval({"value": 10.0, "ci": [9.0, 10.5]}) == "10.0 ±1"
+    assert with_interval({"value": 0.138, "ci": [0.138, 0.1386123]}) == "0.138 ±0.00061"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
+def test_durations_are_clock_faces(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_table_of_techniques_says_what_does_not_work_here_and_why() -> None:
+    grid = techniques_grid(technique_facts(ENVIRONMENT, DeviceKind.CPU))
+    works = {cells[1]: cells[-1] for cells in grid.rows}
+    assert set(works) == set(TECHNIQUES)
+    assert works["int8_weight_only"] == "yes"
+    assert "compiler" in works["torch_compile"]
+
+
+def test_without_a_gpu_no_technique_works_on_cuda() -> None:
+    facts = technique_facts(ENVIRONMENT, DeviceKind.CUDA)
+    assert {fact["problem"] for fact in facts} == {"This machine has no cuda device."}
+
+
+class Clock:
+    """A clock that stands still until it is told to move."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown(*, quiet_s: float = 10.0) -> str:
+    """What the made-up events print without a terminal, one second apart."""
+    page, clock = io.StringIO(), Clock()
+    with RunProgress(Console(file=page, width=120), quiet_s=quiet_s, clock=clock) as progress:
+        for event in EVENTS:
+            progress.show(event.kind, as_document(event))
+            clock.now += 1
+    return page.getvalue()
+
+
+def test_without_a_terminal_progress_is_plain_lines() -> None:
+    assert shown() == (
+        "2 variants to measure: baseline, torch_compile\n"
+        "baseline: 31.2 ±0.5 tokens/s\n"
+        f"torch_compile: unsupported: {NO_COMPILER}\n"
+    )
+
+
+def test_without_a_terminal_lines_between_ends_are_rate_limited() -> None:
+    assert " 25%  baseline: warming up, about 1:00 left\n" in shown(quiet_s=2)
+    assert "round 1" not in shown(quiet_s=2)
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is_and_what_is_left() -> None:
+    page = io.StringIO()
+    with RunProgress(Console(file=page, width=120, force_terminal=True), clock=Clock()) as progress:
+        for event in EVENTS[:4]:
+            progress.show(event.kind, as_document(event))
+        progress.bar.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", page.getvalue())
+    assert "baseline: round 1" in text
+    assert "50%" in text
+    assert "about 0:40 left" in text
+
+
+def test_the_service_s_own_events_are_understood() -> None:
+    page = io.StringIO()
+    with RunProgress(Console(file=page, width=120), quiet_s=0) as progress:
+        progress.show("state", {"state": "running", "reason": None})
+        progress.show("variant_started", {"index": 3})
+        progress.show("progressed", {"fraction": 0.5, "doing": "loading", "remaining_s": None})
+        progress.show("state", {"state": "queued", "reason": "The worker vanished."})
+        progress.show("something new", {})
+    assert page.getvalue() == " 50%  variant 3: loading\nqueued: The worker vanished.\n"

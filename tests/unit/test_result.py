@@ -1,0 +1,42 @@
+"""What a measurement leaves behind cannot contradict itself."""
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.result import Accelerator, Environment, Measurement, Outcome, Verdict, VerdictReason
+from optigpu.vocabulary import DeviceKind, VariantStatus
+
+HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+
+
+def test_a_measurement_has_samples_or_a_reason() -> None:
+    assert Measurement(name="load_s", samples=((1.0,), ())).unit == "s"
+    assert Measurement(name="load_s", reason="nothing was loaded").samples == ()
+    for empty in ((), ((),), ((), ())):
+        with pytest.raises(ValidationError, match="no samples and no reason"):
+            Measurement(name="load_s", samples=empty)
+
+
+def test_a_measurement_has_a_known_name() -> None:
+    with pytest.raises(ValidationError, match=r"'speed' is no metric.*tokens_per_s"):
+        Measurement(name="speed", samples=((1.0,),))
+
+
+def test_a_verdict_is_valid_exactly_when_nothing_speaks_against_it() -> None:
+    assert Verdict(valid=True).reasons == ()
+    for valid, reasons in ((True, (VerdictReason.OUTPUT_INVALID,)), (False, ())):
+        with pytest.raises(ValidationError, match="exactly when"):
+            Verdict(valid=valid, reasons=reasons)
+
+
+def test_an_outcome_has_either_a_result_or_a_reason() -> None:
+    assert Outcome(index=0, status=VariantStatus.FAILED, reason="it broke").result is None
+    with pytest.raises(ValidationError, match="either a result or a reason"):
+        Outcome(index=0, status=VariantStatus.SUCCEEDED)
+
+
+def test_every_machine_has_a_cpu_and_some_have_a_gpu() -> None:
+    assert HERE.has(DeviceKind.CPU)
+    assert not HERE.has(DeviceKind.CUDA)
+    gpu = Accelerator(name="g", memory_bytes=1, uuid="u")
+    assert HERE.model_copy(update={"accelerators": (gpu,)}).has(DeviceKind.CUDA)

@@ -1,0 +1,272 @@
+"""Roofs, shares of them and what binds: arithmetic on figures that were never measured."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optigpu.hardware.catalog import find
+from optigpu.messages import Peaks, ReadRate
+from optigpu.models.facts import facts_of
+from optigpu.models.footprint import Footprint
+from optigpu.models.reference import parse_reference
+from optigpu.result import Bound, MetricSummary
+from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
+from optigpu.roofline.roofs import LAUNCH, NO_PEAKS
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.base import Workload
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.matmul import Matmul
+from tests.unit.made_results import metric
+
+GIB = 2**30
+SLOW, CACHED, RATE = 10e9, 40e9, 200e9
+PEAKS = Peaks(
+    device=DeviceKind.CPU,
+    threads=2,
+    measured_at=datetime(2026, 1, 1, tzinfo=UTC),
+    torch="2.13.0",
+    reads=(
+        ReadRate(array_bytes=2**20, bytes_per_s=20e9),
+        ReadRate(array_bytes=2**26, bytes_per_s=CACHED),
+        ReadRate(array_bytes=2**28, bytes_per_s=SLOW),
+        ReadRate(array_bytes=GIB, bytes_per_s=SLOW),
+    ),
+    copy_bytes_per_s=9e9,
+    matmul_flops_per_s={"float32": RATE, "bfloat16": 4 * RATE},
+    reasons={"float16": "torch cannot multiply float16 here: no kernel"},
+)
+GPT2 = Footprint(facts=facts_of(parse_reference("preset:gpt2")), streamed_bytes=494_612_480, row_bytes=3072)  # type: ignore[arg-type]
+DECODE = Generate(prompt_tokens=32, new_tokens=64)
+
+
+def details(model: Footprint = GPT2, dtype: str = "float32", kv_cache: str = "dynamic") -> dict[str, Any]:
+    return {"dtype": dtype, "kv_cache": kv_cache, "footprint": asdict(model)}
+
+
+def judged(
+    tokens_per_s: float, workload: Workload = DECODE, peaks: Peaks | None = PEAKS, **changes: Any
+) -> Roofline:
+    metrics = {
+        "tokens_per_s": metric("tokens_per_s", tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.2)),
+        "ttft_s": metric("ttft_s", 0.2),
+    }
+    return roofline_of(workload, metrics, details(**changes), peaks, None)
+
+
+def test_the_shares_and_the_headroom_follow_from_bytes_operations_and_time() -> None:
+    step = work_of(DECODE, details()).step
+    found = judged(tokens_per_s=16.0)
+    assert found.metrics["mbu"].value == pytest.approx(16 * step.bytes / SLOW)
+    assert found.metrics["mfu"].value == pytest.approx(16 * step.flops / RATE)
+    assert found.metrics["headroom"].value == pytest.approx(SLOW / step.bytes / 16)
+    assert found.step is not None
+    assert found.step.measured_s == pytest.approx(1 / 16)
+    assert found.step.attainable_s == pytest.approx(step.bytes / SLOW)
+
+
+def test_the_intervals_follow_the_rate_and_turn_round_for_the_headroom() -> None:
+    found = judged(tokens_per_s=16.0).metrics
+    for name in ("mbu", "mfu"):
+        value, ci = found[name].value, found[name].ci
+        assert ci is not None
+        assert value is not None
+        assert ci == pytest.approx((0.9 * value, 1.2 * value))
+    value, ci = found["headroom"].value, found["headroom"].ci
+    assert ci is not None
+    assert value is not None
+    assert ci == pytest.approx((value / 1.2, value / 0.9))
+    assert (found["mbu"].n, found["mbu"].replicates) == (5, 1)
+
+
+def test_the_processes_medians_are_converted_one_by_one() -> None:
+    rate = metric("tokens_per_s", 12.0).model_copy(update={"per_replicate": (10.0, 14.0)})
+    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, details(), PEAKS, None).metrics
+    assert found["mbu"].value is not None
+    assert found["mbu"].per_replicate == pytest.approx(
+        (found["mbu"].value * 10 / 12, found["mbu"].value * 14 / 12)
+    )
+    assert found["headroom"].value is not None
+    assert found["headroom"].per_replicate == pytest.approx(
+        (found["headroom"].value * 12 / 10, found["headroom"].value * 12 / 14)
+    )
+
+
+def test_a_batch_decodes_as_many_tokens_in_a_step() -> None:
+    batch = DECODE.model_copy(update={"batch_size": 4})
+    found = judged(tokens_per_s=64.0, workload=batch)
+    assert found.step is not None
+    assert found.step.measured_s == pytest.approx(4 / 64)
+
+
+@pytest.mark.parametrize(
+    ("streamed", "bandwidth"),
+    [(2**16, CACHED), (2**21, CACHED), (2**27, CACHED), (2**29, SLOW), (2**34, SLOW)],
+)
+def test_weights_that_fit_a_cache_are_held_against_the_caches_bandwidth(
+    streamed: int, bandwidth: float
+) -> None:
+    """An array of 1 MiB was read slower than one of 64 MiB, which is the cost of starting, and no roof."""
+    found = judged(16.0, model=Footprint(GPT2.facts, streamed, 0))
+    assert found.step is not None
+    assert found.step.roof.bytes_per_s == bandwidth
+
+
+def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
+    assert judged(20.0).bound is Bound.MEMORY
+    batch = Generate(prompt_tokens=32, new_tokens=64, batch_size=64)
+    step = work_of(batch, details()).step
+    assert step.flops / RATE > step.bytes / SLOW
+    assert judged(64 * RATE / step.flops, workload=batch).bound is Bound.COMPUTE
+
+
+def test_what_is_far_from_both_roofs_is_bound_by_launching() -> None:
+    fastest = SLOW / work_of(DECODE, details()).step.bytes
+    assert judged(fastest / LAUNCH * 1.01).bound is Bound.MEMORY
+    assert judged(fastest / LAUNCH * 0.99).bound is Bound.LAUNCH
+
+
+def test_the_prompts_pass_has_its_own_roof() -> None:
+    found = judged(16.0, workload=Generate(prompt_tokens=512, new_tokens=64))
+    assert found.step is not None
+    assert found.prefill is not None
+    assert found.prefill.flops_per_byte > 100 * found.step.flops_per_byte
+    assert found.prefill.measured_s == 0.2
+    assert found.prefill.attainable_s == pytest.approx(found.prefill.flops / RATE)
+
+
+def test_without_a_cache_the_step_is_the_whole_sequence() -> None:
+    cached, uncached = judged(16.0), judged(16.0, kv_cache="none")
+    assert cached.step is not None
+    assert uncached.step is not None
+    assert uncached.step.flops > 32 * cached.step.flops
+    assert uncached.step.bytes < 1.01 * cached.step.bytes
+
+
+def test_a_matrix_product_is_counted_by_its_sides() -> None:
+    product = Matmul(sizes=(1024,), dtypes=("bfloat16",))
+    metrics = {"tflops": metric("tflops", 0.4, (0.3, 0.5))}
+    found = roofline_of(product, metrics, {}, PEAKS, None)
+    assert found.step is not None
+    assert (found.step.flops, found.step.bytes) == (2 * 1024**3, 3 * 1024**2 * 2)
+    assert found.metrics["mfu"].value == pytest.approx(0.4e12 / (4 * RATE))
+    assert found.metrics["headroom"].value == pytest.approx(2.0)
+    assert found.metrics["headroom"].ci == pytest.approx((1.6, 0.8 / 0.3))
+    assert found.bound is Bound.COMPUTE
+    assert found.prefill is None
+
+
+def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
+    t4 = find("NVIDIA T4")
+    assert t4 is not None
+    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0), "ttft_s": metric("ttft_s", 0.2)}
+    found = roofline_of(DECODE, metrics, details(), PEAKS, t4)
+    assert found.step is not None
+    assert found.published is not None
+    assert found.published.source == "NVIDIA T4"
+    assert found.step.published_s == pytest.approx(found.step.bytes / 320e9)
+    assert found.step.attainable_s == pytest.approx(found.step.bytes / SLOW), (
+        "the catalog replaced a measurement"
+    )
+    assert roofline_of(DECODE, metrics, details(dtype="bfloat16"), PEAKS, t4).published is None, (
+        "T4 has no bf16"
+    )
+
+
+def missing(found: Roofline) -> str:
+    """The one reason of all that is missing."""
+    (reason,) = {summary.reason for summary in found.metrics.values()}
+    assert [summary.value for summary in found.metrics.values()] == [None] * 3
+    assert found.bound is None
+    assert reason is not None
+    return reason
+
+
+def test_without_peaks_all_is_null_with_the_reason() -> None:
+    found = judged(16.0, peaks=None)
+    assert missing(found) == NO_PEAKS == found.reason
+
+
+def test_a_dtype_that_the_machine_cannot_multiply_is_null_with_the_reason() -> None:
+    assert "no kernel" in missing(judged(16.0, dtype="float16"))
+
+
+def test_a_model_of_unknown_shapes_is_null_with_the_reason() -> None:
+    facts = GPT2.facts.__class__(**{**vars(GPT2.facts), "family": "mamba", "inner_size": None})
+    assert "mamba" in missing(judged(16.0, model=Footprint(facts, 1, 1)))
+
+
+def test_a_process_that_recorded_no_footprint_gives_the_reason() -> None:
+    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
+    assert "did not record" in missing(roofline_of(DECODE, metrics, {}, PEAKS, None))
+
+
+def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
+    class Dance(Workload):
+        kind: str = "dance"
+
+    assert "dance" in missing(roofline_of(Dance(), {}, {}, PEAKS, None))
+
+
+def test_a_rate_that_was_not_measured_leaves_its_reason() -> None:
+    metrics = {
+        "tokens_per_s": metric("tokens_per_s", None, reason="nothing was decoded"),
+        "ttft_s": metric("ttft_s", None, reason="nothing was decoded"),
+    }
+    found = roofline_of(DECODE, metrics, details(), PEAKS, None)
+    assert missing(found) == "nothing was decoded"
+    assert found.step is not None
+    assert found.step.attainable_s > 0
+
+
+def test_faster_than_the_peak_is_said_and_not_hidden() -> None:
+    found = judged(1000.0)
+    assert found.metrics["mbu"].value is not None
+    assert found.metrics["mbu"].value > 1
+    assert any("mbu" in note and "measure again" in note for note in found.notes)
+    assert judged(16.0).notes == ()
+
+
+def test_the_document_is_plain_json_without_the_metrics() -> None:
+    document = judged(16.0).document()
+    assert "metrics" not in document
+    assert document["step"]["bound"] == "memory"
+    assert document["peaks"]["reads"][0] == {"array_bytes": 2**20, "bytes_per_s": 20e9}
+    assert Roofline.model_validate(document | {"metrics": {}}).step == judged(16.0).step
+
+
+@given(
+    rate=st.floats(1e-3, 1e6),
+    streamed=st.integers(1, 2**40),
+    batch=st.integers(1, 1024),
+    prompt=st.integers(1, 512),
+    new=st.integers(2, 512),
+)
+def test_the_nearer_roof_decides_the_headroom(
+    rate: float, streamed: int, batch: int, prompt: int, new: int
+) -> None:
+    workload = Generate(prompt_tokens=prompt, new_tokens=new, batch_size=batch)
+    found = judged(rate, workload, model=Footprint(GPT2.facts, streamed, 3072)).metrics
+    mbu, mfu, headroom = (found[name].value for name in ("mbu", "mfu", "headroom"))
+    assert mbu is not None
+    assert mfu is not None
+    assert headroom == pytest.approx(1 / max(mbu, mfu))
+
+
+def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token() -> None:
+    """The rule of thumb 6 N D: with N without the embedding, which is looked up, attention adds little at 2,048."""
+    facts = facts_of(parse_reference("preset:llama-3.1-8b"))
+    assert facts is not None
+    weights = 8_030_261_248 - facts.vocabulary * facts.hidden_size
+    flops = training_step_flops(facts, batch=2, length=2048)
+    assert flops / (6 * weights * 2 * 2048) == pytest.approx(1.0, abs=0.05)
+    assert flops > 6 * 0.999 * weights * 2 * 2048
+
+
+def test_a_summary_without_an_interval_gives_shares_without_one() -> None:
+    rate = MetricSummary(unit="1/s", better=metric("tokens_per_s", 1.0).better, value=16.0)
+    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, details(), PEAKS, None)
+    assert [summary.ci for summary in found.metrics.values()] == [None] * 3

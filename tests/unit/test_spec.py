@@ -1,0 +1,219 @@
+"""A job as it is posted: what is refused and how, and the digests that make results comparable."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.models.presets import PRESETS
+from optigpu.plan import variants_of
+from optigpu.spec import JobSpec, Variant, digest, resolve
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, Role, SpecError
+from optigpu.workloads import WORKLOADS
+
+BASE: dict[str, Any] = {"workload": {"kind": "generate"}, "model": "preset:gpt2"}
+
+# Digests of stored results. A change of these makes every earlier result a stranger to every later one.
+GOLDEN_WORKLOAD = "2b99484094a68d9c99a3dde1c52ccd1be0448df6ec429639be76ea393b379a50"
+GOLDEN_VARIANT = "89798a274f9b65f595307ff3d5dce22657e201598a67fa31791d46a500151d6f"
+
+
+def spec(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate(BASE | changes)
+
+
+def only(**changes: Any) -> Variant:
+    (variant,) = variants_of(spec(**changes))
+    return variant
+
+
+def stack(*names: str) -> list[dict[str, str]]:
+    return [{"name": name} for name in names]
+
+
+def generate(**shapes: Any) -> dict[str, Any]:
+    return {"kind": "generate"} | shapes
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"workload": {"kind": "dance"}}, "workload", [*WORKLOADS]),
+        ({"workload": {}}, "workload", ["kind"]),
+        ({"workload": "generate"}, "workload", []),
+        ({"stack": stack("magic")}, "stack.0", [*TECHNIQUES]),
+        (
+            {"stack": [{"name": "torch_compile", "mode": "fast"}]},
+            "stack.0.torch_compile.mode",
+            ["reduce-overhead"],
+        ),
+        ({"stack": [{"name": "bf16", "bits": 4}]}, "stack.0.bf16.bits", []),
+        ({"stack": stack("bf16") * 17}, "stack", ["16"]),
+        ({"limits": {"min_top1": 0.9}}, "", ["limits", "bundled:tiny", "random weights"]),
+        ({"limits": {"max_kld": -1}}, "limits.max_kld", []),
+        (
+            {"limits": {"max_kld": 0.1}, "model": "path:x", "measure": {"meters": ["latency"]}},
+            "",
+            ["limits", "meter 'quality'"],
+        ),
+        ({"model": "preset:gpt9"}, "model", [*PRESETS]),
+        ({"model": "preset:"}, "model", [*PRESETS]),
+        ({"model": "ftp:gpt2"}, "model", ["preset:", "hub:", "path:"]),
+        ({"model": "hub:../../etc"}, "model", ["ORG/NAME"]),
+        ({"model": "path:/etc"}, "model", ["model directory"]),
+        ({"model": "path:a/../../b"}, "model", ["model directory"]),
+        ({"model": "x" * 201}, "model", ["200"]),
+        ({"model": None}, "", ["model:", "preset:gpt2"]),
+        ({"model": 7}, "model", []),
+        ({"surprise": 1}, "surprise", []),
+        ({"workload": generate(surprise=1)}, "workload.generate.surprise", []),
+        ({"workload": generate(prompt_tokens=0)}, "workload.generate.prompt_tokens", ["1"]),
+        ({"workload": generate(prompt_tokens=-3)}, "workload.generate.prompt_tokens", []),
+        ({"workload": generate(prompt_tokens=10**9)}, "workload.generate.prompt_tokens", ["131072"]),
+        ({"workload": generate(prompt_tokens="many")}, "workload.generate.prompt_tokens", []),
+        ({"workload": generate(prompt_tokens=1.5)}, "workload.generate.prompt_tokens", []),
+        ({"workload": generate(new_tokens=1)}, "workload.generate.new_tokens", ["2"]),
+        ({"workload": generate(batch_size=10**6)}, "workload.generate.batch_size", ["1024"]),
+        ({"workload": generate(prompt_tokens=1000, new_tokens=100)}, "", ["workload:", "1100", "1024"]),
+        ({"workload": {"kind": "matmul"}}, "", ["model:", "leave the field out"]),
+        (
+            {"workload": {"kind": "matmul", "sizes": [10**6]}, "model": None},
+            "workload.matmul.sizes.0",
+            ["65536"],
+        ),
+        ({"workload": {"kind": "matmul", "sizes": [0]}, "model": None}, "workload.matmul.sizes.0", []),
+        ({"workload": {"kind": "matmul", "sizes": []}, "model": None}, "workload.matmul.sizes", []),
+        (
+            {"workload": {"kind": "matmul", "dtypes": ["int3"]}, "model": None},
+            "workload.matmul.dtypes.0",
+            ["float32"],
+        ),
+        (
+            {"workload": {"kind": "matmul"}, "model": None, "stack": stack("bf16")},
+            "",
+            ["stack:", "bf16", "generate"],
+        ),
+        ({"stack": stack("fp16", "bf16")}, "", ["stack:", "fp16", "bf16", "exclude"]),
+        ({"stack": stack("torch_compile", "no_kv_cache")}, "", ["stack:", "exclude"]),
+        ({"stack": stack("bf16", "bf16")}, "", ["stack:", "twice"]),
+        ({"device": "tpu"}, "device", ["cpu", "cuda"]),
+        ({"backend": "magic"}, "backend", ["torch"]),
+        ({"plan": "maze"}, "plan", ["single", "ladder", "grid"]),
+        ({"seed": -1}, "seed", []),
+        ({"seed": 2**63}, "seed", []),
+        ({"measure": {"replicates": 0}}, "measure.replicates", []),
+        ({"measure": {"replicates": 51}}, "measure.replicates", ["50"]),
+        ({"measure": {"min_seconds": 9, "max_seconds": 1}}, "measure", ["min_seconds", "max_seconds"]),
+        ({"measure": {"max_seconds": float("inf")}}, "measure.max_seconds", []),
+        ({"measure": {"rel_ci": float("nan")}}, "measure.rel_ci", []),
+        ({"measure": {"meters": ["memory"]}}, "measure", ["latency"]),
+        ({"measure": {"meters": ["horoscope"]}}, "measure.meters.0", ["latency", "memory"]),
+        ({"limits": {"timeout_s": 0}}, "limits.timeout_s", []),
+        ({"limits": {"max_variants": 257}}, "limits.max_variants", ["256"]),
+        ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes", []),
+    ],
+)
+def test_bad_input_is_refused_with_its_field_and_what_is_valid(
+    changes: dict[str, Any], field: str, words: list[str]
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        spec(**changes)
+    errors = {".".join(map(str, error["loc"])): error["msg"] for error in raised.value.errors()}
+    assert field in errors
+    assert all(word in errors[field] for word in words)
+
+
+def test_a_good_request_says_the_same_after_a_round_trip() -> None:
+    posted = spec(stack=stack("torch_compile"), measure={"replicates": 5}, device="cuda", seed=2**63 - 1)
+    assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
+
+
+def test_a_bare_model_name_is_a_hub_name() -> None:
+    assert spec(model="openai-community/gpt2").model == "hub:openai-community/gpt2"
+
+
+def test_a_request_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        spec().seed = 1  # type: ignore[misc]
+
+
+def test_the_golden_digests() -> None:
+    variant = only(stack=stack("bf16", "torch_compile"))
+    assert (variant.workload_digest, variant.digest) == (GOLDEN_WORKLOAD, GOLDEN_VARIANT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"measure": {"replicates": 9, "rel_ci": 0.5}},
+        {"limits": {"timeout_s": 60}},
+        {"seed": 5},
+        {"stack": stack("torch_compile", "bf16")},
+        {"stack": stack("torch_compile", "static_kv_cache", "bf16")},
+    ],
+)
+def test_how_it_is_asked_for_is_in_no_digest(changes: dict[str, Any]) -> None:
+    variant = only(**{"stack": stack("bf16", "torch_compile")} | changes)
+    assert (variant.workload_digest, variant.digest) == (GOLDEN_WORKLOAD, GOLDEN_VARIANT)
+
+
+def test_who_may_take_it_is_in_no_digest() -> None:
+    assert only(device="cuda", target={"gpu": "H200"}).digest == only(device="cuda").digest
+
+
+def test_a_job_for_the_cpu_cannot_wait_for_a_gpu() -> None:
+    with pytest.raises(ValidationError, match=r"target: .* set device to cuda"):
+        spec(target={"min_vram_bytes": 1})
+
+
+def test_why_it_is_measured_is_in_no_digest() -> None:
+    ladder = variants_of(spec(stack=stack("bf16", "torch_compile"), plan="ladder"))
+    assert ladder[-1].role is Role.CUMULATIVE
+    assert ladder[-1].digest == GOLDEN_VARIANT
+
+
+def test_what_is_measured_is_in_its_digests() -> None:
+    plain = only()
+    others = [
+        only(stack=stack("bf16")),
+        only(stack=[{"name": "torch_compile"}]),
+        only(stack=[{"name": "torch_compile", "mode": "max-autotune"}]),
+        only(device="cuda"),
+    ]
+    assert len({variant.digest for variant in (plain, *others)}) == 5
+    assert {variant.workload_digest for variant in others} == {plain.workload_digest}
+    elsewhere = [only(workload=generate(new_tokens=7)), only(model="preset:opt-125m")]
+    assert len({variant.workload_digest for variant in (plain, *elsewhere)}) == 3
+    assert len({variant.digest for variant in (plain, *elsewhere)}) == 3
+
+
+def test_a_technique_s_new_version_is_another_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TECHNIQUES["bf16"], "version", 2)
+    assert only(stack=stack("bf16", "torch_compile")).digest != GOLDEN_VARIANT
+
+
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
+
+
+def test_what_is_required_comes_along_in_the_order_of_the_phases() -> None:
+    techniques = [TECHNIQUES[name](name=name) for name in ("torch_compile", "int8_weight_only", "bf16")]
+    assert [technique.name for technique in resolve(techniques)] == [
+        "bf16",
+        "int8_weight_only",
+        "static_kv_cache",
+        "torch_compile",
+    ]
+
+
+def test_what_is_required_can_exclude_what_was_asked_for() -> None:
+    techniques = [TECHNIQUES[name](name=name) for name in ("torch_compile", "no_kv_cache")]
+    with pytest.raises(SpecError, match="exclude each other"):
+        resolve(techniques)
+
+
+def test_a_technique_that_does_not_run_on_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TECHNIQUES["bf16"], "devices", (DeviceKind.CUDA,))
+    with pytest.raises(ValidationError, match="bf16 runs on cuda, not on cpu"):
+        spec(stack=stack("bf16"))

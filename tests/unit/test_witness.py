@@ -1,0 +1,313 @@
+"""What the kernel counts, read from this machine and from files that others would show; and glances compared."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.conductor.witness import Glance, Witness
+from optigpu.hardware import counters
+from optigpu.hardware.cgroup import quota_wait_s
+from optigpu.hardware.counters import Clocks, CpuTimes, GpuCounters, ProcessTimes
+from optigpu.hardware.probe import probe
+from optigpu.vocabulary import DeviceKind
+from tests.drivers.nvml import build
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+CPU = min(os.sched_getaffinity(0))
+
+
+def tree(root: Path, files: Mapping[str, str]) -> Path:
+    """A made-up file system."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def stat_line(pid: int, name: str, *, session: int, used: tuple[int, int], ended: tuple[int, int]) -> str:
+    """A line of /proc/<pid>/stat; times in ticks."""
+    before = ["R", "1", "1", str(session), *["0"] * 7]
+    times = [*map(str, used), *map(str, ended)]
+    return f"{pid} ({name}) {' '.join([*before, *times, '20', '0', '1', '0', '777', *['0'] * 16, '3'])}\n"
+
+
+def test_cpu_time_is_summed_over_the_cpus_that_count(tmp_path: Path) -> None:
+    stat = (
+        "cpu  9 9 9 9 9 9 9 9 9 9\n"
+        "cpu0 100 10 1 700 50 3 4 20 6 7\n"
+        "cpu1 200 20 2 800 60 3 4 30 6 7\n"
+        "cpu10 5 5 5 5 5 5 5 5 5 5\n"
+        "intr 12345 0 1\n"
+    )
+    root = tree(tmp_path, {"proc/stat": stat})
+    both = counters.cpu_times({0, 1}, root)
+    assert both == CpuTimes(work_s=333 / TICKS_PER_S, idle_s=1610 / TICKS_PER_S, steal_s=50 / TICKS_PER_S)
+    one = counters.cpu_times({1}, root)
+    assert one is not None
+    assert one.work_s == pytest.approx(222 / TICKS_PER_S), "cpu10 is another CPU"
+
+
+@pytest.mark.parametrize("files", [{}, {"proc/stat": ""}, {"proc/stat": "cpu0 1 2 3 4 5 6 7 8\n"}])
+def test_cpu_time_that_is_not_counted_is_none(tmp_path: Path, files: dict[str, str]) -> None:
+    assert counters.cpu_times({0, 1}, tree(tmp_path, files)) is None
+
+
+def test_processes_are_read_whatever_their_name(tmp_path: Path) -> None:
+    lines = {
+        "proc/41/stat": stat_line(41, "a (b) c", session=40, used=(200, 50), ended=(30, 20)),
+        "proc/42/stat": "",
+        "proc/self/stat": "not a number",
+        "proc/43/status": "its stat is gone",
+    }
+    (found,) = counters.processes(tree(tmp_path, {name: text for name, text in lines.items() if text}))
+    assert found == ProcessTimes(
+        pid=41,
+        started=777,
+        name="a (b) c",
+        session=40,
+        cpu=3,
+        waiting=True,
+        used_s=250 / TICKS_PER_S,
+        ended_children_s=50 / TICKS_PER_S,
+    )
+    assert counters.processes(tmp_path / "nothing") == ()
+
+
+def test_this_process_is_among_the_processes() -> None:
+    (me,) = [process for process in counters.processes() if process.pid == os.getpid()]
+    assert me.session == os.getsid(0)
+    assert me.used_s == pytest.approx(sum(os.times()[:2]), abs=0.2)
+    assert me.name == Path("/proc/self/comm").read_text().strip()
+
+
+def test_heat_and_clocks_are_read_where_the_kernel_shows_them(tmp_path: Path) -> None:
+    folder = "sys/devices/system/cpu/cpu"
+    root = tree(
+        tmp_path,
+        {
+            f"{folder}0/thermal_throttle/core_throttle_count": "3\n",
+            f"{folder}0/thermal_throttle/package_throttle_count": "4\n",
+            f"{folder}1/thermal_throttle/core_throttle_count": "5\n",
+            f"{folder}2/thermal_throttle/core_throttle_count": "100\n",
+            f"{folder}1/cpufreq/scaling_cur_freq": "2400000\n",
+        },
+    )
+    assert sum(counters.numbers(counters.heat_files({0, 1}, root))) == 12
+    clocks = counters.clock_files({0, 1}, root)
+    assert counters.numbers(clocks) == [2_400_000]
+    clocks[0].write_text("<unsupported>\n")
+    assert counters.numbers(clocks) == []
+    assert counters.heat_files({0, 1}, tmp_path / "nothing") == ()
+
+
+def test_waiting_for_a_quota_is_summed_up_to_the_root_group_in_both_versions(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup"
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/a/b\n",
+            f"{group}/cpu,cpuacct/a/cpu.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 250000000\n",
+            f"{group}/a/b/cpu.stat": "usage_usec 9\nnr_throttled 1\nthrottled_usec 1500000\n",
+            f"{group}/a/cpu.stat": "usage_usec 9\nnr_throttled 1\nthrottled_usec 500000\n",
+            f"{group}/cpu.stat": "usage_usec 9\n",
+        },
+    )
+    assert quota_wait_s(root) == pytest.approx(2.25)
+    assert quota_wait_s(tmp_path / "nothing") == 0
+
+
+def test_the_clocks_of_a_machine_that_stays_awake_agree() -> None:
+    first = counters.clocks()
+    time.sleep(0.05)
+    second = counters.clocks()
+    assert second.monotonic_s - first.monotonic_s >= 0.05
+    assert second.suspended_s == pytest.approx(first.suspended_s, abs=0.01)
+
+
+def process(pid: int, session: int, used_s: float, **changes: Any) -> ProcessTimes:
+    made = ProcessTimes(pid, 1, f"name{pid}", session, CPU, False, used_s, 0.0)
+    return replace(made, **changes)
+
+
+def glance(*processes: ProcessTimes, at_s: float = 0.0, work_s: float = 0.0, **changes: Any) -> Glance:
+    """The sessions 100 and 200 are ours."""
+    made = Glance(
+        clocks=Clocks(monotonic_s=at_s, suspended_s=0.0, wall_s=1e9),
+        cpu=CpuTimes(work_s=work_s, idle_s=at_s, steal_s=0.0),
+        processes={each.key: each for each in processes},
+        own=frozenset({100, 200}),
+        quota_wait_s=0.0,
+        heat_slowdowns=0,
+        clock_hz=None,
+        gpu=GpuCounters(),
+        others=False,
+    )
+    return replace(made, **changes)
+
+
+def witness() -> Witness:
+    return Witness(DeviceKind.CPU, probe(), lambda: {100, 200})
+
+
+def test_foreign_time_is_what_remains_of_the_cpus_time() -> None:
+    before = glance(process(100, 100, 1.0), process(201, 200, 5.0), process(7, 7, 50.0), work_s=100.0)
+    after = glance(
+        process(100, 100, 3.0, ended_children_s=0.5),
+        process(201, 200, 5.25),
+        process(202, 200, 0.125),  # began within
+        process(7, 7, 51.0),
+        process(8, 8, 0.5),
+        at_s=4.0,
+        work_s=105.0,
+    )
+    sight = witness().between(before, after)
+    assert sight.wall_s == 4
+    assert sight.foreign_s == pytest.approx(5.0 - 2.0 - 0.5 - 0.25 - 0.125)
+    assert sight.named == {"name7": 1.0, "name8": 0.5}, (
+        "the rest was used by what has ended, or cannot be seen"
+    )
+
+
+def test_this_process_is_ours_but_what_it_outlives_may_be_another_job_s() -> None:
+    me = os.getpid()
+    before = glance(process(me, 1, 1.0), work_s=10.0)
+    after = glance(process(me, 1, 1.5, ended_children_s=60.0), at_s=1.0, work_s=11.0)
+    assert witness().between(before, after).foreign_s == pytest.approx(0.5)
+
+
+def test_a_process_id_that_was_given_again_is_another_process() -> None:
+    before = glance(process(7, 7, 500.0))
+    after = glance(process(7, 7, 0.25, started=2), at_s=1.0)
+    assert witness().between(before, after).named == {"name7": 0.25}
+
+
+def test_what_waits_for_our_cpus_at_both_ends_crowds() -> None:
+    hog, ours = process(7, 7, 1.0, waiting=True), process(201, 200, 1.0, waiting=True)
+    elsewhere = process(9, 9, 1.0, waiting=True, cpu=4096)
+    rested = process(10, 10, 1.0)
+    before = glance(hog, ours, elsewhere, rested)
+    after = glance(hog, ours, elsewhere, replace(rested, waiting=True), at_s=1.0)
+    assert witness().between(before, after).crowding == {(7, 1, "name7")}
+
+
+def test_a_machine_that_does_not_count_tells_nothing() -> None:
+    sight = witness().between(glance(cpu=None), glance(at_s=1.0))
+    assert (sight.foreign_s, sight.idle_s, sight.steal_s) == (None, None, None)
+
+
+def test_sleep_and_a_time_of_day_that_was_set_are_told_apart() -> None:
+    slept = Clocks(monotonic_s=10.0, suspended_s=60.0, wall_s=1e9 + 60)
+    moved = Clocks(monotonic_s=10.0, suspended_s=0.0, wall_s=1e9 - 3600)
+    asleep, set_back = (witness().between(glance(), glance(clocks=clocks)) for clocks in (slept, moved))
+    assert (asleep.suspended_s, asleep.wall_jump_s) == (60, 0)
+    assert (set_back.suspended_s, set_back.wall_jump_s) == (0, -3600)
+    assert asleep.wall_s == set_back.wall_s == 10
+
+
+def on_gpu(*pids: int, **changes: Any) -> GpuCounters:
+    return GpuCounters(pids=frozenset(pids), **changes)
+
+
+@pytest.mark.parametrize(
+    ("pids", "before_the_job", "foreign"),
+    [
+        ((), (), 0),
+        ((100, 201), (), 0),
+        ((100, 201, 7), (), 1),
+        ((100, 7), (7,), 1),
+        ((70_001, 70_002), (), 0),  # a container: ours under numbers of the host, one for each session
+        ((70_001, 70_002, 70_003), (), 1),
+        ((70_001, 5), (5,), 1),
+    ],
+)
+def test_who_else_computes_on_the_gpu(
+    pids: tuple[int, ...], before_the_job: tuple[int, ...], foreign: int
+) -> None:
+    looking = witness()
+    looking._on_gpu_before = frozenset(before_the_job)
+    seen = glance(process(100, 100, 1.0), process(201, 200, 1.0), gpu=on_gpu(*pids))
+    assert looking.between(seen, seen).gpu_foreign == foreign
+    assert looking.between(glance(), seen).gpu_foreign == foreign, "also when it came within"
+
+
+def test_what_a_gpu_counts_is_subtracted_and_what_it_does_not_is_none() -> None:
+    before = glance(gpu=on_gpu(heat_s=5.0))
+    after = glance(gpu=on_gpu(heat_s=7.5, power_cap_s=1.0, slowdowns=frozenset({"sw_power_cap"})))
+    sight = witness().between(before, after)
+    assert (sight.gpu_heat_s, sight.gpu_power_cap_s) == (2.5, None)
+    assert sight.gpu_slowdowns == {"sw_power_cap"}
+
+
+def test_a_look_at_this_machine() -> None:
+    looking = Witness(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
+    first = looking.look()
+    second = looking.look()
+    sight = looking.between(first, second)
+    assert first.cpu is not None
+    assert first.processes
+    assert sight.others
+    assert sight.foreign_s is not None
+    assert sight.wall_s > 0
+    assert sight.cpus == len(os.sched_getaffinity(0))
+
+
+def test_a_gpu_that_is_not_there_tells_nothing() -> None:
+    nowhere = probe().model_copy(update={"accelerators": ()})
+    looking = Witness(DeviceKind.CUDA, nowhere, list)
+    assert looking.look().gpu == GpuCounters()
+
+
+def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
+    """What a process with the made-up driver sees of its GPU, at a second look."""
+    variables = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": mode, "FAKE_NVML_AFTER": str(after)}
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", _LOOK]
+    answer = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    seen: dict[str, Any] = json.loads(answer.stdout)
+    return seen
+
+
+_LOOK = """
+import json
+from optigpu.conductor.witness import Witness
+from optigpu.hardware.probe import probe
+from optigpu.result import Accelerator
+from optigpu.vocabulary import DeviceKind
+gpu = Accelerator(name="g", memory_bytes=1, uuid="GPU-made-up")
+witness = Witness(DeviceKind.CUDA, probe().model_copy(update={"accelerators": (gpu,)}), list)
+before, after = witness.look(), witness.look()
+sight = witness.between(before, after)
+print(json.dumps(vars(after.gpu) | {"foreign": sight.gpu_foreign, "grown": sight.gpu_heat_s}, default=list))
+"""
+
+
+def test_a_gpu_is_looked_at_through_its_driver(tmp_path: Path) -> None:
+    seen = gpu_seen(build(tmp_path), "")
+    assert (seen["pids"], seen["foreign"]) == ([4242], 1), "it computed before the job began"
+    assert (seen["heat_s"], seen["power_cap_s"], seen["grown"]) == (2.5, 1.0, 0.0)
+    assert seen["clock_hz"] == 1.5e9
+    assert set(seen["slowdowns"]) == {"sw_power_cap", "hw_thermal_slowdown"}
+
+
+def test_a_gpu_that_is_lost_tells_nothing(tmp_path: Path) -> None:
+    seen = gpu_seen(build(tmp_path), "lost", after=-1)
+    assert (seen["pids"], seen["clock_hz"], seen["heat_s"], seen["grown"]) == (None, None, None, None)
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_looked_at() -> None:
+    looking = Witness(DeviceKind.CUDA, probe(), list)
+    seen = looking.look().gpu
+    assert seen.pids is not None
+    assert seen.clock_hz is not None
+    assert seen.clock_hz > 1e8
