@@ -23,7 +23,7 @@ class Bf16(Technique):
 
     name: Literal["bf16"] = "bf16"
 
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:  # noqa: ARG002
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """On a CPU it slows down the stack that int8_weight_only carries, bf16 instructions or not: decision 0004."""
         return device is DeviceKind.CUDA
 
