@@ -169,12 +169,13 @@ def test_a_machine_that_slows_down_half_way_is_drift(tmp_path: Path) -> None:
 
 
 def hamper(pid: int, over: threading.Event) -> None:
+    """Lets the process run a fifth of the time, in slices so short that each of its requests meets several."""
     with suppress(ProcessLookupError):
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.03)
+            time.sleep(0.004)
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.01)
+            time.sleep(0.001)
 
 
 def test_a_process_that_is_stopped_in_a_round_was_interrupted(tmp_path: Path) -> None:
