@@ -1,12 +1,12 @@
 """`python -m benchmarks.bare_loop`: what somebody writes by hand to time a model, with nothing of OptiGPU in it.
 
-Prints the median of tokens/s after the first token, for greedy decoding by transformers' `generate`. `fidelity`
-compares it with what the engine says of the same variant.
+After its warm-up it prints "ready", and then for each line that it reads the tokens/s of one more request, after the
+first token, by greedy decoding with transformers' `generate`. `fidelity` compares them with the engine's.
 """
 
 import argparse
 import json
-import statistics
+import sys
 import time
 from typing import Any
 
@@ -26,7 +26,7 @@ class Moments:
 
 
 def main() -> None:
-    """Loads, warms up, measures, prints one number."""
+    """Loads, warms up, and measures as often as it is asked to."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("--config", default="{}", help="what differs from its defaults, as JSON")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -46,13 +45,18 @@ def main() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     prompt = torch.randint(config.vocab_size, (1, options.prompt_tokens))
     model.generation_config.eos_token_id = None
-    rates = []
-    for _ in range(options.warm_up + options.requests):
+
+    def rate() -> float:
         stream = Moments()
         model.generate(prompt, max_new_tokens=options.new_tokens, do_sample=False, streamer=stream)
         first, last = stream.moments[1], stream.moments[-1]
-        rates.append((options.new_tokens - 1) / (last - first))
-    print(statistics.median(rates[options.warm_up :]))
+        return float((options.new_tokens - 1) / (last - first))
+
+    for _ in range(options.warm_up):
+        rate()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(rate(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """`python -m benchmarks.fidelity`: a bare hand-written loop against the engine's figure for the same variant.
 
-Pairs of processes take turns, bare and ours; the ratio's 95% interval must lie within 0.97..1.03.
+The two processes of a pair stand ready side by side and take turns, a request each, since a virtual machine's speed
+wanders by more within seconds than the two may differ. The 95% interval of the ratio of their medians, over the pairs,
+must lie within 0.97..1.03.
 """
 
 import argparse
@@ -8,22 +10,27 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.progress import track
 
+from benchmarks.pairs import bench_of
+from optigpu.conductor.asking import ask
 from optigpu.conductor.variables import child_variables
 from optigpu.hardware import probe
+from optigpu.messages import Ready, Round, RunRound
 from optigpu.models.presets import PRESETS
+from optigpu.plan import variants_of
 from optigpu.report import console
-from optigpu.run import run
 from optigpu.spec import JobSpec
 from optigpu.stats import paired_ratio
 from optigpu.vocabulary import OptiGPUError, utc_now
 
 ROOT = Path(__file__).resolve().parents[1]
 LOW, HIGH = 0.97, 1.03
+GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}
 
 
 def main() -> int:
@@ -31,16 +38,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--preset", default="gpt2", choices=list(PRESETS))
-    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=10, help="of each process, timed")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
-    ours, bare = [], []
-    for number in track(range(options.pairs), "pairs", console=console(stderr=True)):
-        # Who goes first alternates, so that neither always finds the warmer machine.
-        order = (bare_rate, engine_rate) if number % 2 else (engine_rate, bare_rate)
-        for measured in order:
-            (ours if measured is engine_rate else bare).append(measured(options.preset, options.requests))
-    ratio, bounds = paired_ratio(tuple((each,) for each in ours), tuple((each,) for each in bare))
+    numbers = track(range(options.pairs), "pairs", console=console(stderr=True))
+    pairs = [rates_of_pair(options.preset, options.requests, number % 2) for number in numbers]
+    ours, bare = tuple(ours for ours, _ in pairs), tuple(bare for _, bare in pairs)
+    ratio, bounds = paired_ratio(ours, bare)
     low, high = bounds or (-math.inf, math.inf)
     document = {
         "benchmark": "fidelity",
@@ -63,41 +67,61 @@ def main() -> int:
     return 0 if within else 1
 
 
-def engine_rate(preset: str, requests: int) -> float:
-    """tokens/s of the baseline, as `optigpu run` says it, of one process."""
-    document: dict[str, Any] = {
-        "workload": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64},
+def rates_of_pair(preset: str, requests: int, second: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """tokens/s of each request of an engine's process and of a bare one.
+
+    Who goes first in each turn is `second` (0: the engine), so that over the pairs neither always follows the other.
+    Raises OptiGPUError when a process fails.
+    """
+    document = {
+        "workload": GENERATE,
         "model": f"preset:{preset}",
-        "measure": {
-            "replicates": 1,
-            "min_seconds": 0.5 * requests,
-            "max_seconds": 60,
-            "rel_ci": 0.02,
-            "meters": ["latency"],
-        },
+        "measure": {"replicates": 1},
+        "device": "cpu",
     }
-    report = run(JobSpec.model_validate(document), lambda _: None)
-    if not report.results:
-        raise OptiGPUError(f"The engine measured nothing: {report.outcomes[0].reason}")
-    value = report.results[0].metrics["tokens_per_s"].value
-    assert value is not None
-    return value
+    spec = JobSpec.model_validate(document)
+    (variant,) = variants_of(spec)
+    with (
+        bench_of(spec, variants=1) as bench,
+        bench.child() as child,
+        bare_process(preset, bench.threads) as bare,
+    ):
+        ask(child, bench.assignment(variant, 0), Ready, bench.watch)
+        if _line(bare) != "ready":
+            raise OptiGPUError("The bare loop failed; what it printed is above.")
+        order = RunRound(seconds=0, max_requests=1)
+        sides: tuple[Callable[[], float], ...] = (
+            lambda: ask(child, order, Round, bench.watch).samples["tokens_per_s"][0],
+            lambda: float(_line(bare, "\n")),
+        )
+        turns = [(sides[second](), sides[1 - second]()) for _ in range(requests)]
+    by_side = tuple(zip(*turns, strict=True))
+    return by_side[second], by_side[1 - second]
 
 
-def bare_rate(preset: str, requests: int) -> float:
-    """tokens/s of the bare loop, in a process with the same variables and threads."""
-    threads = probe().cpu_cores
+@contextmanager
+def bare_process(preset: str, threads: int) -> Iterator["subprocess.Popen[str]"]:
+    """The bare loop, with the same variables and threads as the engine's process."""
     shapes = PRESETS[preset]
     command = [
         *(sys.executable, "-m", "benchmarks.bare_loop", "--model-type", shapes.model_type),
-        *("--config", json.dumps(shapes.config), "--threads", str(threads), "--requests", str(requests)),
+        *("--config", json.dumps(shapes.config), "--threads", str(threads)),
     ]
-    answer = subprocess.run(
-        command, cwd=ROOT, env=child_variables(threads), capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        raise OptiGPUError(f"The bare loop failed: {answer.stderr.strip().splitlines()[-1]}")
-    return float(answer.stdout)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=child_variables(threads), text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: "subprocess.Popen[str]", said: str = "") -> str:
+    """What the process answers, a line long, to what was said."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(said)
+    process.stdin.flush()
+    return process.stdout.readline().strip()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """The same variant twice, side by side, as two variants of a ladder are measured."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from optigpu import paths
 from optigpu.conductor.company import Bench
 from optigpu.conductor.groups import measure_group
@@ -21,24 +24,30 @@ def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
 
     Raises OptiGPUError when either could not be measured.
     """
-    environment = probe()
-    environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
     (variant,) = variants_of(spec)
     twins = [variant, variant.model_copy(update={"index": 1})]
-    watch = Watch(_silent, never, [0, 1], spec.measure.replicates)
-    with (
-        hold(paths.lock_dir(), spec.device, environment, watch.tick) as descriptors,
-        scratch_folder() as folder,
-    ):
-        cores = environment.cpu_cores
-        bench = Bench(spec, environment, cores, REPLICATE, descriptors, str(folder), watch, _silent)
-        witness = Witness(spec.device, environment, lambda: bench.sessions)
+    with bench_of(spec, variants=2) as bench:
+        witness = Witness(spec.device, bench.environment, lambda: bench.sessions)
         outcomes, waiting = measure_group(bench, twins, witness, Preparation(None))
     first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))
     if waiting or first is None or second is None:
         reasons = "; ".join(outcome.reason for outcome in outcomes.values() if outcome.reason)
         raise OptiGPUError(f"The pair could not be measured side by side: {reasons or 'no memory for both'}.")
     return first, second
+
+
+@contextmanager
+def bench_of(spec: JobSpec, variants: int) -> Iterator[Bench]:
+    """What a job's measuring processes share, set up as a run does, while the device is locked."""
+    environment = probe()
+    environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
+    watch = Watch(_silent, never, list(range(variants)), spec.measure.replicates)
+    with (
+        hold(paths.lock_dir(), spec.device, environment, watch.tick) as descriptors,
+        scratch_folder() as folder,
+    ):
+        cores = environment.cpu_cores
+        yield Bench(spec, environment, cores, REPLICATE, descriptors, str(folder), watch, _silent)
 
 
 def _silent(_: Event) -> None:
