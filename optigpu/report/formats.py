@@ -3,13 +3,19 @@
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleRenderable, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+TEXT_WIDTH = 23
+"""The longest name of a technique takes so many characters, and a blank and a plus after it."""
+FRAME = 3
+"""Characters that a column costs beside its cells: a line and a blank on each side."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +48,60 @@ class Grid:
 
 
 def terminal(grid: Grid) -> ConsoleRenderable:
-    """The table for a terminal, its notes below."""
-    table = Table(header_style="bold")
-    for column in grid.columns:
-        table.add_column(
-            Text(column.heading),
-            justify="right" if column.right else "left",
-            no_wrap=column.right,
-            overflow="fold",
-        )
-    for number, row in enumerate(grid.rows):
-        table.add_row(*map(Text, row), style="dim" if number in grid.faint else None)
-    return Group(Text(grid.title, style="bold"), table, *(Text(note, style="dim") for note in grid.notes))
+    """The table for a terminal, its notes below; one that is wider than the terminal continues in a second one."""
+    return Group(
+        Text(grid.title, style="bold"), _Tables(grid), *(Text(note, style="dim") for note in grid.notes)
+    )
+
+
+class _Tables:
+    """A grid's columns in as few tables as the width takes, each of them led by the first column."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        cells = zip(*grid.rows, strict=True) if grid.rows else ((),) * len(grid.columns)
+        columns = enumerate(zip(grid.columns, cells, strict=True))
+        self._least = [_least(*each, leads=number == 0) for number, each in columns]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The tables, for the width that is there."""
+        for numbers in self._portions(options.max_width):
+            yield self._table(numbers)
+
+    def _portions(self, width: int) -> Iterator[list[int]]:
+        """Which columns stand together. One that does not fit even beside the first alone is cut by the terminal."""
+        portion = [0]
+        for number in range(1, len(self._least)):
+            if len(portion) > 1 and 1 + sum(self._least[n] + FRAME for n in [*portion, number]) > width:
+                yield portion
+                portion = [0]
+            portion.append(number)
+        yield portion
+
+    def _table(self, numbers: Sequence[int]) -> Table:
+        table = Table(header_style="bold")
+        for number in numbers:
+            column = self._grid.columns[number]
+            table.add_column(
+                Text(column.heading),
+                justify="right" if column.right else "left",
+                no_wrap=column.right,
+                overflow="fold",
+                min_width=self._least[number],
+            )
+        for number, row in enumerate(self._grid.rows):
+            cells = (Text(row[n]) for n in numbers)
+            table.add_row(*cells, style="dim" if number in self._grid.faint else None)
+        return table
+
+
+def _least(column: Column, cells: Iterable[str], *, leads: bool) -> int:
+    """The least width that a column can be read at: figures whole, words whole, names of what leads in a few lines."""
+    texts = (column.heading, *cells)
+    if not (column.right or leads):
+        texts = tuple(word for text in texts for word in text.split())
+    longest = max(map(cell_len, texts), default=1)
+    return longest if column.right else min(longest, TEXT_WIDTH)
 
 
 def markdown(grid: Grid) -> str:
@@ -91,7 +139,7 @@ def _inert(value: Any) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; where the output is no terminal, wide enough that no table breaks."""
+    """A console; where the output is no terminal, wide enough for most tables."""
     made = Console(stderr=stderr, highlight=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 140

@@ -106,6 +106,20 @@ def test_the_terminal_shows_every_cell_and_note(ladder: Grid) -> None:
         assert text in page.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_a_narrow_terminal_gets_several_tables_that_each_say_which_variant(ladder: Grid, width: int) -> None:
+    page = io.StringIO()
+    Console(file=page, width=width).print(terminal(ladder))
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    figures = {cell for row in ladder.rows for cell in row[1:-1] if cell}
+    assert all(cell in page.getvalue() for cell in figures), "no figure is cut"
+    tables = [number for number, line in enumerate(lines) if line.startswith("┏")]
+    assert all("variant" in lines[number + 1] for number in tables)
+    assert page.getvalue().count("int8_weight_only") >= len(tables)
+    assert (len(tables) == 1) == (width >= 140)
+
+
 def test_markdown_has_a_line_for_each_variant_and_escapes_bars() -> None:
     text = markdown(Grid("made up", (Column("a"), Column("b", right=True)), (("x|y", "1"),), ("a note",)))
     assert text == "**made up**\n\n| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n\n- a note\n"
