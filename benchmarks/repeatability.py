@@ -37,19 +37,25 @@ def main() -> int:
     options = parser.parse_args()
     device = options.device or (DeviceKind.CUDA if probe().has(DeviceKind.CUDA) else DeviceKind.CPU)
     spec = spec_of(options.model, device, options.replicates, options.seconds)
-    pairs = [measure_pair(spec) for _ in track(range(options.pairs), "pairs", console=console(stderr=True))]
-    figures = figures_of(pairs)
-    document = {
+    pairs: list[tuple[Result, Result]] = []
+    for _ in track(range(options.pairs), "pairs", console=console(stderr=True)):
+        pairs.append(measure_pair(spec))
+        if options.output:
+            # After each pair: an hour's figures should not be lost with its last minute.
+            options.output.write_text(json.dumps(document_of(spec, figures_of(pairs)), indent=2) + "\n")
+    console().print(text_of(figures_of(pairs), device))
+    return 0
+
+
+def document_of(spec: JobSpec, figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures with what they were measured by and on."""
+    return {
         "benchmark": "repeatability",
         "at": utc_now().isoformat(),
         "spec": spec.model_dump(mode="json"),
         "environment": probe().model_dump(mode="json"),
         **figures,
     }
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=2) + "\n")
-    console().print(text_of(figures, device))
-    return 0
 
 
 def spec_of(model: str, device: DeviceKind, replicates: int, seconds: float) -> JobSpec:
