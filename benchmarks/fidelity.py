@@ -16,17 +16,17 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.document import write
 from benchmarks.pairs import bench_of
 from optigpu.conductor.asking import ask
 from optigpu.conductor.variables import child_variables
-from optigpu.hardware import probe
 from optigpu.messages import Ready, Round, RunRound
 from optigpu.models.presets import PRESETS
 from optigpu.plan import variants_of
 from optigpu.report import console
 from optigpu.spec import JobSpec
 from optigpu.stats import paired_ratio
-from optigpu.vocabulary import OptiGPUError, utc_now
+from optigpu.vocabulary import OptiGPUError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOW, HIGH = 0.97, 1.03
@@ -46,18 +46,15 @@ def main() -> int:
     ours, bare = tuple(ours for ours, _ in pairs), tuple(bare for _, bare in pairs)
     ratio, bounds = paired_ratio(ours, bare)
     low, high = bounds or (-math.inf, math.inf)
-    document = {
-        "benchmark": "fidelity",
-        "at": utc_now().isoformat(),
-        "environment": probe().model_dump(mode="json"),
-        "preset": options.preset,
-        "engine_tokens_per_s": ours,
-        "bare_tokens_per_s": bare,
-        "ratio": ratio,
-        "ci": bounds,
-    }
     if options.output:
-        options.output.write_text(json.dumps(document, indent=2) + "\n")
+        figures = {
+            "preset": options.preset,
+            "engine_tokens_per_s": ours,
+            "bare_tokens_per_s": bare,
+            "ratio": ratio,
+            "ci": bounds,
+        }
+        write(options.output, "fidelity", figures)
     within = low >= LOW and high <= HIGH
     console().print(
         f"engine over bare loop: {ratio:.4f} [{low:.4f}, {high:.4f}] from {options.pairs} pairs of processes; "

@@ -5,7 +5,6 @@ Goal: none in 20 runs. Warnings are counted as well: `shared_host` may be true o
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks.document import write
 from optigpu.events import Event
-from optigpu.hardware import probe
 from optigpu.report import console
 from optigpu.result import Result, VerdictReason, VerdictWarning
 from optigpu.run import run
 from optigpu.spec import JobSpec
-from optigpu.vocabulary import DeviceKind, utc_now
+from optigpu.vocabulary import DeviceKind
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "generate": {"kind": "generate", "prompt_tokens": 32, "new_tokens": 32},
@@ -46,14 +45,7 @@ def main() -> int:
     ]
     figures = figures_of(results)
     if options.output:
-        document = {
-            "benchmark": "quiet_runs",
-            "at": utc_now().isoformat(),
-            "spec": spec.model_dump(mode="json"),
-            "environment": probe().model_dump(mode="json"),
-            **figures,
-        }
-        options.output.write_text(json.dumps(document, indent=2) + "\n")
+        write(options.output, "quiet_runs", {"spec": spec.model_dump(mode="json"), **figures})
     console().print(text_of(figures), soft_wrap=True, markup=False)
     return 1 if any(figures["reasons"].values()) or len(results) < options.runs else 0
 

@@ -6,7 +6,6 @@ coefficient of variation between processes of at most 2% on a CPU and 1% on a GP
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks.document import write
 from benchmarks.pairs import measure_pair
 from optigpu.compare import compare
 from optigpu.hardware import probe
 from optigpu.report import console
 from optigpu.result import Result
 from optigpu.spec import JobSpec
-from optigpu.vocabulary import DeviceKind, utc_now
+from optigpu.vocabulary import DeviceKind
 
 GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}
 
@@ -42,20 +42,10 @@ def main() -> int:
         pairs.append(measure_pair(spec))
         if options.output:
             # After each pair: an hour's figures should not be lost with its last minute.
-            options.output.write_text(json.dumps(document_of(spec, figures_of(pairs)), indent=2) + "\n")
+            figures = {"spec": spec.model_dump(mode="json"), **figures_of(pairs)}
+            write(options.output, "repeatability", figures)
     console().print(text_of(figures_of(pairs), device))
     return 0
-
-
-def document_of(spec: JobSpec, figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures with what they were measured by and on."""
-    return {
-        "benchmark": "repeatability",
-        "at": utc_now().isoformat(),
-        "spec": spec.model_dump(mode="json"),
-        "environment": probe().model_dump(mode="json"),
-        **figures,
-    }
 
 
 def spec_of(model: str, device: DeviceKind, replicates: int, seconds: float) -> JobSpec:
