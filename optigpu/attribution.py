@@ -79,13 +79,14 @@ class _Comparison:
 
     def reference_of(self, technique: Technique) -> Variant | None:
         """What a technique alone is compared with: the baseline, or the variant of its own reference."""
-        return self.by_stack.get(resolve(TECHNIQUES[name](name=name) for name in technique.compared_with))
+        named = (TECHNIQUES[name](name=name) for name in technique.compared_with)
+        return self.by_stack.get(resolve(named, self.spec.workload.kind))
 
     def rung_before(self, variant: Variant) -> Variant | None:
         """The last prefix of the stack with a valid result before the one that this variant is, if it is one."""
         before: Variant | None = None
         for length in range(len(self.spec.stack) + 1):
-            rung = self.by_stack.get(resolve(self.spec.stack[:length]))
+            rung = self.by_stack.get(resolve(self.spec.stack[:length], self.spec.workload.kind))
             if rung is variant:
                 return before
             if rung is not None and self.samples[rung.index]:
@@ -103,7 +104,9 @@ class _Comparison:
 
 
 def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> AttributionRow:
-    alone = next((t for t in comparison.spec.stack if resolve((t,)) == variant.stack), None)
+    alone = next(
+        (t for t in comparison.spec.stack if resolve((t,), variant.workload.kind) == variant.stack), None
+    )
     return AttributionRow(
         index=variant.index,
         role=variant.role,

@@ -34,28 +34,28 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
 def default_stack(environment: Environment, device: DeviceKind, workload: Workload) -> tuple[Technique, ...]:
     """The techniques that suit a device, for a ladder whose stack was not named."""
     every = (kind(name=name) for name, kind in TECHNIQUES.items() if workload.kind in kind.workloads)
-    return resolve(technique for technique in every if technique.suits(environment, device))
+    return resolve((technique for technique in every if technique.suits(environment, device)), workload.kind)
 
 
 def _single(spec: JobSpec) -> Iterator[Draft]:
-    yield Role.SINGLE, None, resolve(spec.stack)
+    yield Role.SINGLE, None, resolve(spec.stack, spec.workload.kind)
 
 
 def _ladder(spec: JobSpec) -> Iterator[Draft]:
     """Baseline, references, each technique alone (with what it requires), then each prefix of the stack."""
     yield Role.BASELINE, None, ()
-    named = list(spec.stack)
+    named, kind = list(spec.stack), spec.workload.kind
     for technique in named:
         if technique.compared_with:
             yield (
                 Role.REFERENCE,
                 None,
-                resolve(TECHNIQUES[name](name=name) for name in technique.compared_with),
+                resolve((TECHNIQUES[name](name=name) for name in technique.compared_with), kind),
             )
     for technique in named:
-        yield Role.ALONE, technique.name, resolve((technique,))
+        yield Role.ALONE, technique.name, resolve((technique,), kind)
     for length in range(2, len(named) + 1):
-        yield Role.CUMULATIVE, named[length - 1].name, resolve(named[:length])
+        yield Role.CUMULATIVE, named[length - 1].name, resolve(named[:length], kind)
 
 
 def _grid(spec: JobSpec) -> Iterator[Draft]:
@@ -63,7 +63,7 @@ def _grid(spec: JobSpec) -> Iterator[Draft]:
     yield Role.BASELINE, None, ()
     for size in range(1, len(spec.stack) + 1):
         for chosen in combinations(spec.stack, size):
-            yield Role.SINGLE, None, resolve(chosen)
+            yield Role.SINGLE, None, resolve(chosen, spec.workload.kind)
 
 
 def _distinct(drafts: Iterable[Draft], most: int) -> list[Draft]:

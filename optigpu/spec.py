@@ -6,6 +6,7 @@ What can be known from the request alone is checked here; what only a machine ca
 import hashlib
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import combinations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -14,7 +15,7 @@ from optigpu.meters.base import QualityOptions
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_json
 from optigpu.workloads import AnyWorkload
 from optigpu.workloads.base import Workload
@@ -100,12 +101,9 @@ class Variant(Frozen):
     @property
     def digest(self) -> str:
         """What must be equal for two results to be of the same variant; role and label are not part of it."""
-        stack = [
-            technique.model_dump(mode="json") | {"version": technique.version} for technique in self.stack
-        ]
         parts = {
             "workload": self.workload_digest,
-            "stack": stack,
+            "stack": [technique.identity() for technique in self.stack],
             "backend": self.backend,
             "device": self.device,
         }
@@ -180,7 +178,7 @@ def _check_gates(spec: JobSpec) -> None:
 
 
 def _check_stack(spec: JobSpec) -> None:
-    resolve(spec.stack)
+    resolve(spec.stack, spec.workload.kind)
     for technique in spec.stack:
         if spec.workload.kind not in technique.workloads:
             raise SpecError(
@@ -193,8 +191,8 @@ def _check_stack(spec: JobSpec) -> None:
             )
 
 
-def resolve(stack: Iterable[Technique]) -> tuple[Technique, ...]:
-    """The stack with what it requires, in the order of the phases.
+def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
+    """The stack with what it requires for that kind of workload, in the order of the phases.
 
     Raises SpecError when a technique is there twice or two exclude each other.
     """
@@ -206,7 +204,7 @@ def resolve(stack: Iterable[Technique]) -> tuple[Technique, ...]:
     queue = list(chosen.values())
     while queue:
         for name in queue.pop().requires:
-            if name not in chosen:
+            if name not in chosen and workload in TECHNIQUES[name].workloads:
                 chosen[name] = TECHNIQUES[name](name=name)
                 queue.append(chosen[name])
     _refuse_conflicts(chosen)
@@ -214,10 +212,12 @@ def resolve(stack: Iterable[Technique]) -> tuple[Technique, ...]:
 
 
 def _refuse_conflicts(chosen: dict[str, Technique]) -> None:
-    for technique in chosen.values():
-        for other in technique.conflicts:
-            if other in chosen:
-                raise SpecError(f"stack: {technique.name} and {other} exclude each other; keep one of them.")
+    for one, other in combinations(chosen.values(), 2):
+        reason = conflict_between(one, other)
+        if reason:
+            raise SpecError(
+                f"stack: {one.name} and {other.name} exclude each other ({reason}); keep one of them."
+            )
 
 
 def digest(document: Any) -> str:

@@ -75,6 +75,16 @@ PRESETS: dict[str, Preset] = {
         rms_norm_eps=1e-6, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
     ),
+    "tiny-gpt2-test": Preset(
+        "gpt2",
+        "made for this project's tests",
+        {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 512},
+    ),
+    "tiny-qwen-test": _llama(
+        "made for this project's tests", "qwen2", 128, 256, 2, 4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
+        use_sliding_window=False,
+    ),
     "tiny-llama-test": _llama(
         "made for this project's tests", "llama", 128, 256, 2, 4,
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,

@@ -7,7 +7,7 @@ from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.result import Accelerator, CpuSetup, Environment
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import Technique, conflict_between
 from optigpu.views import JobPage
 from optigpu.vocabulary import DeviceKind
 
@@ -50,11 +50,10 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
     }
 
 
-def _conflicts(kind: type[Technique]) -> list[str]:
-    """Those that it excludes and those that exclude it; to be said on one side is enough."""
-    name = kind.model_fields["name"].default
-    others = (other for other, its_kind in TECHNIQUES.items() if name in its_kind.conflicts)
-    return list(dict.fromkeys([*kind.conflicts, *others]))
+def _conflicts(kind: type[Technique]) -> dict[str, str]:
+    """Those that cannot be in one stack with it, and why; to be said on one side is enough."""
+    reasons = {name: conflict_between(kind, other) for name, other in TECHNIQUES.items() if other is not kind}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _values(annotation: Any) -> list[str] | str:

@@ -19,7 +19,9 @@ from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 
 AnyTechnique = Annotated[
+    # fmt: off
     Fp16 | Bf16 | Int8WeightOnly | EagerAttention | FusedAttention | NoKvCache | StaticKvCache | TorchCompile,
+    # fmt: on
     Field(discriminator="name"),
 ]
 """The union that a request's `stack` is made of; the one list of all techniques."""

@@ -1,13 +1,14 @@
-"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of five.
+"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of seven.
 
 A technique's file holds one class. The hooks run in the measuring process alone, so they may import torch; the facts
 (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read everywhere, so the module may not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from typing import Any, ClassVar
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from optigpu.models.facts import ModelFacts
 from optigpu.result import Environment
@@ -17,14 +18,29 @@ from optigpu.vocabulary import DeviceKind, Frozen, Layer
 class Phase(IntEnum):
     """The order in which the engine applies techniques, whatever order they were written in.
 
-    Modules are replaced before they are quantized, and what is compiled is compiled last.
+    Weights are pruned before matrices are merged, matrices are merged before they are quantized, and what is compiled
+    or captured is final: only a decode loop goes around it.
     """
 
     PRECISION = 10
+    PRUNING = 15
     KERNELS = 20
     QUANTIZATION = 30
+    PLACEMENT = 35
     CACHE = 40
+    EXECUTION = 45
     COMPILATION = 50
+    CAPTURE = 60
+    DECODING = 70
+
+
+class Choice(StrEnum):
+    """Of what a stack holds one at the most; the value is the reason."""
+
+    PRECISION = "matrix products run in one precision"
+    WEIGHTS = "weights are quantized once"
+    AUTOGRAD = "forward passes run under one autograd mode"
+    STEP = "the decode step is compiled or exported once"
 
 
 @dataclass(frozen=True)
@@ -43,10 +59,33 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class CacheOptions:
-    """Which key-value cache decoding uses. `kind` is "dynamic" (the library's default), "static" or "none"."""
+class ModeOptions:
+    """What forward passes run under. `autocast` is the dtype's name that torch.autocast computes in, None without."""
 
-    kind: str = "dynamic"
+    autograd: Literal["no_grad", "inference", "grad"] = "no_grad"
+    autocast: str | None = None
+
+    def but(self, **changes: Any) -> "ModeOptions":
+        """A copy with changes."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Which key-value cache decoding uses.
+
+    `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
+    keeps the last so many tokens alone, after the first `sinks` ones. None keeps all.
+    """
+
+    kind: Literal["dynamic", "static", "none"] = "dynamic"
+    int8: bool = False
+    window: int | None = None
+    sinks: int = 0
+
+    def but(self, **changes: Any) -> "CacheOptions":
+        """A copy with changes."""
+        return replace(self, **changes)
 
 
 @dataclass
@@ -67,6 +106,12 @@ tokens: int64 [batch, 1], the last token of each sequence; position: int64 [1, 1
 transformers Cache, updated in place; next_tokens: int64 [batch, 1], the most likely ones; logits: [batch, vocabulary].
 """
 
+Forward = Callable[[Any], Any]
+"""One whole forward pass: `outputs = forward(inputs)`, for workloads that decode nothing.
+
+inputs: ids int64 [batch, length] or images [batch, channels, height, width]; outputs: the logits.
+"""
+
 Loop = Callable[[Any, int, Any], tuple[Any, list[Any]]]
 """A whole greedy decoding: `tokens, marks = loop(prompt, new_tokens, clock)`.
 
@@ -78,6 +123,10 @@ the prompt and after each token, new_tokens + 1 of them.
 class Technique(Frozen):
     """One optimization. Subclasses add `name: Literal[...]` with a default, and their parameters.
 
+    `requires` names techniques that come along, where they do something for the workload. `conflicts` gives the reason
+    for each technique that cannot be in the same stack (said on one side, it holds for both), and `choices` say of what
+    it is one. `later` names parameters that came after the first version: left at their defaults they are not part of
+    a digest, so that earlier results stay comparable.
     `compared_with` names techniques that make up the reference which "alone" is measured against, where the plain
     baseline would already contain this technique. `cautionary` marks a rung that is expected to lose.
     """
@@ -91,11 +140,20 @@ class Technique(Frozen):
     workloads: ClassVar[tuple[str, ...]] = ("generate",)
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     requires: ClassVar[tuple[str, ...]] = ()
-    conflicts: ClassVar[tuple[str, ...]] = ()
+    conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    choices: ClassVar[tuple[Choice, ...]] = ()
     compared_with: ClassVar[tuple[str, ...]] = ()
+    later: ClassVar[tuple[str, ...]] = ()
     cautionary: ClassVar[bool] = False
 
     name: str
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it another technique than its siblings, as plain JSON; part of a variant's digest."""
+        defaults = {
+            name for name in self.later if getattr(self, name) == type(self).model_fields[name].default
+        }
+        return self.model_dump(mode="json", exclude=defaults) | {"version": self.version}
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """Why this cannot run there, in one sentence, or None. Asked before anything is changed."""
@@ -107,6 +165,10 @@ class Technique(Frozen):
 
     def load(self, options: LoadOptions) -> LoadOptions:
         """Changes how weights come in."""
+        return options
+
+    def execution(self, options: ModeOptions) -> ModeOptions:
+        """Changes what forward passes run under."""
         return options
 
     def modules(self, model: Any, notes: Notes) -> None:
@@ -123,9 +185,32 @@ class Technique(Frozen):
         """Wraps the decode step. Overriding this makes the backend decode in its own greedy loop."""
         return step
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
-        """Replaces the decode loop. Overriding this makes `loop` the backend's own greedy one.
+    def forward(self, forward: Forward, notes: Notes) -> Forward:
+        """Wraps the forward pass of a workload that decodes nothing."""
+        return forward
 
-        A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps its quality measurable.
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
+
+        `model` has the whole stack applied. A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps
+        its quality measurable.
         """
         return loop
+
+
+def conflict_between(one: type[Technique] | Technique, other: type[Technique] | Technique) -> str | None:
+    """Why two techniques cannot be in one stack, in half a sentence, or None."""
+    for mine, theirs in ((one, other), (other, one)):
+        reason = mine.conflicts.get(_name(theirs))
+        if reason:
+            return reason
+    return next((choice.value for choice in one.choices if choice in other.choices), None)
+
+
+def _name(technique: type[Technique] | Technique) -> str:
+    return str(type_of(technique).model_fields["name"].default)
+
+
+def type_of(technique: type[Technique] | Technique) -> type[Technique]:
+    """The class of a technique, given as that or as an instance."""
+    return technique if isinstance(technique, type) else type(technique)

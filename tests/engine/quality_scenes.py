@@ -85,7 +85,7 @@ class OwnLoop(Technique):
     name: Literal["own_loop"] = "own_loop"
     scores: bool
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         return ScoringLoop(loop) if self.scores else lambda *arguments: loop(*arguments)
 
 

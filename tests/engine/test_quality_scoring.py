@@ -108,7 +108,7 @@ def test_a_loop_that_gives_no_logits_has_no_quality(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(tmp_path: Path) -> None:
-    stack = resolve((TorchCompile(mode="reduce-overhead"),))
+    stack = resolve((TorchCompile(mode="reduce-overhead"),), "generate")
     plain = ModelRuntime(MODEL, (), DeviceKind.CUDA, 0, ignore)
     assert make_reference(scene_of(plain, tmp_path)).reasons == {}
     graphed = ModelRuntime(MODEL, stack, DeviceKind.CUDA, 0, ignore)

@@ -44,7 +44,7 @@ class LoopSpy(Technique):
     phase: ClassVar[Phase] = Phase.COMPILATION
     name: Literal["loop_spy"] = "loop_spy"
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         def counted(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
             notes.record(loops=notes.facts.get("loops", 0) + 1)
             return loop(prompt, new_tokens, clock)
@@ -114,6 +114,7 @@ def test_what_the_baseline_really_used_is_recorded() -> None:
         "dtype": "float32",
         "attn_implementation": "sdpa",
         "kv_cache": "dynamic",
+        "autograd": "no_grad",
         "decode_loop": "transformers generate",
         "transformers": transformers.__version__,
         "attention_kernels": ["aten::_scaled_dot_product_flash_attention_for_cpu"],

@@ -65,7 +65,7 @@ def tiny_model(family: str) -> Any:
 
 def runtime_of(model: str, *stack: Technique) -> ModelRuntime:
     """The model on this CPU with the stack applied."""
-    return ModelRuntime(model, resolve(stack), DeviceKind.CPU, seed=0, progress=ignore)
+    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CPU, seed=0, progress=ignore)
 
 
 def ignore(doing: str) -> None:

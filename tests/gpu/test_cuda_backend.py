@@ -31,7 +31,7 @@ NEW_TOKENS = 6
 
 
 def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack), DeviceKind.CUDA, seed=0, progress=ignore)
+    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def test_the_clock_measures_what_the_device_does() -> None:

@@ -199,7 +199,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
 
 def test_what_is_required_comes_along_in_the_order_of_the_phases() -> None:
     techniques = [TECHNIQUES[name](name=name) for name in ("torch_compile", "int8_weight_only", "bf16")]
-    assert [technique.name for technique in resolve(techniques)] == [
+    assert [technique.name for technique in resolve(techniques, "generate")] == [
         "bf16",
         "int8_weight_only",
         "static_kv_cache",
@@ -210,7 +210,7 @@ def test_what_is_required_comes_along_in_the_order_of_the_phases() -> None:
 def test_what_is_required_can_exclude_what_was_asked_for() -> None:
     techniques = [TECHNIQUES[name](name=name) for name in ("torch_compile", "no_kv_cache")]
     with pytest.raises(SpecError, match="exclude each other"):
-        resolve(techniques)
+        resolve(techniques, "generate")
 
 
 def test_a_technique_that_does_not_run_on_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,12 @@ Hugging Face. Both decode greedily and mark the clock once before the prompt and
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from optigpu.techniques.base import CacheOptions, Step
+from optigpu.backends.torch.caches import new_cache
+from optigpu.backends.torch.modes import Mode
+from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Clock
 
@@ -22,7 +25,10 @@ class Decoder(Protocol):
     name: str
 
     def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
-        """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids."""
+        """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids.
+
+        The caller has entered the stack's mode.
+        """
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
@@ -37,31 +43,41 @@ class LibraryDecoder:
 
     name = "transformers generate"
 
-    def __init__(self, model: Any, cache: CacheOptions) -> None:
+    def __init__(self, model: Any, cache: CacheOptions, modes: ModeOptions, mode: Mode) -> None:
+        """`mode` is what `score` enters, and is made of `modes`; `generate` by itself would record no gradients."""
         self._model = model
         self._cache = cache
-        options: dict[str, dict[str, Any]] = {
-            "dynamic": {},
-            "none": {"use_cache": False},
-            # The library compiles a static cache's step by itself on CUDA; compilation is a technique of its own.
-            "static": {"cache_implementation": "static", "disable_compile": True},
-        }
-        self._options = options[cache.kind]
+        self._mode = mode
+        recording = modes.autograd == "grad"
+        self._generate = partial(type(model).generate.__wrapped__, model) if recording else model.generate
 
     def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
         """Marks where a streamer receives a token, which is when a user would."""
         streamer = _MarkingStreamer(clock)
-        tokens = self._model.generate(
-            prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **self._options
+        options = self._options(prompt.shape[1] + new_tokens)
+        tokens = self._generate(
+            prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **options
         )
         return tokens[:, prompt.shape[1] :], streamer.marks
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
         """One forward pass for each token, or passes over the whole sequence so far where there is no cache."""
         if self._cache.kind == "none":
-            return whole_passes(self._model, tokens, prefill)
+            return whole_passes(self._model, tokens, prefill, self._mode)
         step = DecodeStep(self._model)
-        return _forced(step, step, new_cache(self._model, self._cache, tokens.shape[1]), tokens, prefill)
+        cache = new_cache(self._model, self._cache, tokens.shape[1])
+        return _forced(step, step, cache, tokens, prefill, self._mode)
+
+    def _options(self, length: int) -> dict[str, Any]:
+        """What `generate` is told of the cache; an own one is new for each request."""
+        if self._cache.kind == "none":
+            return {"use_cache": False}
+        if self._cache == CacheOptions(kind="static"):
+            # The library compiles a static cache's step by itself on CUDA; compilation is a technique of its own.
+            return {"cache_implementation": "static", "disable_compile": True}
+        if self._cache == CacheOptions():
+            return {}
+        return {"past_key_values": new_cache(self._model, self._cache, length), "disable_compile": True}
 
 
 class _MarkingStreamer:
@@ -92,7 +108,7 @@ class DecodeStep:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         self._wants_mask = model.config.model_type == "opt"
 
     def __call__(self, tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
@@ -105,7 +121,7 @@ class DecodeStep:
             # OPT makes a mask as long as what is cached, which a compiled graph cannot know; a full one is equal.
             shape = (tokens.shape[0], cache.layers[0].max_cache_len)
             mask = torch.ones(shape, device=tokens.device, dtype=torch.int64)
-        logits = self._model(
+        logits = self.model(
             input_ids=tokens,
             position_ids=position,
             attention_mask=mask,
@@ -117,7 +133,7 @@ class DecodeStep:
 
     def prefill(self, prompt: Any, cache: Any) -> Any:
         """Fills the cache with the prompt ([batch, length]) and returns the first tokens, [batch, 1]."""
-        logits = self._model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = self.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return logits[:, -1].argmax(dim=-1, keepdim=True)
 
 
@@ -129,11 +145,13 @@ class LeanDecoder:
 
     name = "lean greedy loop"
 
-    def __init__(self, model: Any, cache: CacheOptions, wrap: Callable[[Step], Step]) -> None:
+    def __init__(self, model: Any, cache: CacheOptions, wrap: Callable[[Step], Step], mode: Mode) -> None:
+        """`mode` is what `score` enters."""
         if cache.kind == "none":
             raise UnsupportedError("A decode step of its own needs a key-value cache; leave no_kv_cache out.")
         self._model = model
         self._options = cache
+        self._mode = mode
         self._plain = DecodeStep(model)
         self._step = wrap(self._plain)
         self._kept: _Kept | None = None
@@ -142,28 +160,25 @@ class LeanDecoder:
         """The loop; reset and prefill belong to the time to the first token."""
         import torch
 
-        with torch.inference_mode():
-            marks = [clock.mark()]
-            cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
-            token = self._plain.prefill(prompt, cache)
-            position = _position(prompt, prompt.shape[1])
-            tokens = [token]
+        marks = [clock.mark()]
+        cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
+        token = self._plain.prefill(prompt, cache)
+        position = _position(prompt, prompt.shape[1])
+        tokens = [token]
+        marks.append(clock.mark())
+        for _ in range(new_tokens - 1):
+            # A CUDA graph writes its result where the last one stood.
+            token = self._step(token, position, cache)[0].clone()
+            position = position + 1
+            tokens.append(token)
             marks.append(clock.mark())
-            for _ in range(new_tokens - 1):
-                # A CUDA graph writes its result where the last one stood.
-                token = self._step(token, position, cache)[0].clone()
-                position = position + 1
-                tokens.append(token)
-                marks.append(clock.mark())
-            return torch.cat(tokens, dim=1), marks
+        return torch.cat(tokens, dim=1), marks
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
         """The very step that is timed, with the cache that it is timed with."""
-        import torch
-
-        with torch.inference_mode():
+        with self._mode():
             cache = self._cache(*tokens.shape)
-        return _forced(self._plain, self._step, cache, tokens, prefill)
+        return _forced(self._plain, self._step, cache, tokens, prefill, self._mode)
 
     def _cache(self, batch: int, length: int) -> Any:
         if self._options.kind != "static":
@@ -182,47 +197,38 @@ class _Kept:
     length: int
 
 
-def new_cache(model: Any, options: CacheOptions, length: int) -> Any:
-    """An empty transformers cache; a static one has room for `length` tokens."""
-    from transformers import DynamicCache, StaticCache
-
-    if options.kind == "static":
-        return StaticCache(config=model.config, max_cache_len=length)
-    return DynamicCache(config=model.config)
-
-
-def whole_passes(model: Any, tokens: Any, first: int) -> Iterator[Any]:
+def whole_passes(model: Any, tokens: Any, first: int, mode: Mode) -> Iterator[Any]:
     """Logits after each of `tokens` ([batch, length]) from index `first` on, float32 [batch, vocabulary], uncached.
 
     A pass over the whole sequence so far serves as many positions as LOGITS_A_PASS allows.
     """
-    import torch
-
     batch, length = tokens.shape
     at_once = max(1, LOGITS_A_PASS // (batch * model.config.get_text_config(decoder=True).vocab_size))
     for start in range(first, length, at_once):
         end = min(start + at_once, length)
         # The mode is left before each yield: it would hold for the caller as well.
-        with torch.inference_mode():
+        with mode():
             logits = model(input_ids=tokens[:, :end], use_cache=False, logits_to_keep=end - start).logits
         for index in range(end - start):
-            yield logits[:, index].float()
+            yield logits[:, index].detach().float()
 
 
-def _forced(plain: DecodeStep, step: Step, cache: Any, tokens: Any, prefill: int) -> Iterator[Any]:
+def _forced(
+    plain: DecodeStep, step: Step, cache: Any, tokens: Any, prefill: int, mode: Mode
+) -> Iterator[Any]:
     """`prefill` tokens through the plain step at once, the others through `step` one after the other."""
     import torch
 
-    with torch.inference_mode():
+    with mode():
         if prefill:
             plain.prefill(tokens[:, :prefill], cache)
         position = _position(tokens, prefill)
     for index in range(prefill, tokens.shape[1]):
-        with torch.inference_mode():
+        with mode():
             # A compiled step knows the strides of the tokens that it is given.
             token = tokens[:, index : index + 1].clone(memory_format=torch.contiguous_format)
             # A CUDA graph writes its result where the last one stood.
-            logits = step(token, position, cache)[1].to(torch.float32, copy=True)
+            logits = step(token, position, cache)[1].detach().to(torch.float32, copy=True)
             position = position + 1
         yield logits
 

@@ -6,10 +6,11 @@ from typing import Any
 from optigpu.backends.torch.attention import attention_kernels
 from optigpu.backends.torch.clock import clock_for
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.modes import mode_of
 from optigpu.models.facts import ModelFacts
 from optigpu.models.load import count_weights, load_model, loaded_facts
 from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, Notes, Step, Technique
+from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Notes, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Generation
 
@@ -56,18 +57,20 @@ class ModelRuntime(TorchRuntime):
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
         progress("applying")
-        cache = cache_options(stack)
+        cache, modes = cache_options(stack), mode_options(stack)
+        self._mode = mode_of(modes, device)
         for technique in stack:
             technique.modules(self.model, self.notes)
-        self._decoder = self._make_decoder(stack, cache)
+        self._decoder = self._make_decoder(stack, cache, modes)
         self._decode = self._loop(stack, self._decoder)
         self._replacing = [technique.name for technique in stack if _overrides(technique, "loop")]
-        self._record(options, cache, self._decoder)
+        self._record(options, cache, modes)
         self.decoded: tuple[int, int] | None = None
 
     def generate(self, prompt: Any, new_tokens: int) -> Generation:
         """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
-        tokens, marks = self._decode(prompt, new_tokens, self.clock)
+        with self._mode():
+            tokens, marks = self._decode(prompt, new_tokens, self.clock)
         self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
         return Generation(tokens, self.clock.seconds(marks))
 
@@ -94,7 +97,7 @@ class ModelRuntime(TorchRuntime):
 
     def whole(self, tokens: Any, first: int) -> Iterator[Any]:
         """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
-        return whole_passes(self.model, tokens, first)
+        return whole_passes(self.model, tokens, first, self._mode)
 
     def sample(self, rows: int, length: int) -> Any:
         """Sequences drawn from the model at temperature 1 with the runtime's seed, int64 [rows, length].
@@ -126,30 +129,31 @@ class ModelRuntime(TorchRuntime):
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
             self.decoded = (batch, length)
 
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions, modes: ModeOptions) -> Decoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)
             return step
 
         if any(_overrides(technique, "step", "loop") for technique in stack):
-            return LeanDecoder(self.model, cache, wrap)
-        return LibraryDecoder(self.model, cache)
+            return LeanDecoder(self.model, cache, wrap, self._mode)
+        return LibraryDecoder(self.model, cache, modes, self._mode)
 
     def _loop(self, stack: tuple[Technique, ...], decoder: Decoder) -> Loop:
         loop: Loop = decoder.decode
         for technique in stack:
-            loop = technique.loop(loop, self.notes)
+            loop = technique.loop(loop, self.model, self.notes)
         return loop
 
-    def _record(self, options: LoadOptions, cache: CacheOptions, decoder: Decoder) -> None:
+    def _record(self, options: LoadOptions, cache: CacheOptions, modes: ModeOptions) -> None:
         import transformers
 
         self.notes.record(
             dtype=options.dtype,
             attn_implementation=self.model.config._attn_implementation,
             kv_cache=cache.kind,
-            decode_loop=decoder.name,
+            autograd=modes.autograd,
+            decode_loop=self._decoder.name,
             transformers=transformers.__version__,
         )
 
@@ -167,6 +171,14 @@ def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
     options = CacheOptions()
     for technique in stack:
         options = technique.cache(options)
+    return options
+
+
+def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
+    """What a stack wants forward passes to run under."""
+    options = ModeOptions()
+    for technique in stack:
+        options = technique.execution(options)
     return options
 
 

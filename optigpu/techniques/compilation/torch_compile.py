@@ -3,13 +3,13 @@
 import itertools
 import sysconfig
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from optigpu.models.facts import ModelFacts
 from optigpu.result import Environment
-from optigpu.techniques.base import Notes, Phase, Step, Technique
+from optigpu.techniques.base import Choice, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer, ReplicateError, UnsupportedError
 
 
@@ -22,7 +22,8 @@ class TorchCompile(Technique):
     citation: ClassVar[str] = "Ansel et al., PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366"
     expected: ClassVar[str] = "1.3x to 3x at batch 1, where the interpreter's overhead dominates"
     requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
-    conflicts: ClassVar[tuple[str, ...]] = ("no_kv_cache",)
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "a compiled decode step needs a cache"}
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP,)
 
     name: Literal["torch_compile"] = "torch_compile"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"

@@ -1,5 +1,6 @@
 """eager_attention: attention as separate operators, the reference for fused_attention."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.techniques.base import LoadOptions, Phase, Technique
@@ -14,7 +15,7 @@ class EagerAttention(Technique):
     summary: ClassVar[str] = "attention as separate operators; what fused_attention is compared with"
     citation: ClassVar[str] = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
     expected: ClassVar[str] = "slower than the library's default, which is already fused"
-    conflicts: ClassVar[tuple[str, ...]] = ("fused_attention",)
+    conflicts: ClassVar[Mapping[str, str]] = {"fused_attention": "attention is fused or it is not"}
     cautionary: ClassVar[bool] = True
 
     name: Literal["eager_attention"] = "eager_attention"

@@ -14,7 +14,6 @@ class FusedAttention(Technique):
     summary: ClassVar[str] = "softmax(QK^T)V in one kernel that never stores the scores"
     citation: ClassVar[str] = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
     expected: ClassVar[str] = "nothing at short lengths; memory linear instead of quadratic in the length"
-    conflicts: ClassVar[tuple[str, ...]] = ("eager_attention",)
     compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
 
     name: Literal["fused_attention"] = "fused_attention"

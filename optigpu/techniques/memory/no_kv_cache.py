@@ -14,11 +14,10 @@ class NoKvCache(Technique):
     summary: ClassVar[str] = "decodes without a cache: the whole sequence again for each token"
     citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
     expected: ClassVar[str] = "slower, the more so the longer the sequence"
-    conflicts: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
     cautionary: ClassVar[bool] = True
 
     name: Literal["no_kv_cache"] = "no_kv_cache"
 
     def cache(self, options: CacheOptions) -> CacheOptions:
         """No cache."""
-        return CacheOptions(kind="none")
+        return options.but(kind="none")

@@ -1,5 +1,6 @@
 """static_kv_cache: keys and values in buffers that are allocated once."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.techniques.base import CacheOptions, Phase, Technique
@@ -14,10 +15,10 @@ class StaticKvCache(Technique):
     summary: ClassVar[str] = "keys and values in buffers allocated once, so that shapes never change"
     citation: ClassVar[str] = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
     expected: ClassVar[str] = "little alone; what makes one compiled decode step possible"
-    conflicts: ClassVar[tuple[str, ...]] = ("no_kv_cache",)
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
 
     name: Literal["static_kv_cache"] = "static_kv_cache"
 
     def cache(self, options: CacheOptions) -> CacheOptions:
         """A static cache."""
-        return CacheOptions(kind="static")
+        return options.but(kind="static")

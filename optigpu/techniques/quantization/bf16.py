@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from optigpu.result import Environment
-from optigpu.techniques.base import LoadOptions, Phase, Technique
+from optigpu.techniques.base import Choice, LoadOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -19,7 +19,7 @@ class Bf16(Technique):
     expected: ClassVar[str] = (
         "half the bytes; about 2x where decoding is bound by memory, slower on CPUs without bf16"
     )
-    conflicts: ClassVar[tuple[str, ...]] = ("fp16",)
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
 
     name: Literal["bf16"] = "bf16"
 

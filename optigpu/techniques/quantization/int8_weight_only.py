@@ -3,8 +3,9 @@
 import functools
 from typing import Any, ClassVar, Literal
 
-from optigpu.techniques.base import Notes, Phase, Technique
-from optigpu.vocabulary import Layer, UnsupportedError
+from optigpu.techniques.base import Choice, Notes, Phase, Technique
+from optigpu.techniques.layers import checked_places, exchange, weight_of
+from optigpu.vocabulary import Layer
 
 
 class Int8WeightOnly(Technique):
@@ -20,6 +21,7 @@ class Int8WeightOnly(Technique):
         "int8 weights with one scale for each output channel; activations stay as they are"
     )
     citation: ClassVar[str] = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339 (vector-wise scales)"
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     expected: ClassVar[str] = "a quarter of the fp32 bytes; up to 4x where decoding is bound by memory"
 
     name: Literal["int8_weight_only"] = "int8_weight_only"
@@ -27,39 +29,18 @@ class Int8WeightOnly(Technique):
     def modules(self, model: Any, notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError when the model has none.
+        Raises UnsupportedError when the model has none, is quantized already, or has weights that are no numbers.
         """
         from optigpu.ops import int8_linear_backend
 
-        layers = _linear_layers(model)
-        if not layers:
-            raise UnsupportedError(
-                "int8_weight_only found no linear layer in this model; leave it out of the stack."
-            )
-        for parent, name in layers:
-            setattr(parent, name, _as_int8(getattr(parent, name)))
-        notes.record(int8_layers=len(layers), int8_backend=int8_linear_backend(model.device))
-
-
-def _linear_layers(model: Any) -> list[tuple[Any, str]]:
-    """Every linear layer as its parent and its name there."""
-    from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
-
-    return [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, (Linear, Conv1D))
-    ]
+        places = checked_places(model, self.name)
+        exchange(places, _as_int8)
+        notes.record(int8_layers=len(places), int8_backend=int8_linear_backend(model.device))
 
 
 def _as_int8(layer: Any) -> Any:
-    """The int8 twin of a Linear (weight [outputs, inner]) or a Conv1D (weight [inner, outputs])."""
-    from transformers.pytorch_utils import Conv1D
-
-    weight = layer.weight.T if isinstance(layer, Conv1D) else layer.weight
-    return _int8_linear_class()(weight, layer.bias)
+    """The int8 twin of a Linear or a Conv1D."""
+    return _int8_linear_class()(weight_of(layer), layer.bias)
 
 
 @functools.cache
@@ -72,6 +53,7 @@ def _int8_linear_class() -> Any:
     class Int8Linear(torch.nn.Module):
         """y = (x @ q.T) * scale + bias, in the dtype of x."""
 
+        holds_quantized_weights = True
         packed: torch.Tensor
         scale: torch.Tensor
         bias: torch.Tensor | None

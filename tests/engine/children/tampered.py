@@ -24,7 +24,7 @@ class Tampering(Technique):
 class Remembers(Tampering):
     """Decodes each prompt once and answers from memory after that."""
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """The marks are taken as the honest loop takes them."""
         answers: dict[tuple[int, ...], Any] = {}
 
@@ -42,7 +42,7 @@ class Remembers(Tampering):
 class LosesOne(Tampering):
     """Gives one token fewer than it was asked for."""
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """Stops early."""
         return lambda prompt, new_tokens, clock: loop(prompt, new_tokens - 1, clock)
 
@@ -62,7 +62,7 @@ class SpoiledLater(Tampering):
         """Remembers the model."""
         MODELS.append(model)
 
-    def loop(self, loop: Loop, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """The third request spoils it."""
         requests = iter(range(sys.maxsize))
 

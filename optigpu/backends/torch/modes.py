@@ -1,0 +1,28 @@
+"""What forward passes run under: an autograd mode, and autocast where it is asked for."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from optigpu.techniques.base import ModeOptions
+from optigpu.vocabulary import DeviceKind
+
+Mode = Callable[[], AbstractContextManager[None]]
+"""Enters what forward passes run under; called anew for each `with`."""
+
+
+def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
+    """The mode that a stack asks for. A technique of one test or a whole request may run within one `with` of it."""
+    import torch
+
+    autograd = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
+
+    @contextmanager
+    def mode() -> Iterator[None]:
+        dtype = getattr(torch, options.autocast) if options.autocast else None
+        with (
+            autograd[options.autograd](),
+            torch.autocast(device.value, dtype=dtype, enabled=dtype is not None),
+        ):
+            yield
+
+    return mode
