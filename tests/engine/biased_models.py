@@ -1,0 +1,86 @@
+"""Tiny models with all the biases that their families can have, none of them zero; saved as `path:` models."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.models.load import MODELS_DIR
+from optigpu.techniques.base import Technique
+from tests.engine.rounding import assert_greedy_as_far_as_it_can_be_told, logits_of, rounding_bound
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, runtime_of
+
+NEW_TOKENS = 6
+BIASED: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": FAMILIES["llama"] | {"sliding_window": 6},
+    "opt": {},
+    "opt-gelu": {"activation_function": "gelu"},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6},
+}
+"""The folder, whose name begins with the family, and what its configuration says beside that of `tiny_models`."""
+
+
+@pytest.fixture(scope="module")
+def biased_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A model directory with all of BIASED; OPTIGPU_MODELS_DIR names it."""
+    folder: Path = tmp_path_factory.mktemp("biased")
+    for name in BIASED:
+        biased_model(name).save_pretrained(folder / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODELS_DIR, str(folder))
+        yield
+
+
+def biased_model(name: str) -> Any:
+    """The model in float32, its weights larger than usual, so that its tokens depend on its inputs."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    family = name.partition("-")[0]
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    shapes = FAMILIES.get(family, {}) | BIASED[name]
+    return with_biases(
+        AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **shapes)
+        )
+    )
+
+
+def with_biases(model: Any) -> Any:
+    """The model with new weights, in evaluation mode."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.1, generator=generator)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.5, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def assert_right(runtime: ModelRuntime, reference: Any, dtype: str = "float32") -> None:
+    """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
+    import torch
+
+    tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
+    assert tokens.shape == (2, NEW_TOKENS)
+    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
+    bound = rounding_bound(reference, sequence, dtype)
+    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
+    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
+
+
+def operators(name: str, *stack: Technique) -> Counter[str]:
+    """How often each operator runs in one request: a prompt and NEW_TOKENS - 1 single tokens, so NEW_TOKENS passes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    runtime = runtime_of(f"path:{name}", *stack)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        runtime.generate(prompt(), NEW_TOKENS)
+    return Counter({event.key: event.count for event in profiler.key_averages()})
