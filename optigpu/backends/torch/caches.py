@@ -2,13 +2,67 @@
 
 from typing import Any
 
+from optigpu.backends.torch.int8_cache import int8_token_bytes
+from optigpu.backends.torch.kv_layers import fixed_layer, growing_layer
+from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import CacheOptions
+from optigpu.vocabulary import UnsupportedError
 
 
 def new_cache(model: Any, options: CacheOptions, length: int) -> Any:
-    """An empty transformers cache; a static one has room for `length` tokens."""
+    """An empty transformers cache; a static one has room for `length` tokens.
+
+    The library's own, unless its layers cannot hold what is asked for: then those are exchanged for ours.
+    """
     from transformers import DynamicCache, StaticCache
 
+    cache: Any
     if options.kind == "static":
-        return StaticCache(config=model.config, max_cache_len=length)
-    return DynamicCache(config=model.config)
+        cache = StaticCache(config=model.config, max_cache_len=length)
+        if _is_own(options) or options.mixed:
+            cache.layers = [_exchanged(layer, fixed_layer(options, length)) for layer in cache.layers]
+        return cache
+    cache = DynamicCache(config=model.config)
+    if _is_own(options):
+        cache.layers = [growing_layer(options) for _ in cache.layers]
+    return cache
+
+
+def require_cacheable(model: Any, options: CacheOptions) -> None:
+    """Raises UnsupportedError for a model whose layers do not all keep the keys and values of the whole sequence."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    if not _is_own(options):
+        return
+    others = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
+        DynamicLayer.__name__
+    }
+    if others:
+        raise UnsupportedError(
+            f"int8_kv_cache and sliding_kv_cache are for layers that attend to the whole sequence, and this model has "
+            f"others ({', '.join(sorted(others))}); leave them out."
+        )
+
+
+def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
+    """What a result says of its cache; the bytes of a token are those of one sequence, over all layers."""
+    facts: dict[str, Any] = {"kv_cache": options.kind}
+    if options.int8:
+        token_bytes = int8_token_bytes(model.layers, model.kv_heads, model.head_size)
+        facts |= {"kv_cache_dtype": "int8", "kv_cache_bytes_per_token": token_bytes}
+    if options.window is not None:
+        facts |= {"kv_cache_tokens": options.sinks + options.window, "kv_cache_sinks": options.sinks}
+    return facts
+
+
+def _is_own(options: CacheOptions) -> bool:
+    """Whether a stack asks for what the library's layers do not do."""
+    return options.int8 or options.window is not None
+
+
+def _exchanged(layer: Any, own: Any) -> Any:
+    """Ours in the place of the library's for full attention; others stay as they are."""
+    from transformers.cache_utils import StaticLayer
+
+    return own if type(layer) is StaticLayer else layer

@@ -1,8 +1,10 @@
-"""What forward passes run under: an autograd mode, and autocast where it is asked for."""
+"""What forward passes run under: an autograd mode, and autocast and one attention kernel where they are asked for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
+from optigpu.backends.torch.attention import only_kernel
 from optigpu.techniques.base import ModeOptions
 from optigpu.vocabulary import DeviceKind
 
@@ -22,7 +24,18 @@ def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
         with (
             autograd[options.autograd](),
             torch.autocast(device.value, dtype=dtype, enabled=dtype is not None),
+            only_kernel(options.attention_kernel),
         ):
             yield
 
     return mode
+
+
+def within(mode: Mode, steps: Iterator[Any]) -> Iterator[Any]:
+    """The same steps, each made in the mode, which is left before the caller gets to see it."""
+    while True:
+        with mode():
+            made = next(steps, steps)
+        if made is steps:
+            return
+        yield made

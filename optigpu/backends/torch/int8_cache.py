@@ -1,0 +1,35 @@
+"""Keys and values as int8 with one scale for each token and head: the arithmetic behind `int8_kv_cache`.
+
+A scale for each channel suits keys better below 8 bits (Liu et al., KIVI, 2024, arXiv:2402.02750), but needs groups of
+tokens that are held back until they are full; with 8 bits one for each token loses little and can be stored at once.
+"""
+
+from typing import Any
+
+LARGEST = 127
+"""Symmetric: -128 is not used."""
+SCALE_BYTES = 4
+
+
+def quantize_tokens(states: Any) -> tuple[Any, Any]:
+    """Symmetric int8 numbers and their scales (absmax / 127, round to nearest).
+
+    states: floating point [batch, heads, tokens, head_size]. Returns int8 of the same shape and float32
+    [batch, heads, tokens, 1]; a state is about `q * scale`, wrong by at most half a scale. NaN and infinity stay
+    visible: the scale of such a token is no number either.
+    """
+    import torch
+
+    wide = states.float()
+    scale = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def dequantize_tokens(q: Any, scale: Any, dtype: Any) -> Any:
+    """The states in `dtype`, [batch, heads, tokens, head_size]."""
+    return (q * scale).to(dtype)
+
+
+def int8_token_bytes(layers: int, kv_heads: int, head_size: int) -> int:
+    """Bytes that one token of one sequence takes, its keys and values with their scales over all layers."""
+    return 2 * layers * kv_heads * (head_size + SCALE_BYTES)

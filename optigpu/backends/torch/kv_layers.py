@@ -1,0 +1,226 @@
+"""Cache layers of our own, in transformers' interface: what is stored may be int8, and may be a window of the sequence.
+
+What is attended is what is stored, so that it makes no difference whether a token came with a prompt or by a step.
+Of a window (Xiao et al., StreamingLLM, 2023, arXiv:2309.17453) the first `sinks` tokens and the last `window` ones are
+kept, the current one among them. Tokens that come together, a prompt, attend to each other wholly and causally, and to
+what was kept before them; what falls out of the window is dropped after them. Positions stay those of the sequence.
+"""
+
+import functools
+from typing import Any
+
+from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
+from optigpu.techniques.base import CacheOptions
+from optigpu.vocabulary import UnsupportedError
+
+Parts = tuple[Any, ...]
+"""Keys and values, [batch, heads, tokens, head_size] each; int8 ones with their scales, [batch, heads, tokens, 1]."""
+
+
+def growing_layer(options: CacheOptions) -> Any:
+    """A layer that grows by concatenation, up to its window."""
+    return _growing_class()(options)
+
+
+def fixed_layer(options: CacheOptions, length: int) -> Any:
+    """A layer with room for `length` tokens that is allocated once; a window's is a ring behind the sinks."""
+    return _fixed_class()(options, length)
+
+
+class _Growing:
+    """Goes before transformers' DynamicLayer."""
+
+    keys: Any
+    values: Any
+    is_initialized: bool
+
+    def __init__(self, options: CacheOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.parts: Parts = ()
+        self.cumulative_length = 0
+        self.is_croppable = options.window is None
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
+        """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to."""
+        new = _packed(key_states, value_states, self.options.int8)
+        # Joined to nothing it is a copy: a view would keep the queries that it was made with.
+        old = self.parts if self.is_initialized else _mapped(_none_of, new)
+        joined = _mapped(_together, old, new)
+        kept = _mapped(functools.partial(_in_window, options=self.options), joined)
+        self.cumulative_length += key_states.shape[-2]
+        self._keep(kept)
+        attended = kept if key_states.shape[-2] == 1 else joined
+        return _unpacked(attended, key_states.dtype, value_states.dtype)
+
+    def _keep(self, parts: Parts) -> None:
+        self.parts, self.keys, self.values = parts, parts[0], parts[1]
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens will be attended to, and the position that makes the last of them the last query's."""
+        kept = self.parts[0].shape[-2] if self.is_initialized else 0
+        length = kept + query_length
+        room = _room(self.options)
+        if query_length == 1 and room is not None:
+            length = min(length, room)
+        return length, self.cumulative_length + query_length - length
+
+    def get_seq_length(self) -> int:
+        """Tokens of the sequence so far, those that were dropped included."""
+        return self.cumulative_length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last tokens, as many as the negative number says.
+
+        Raises UnsupportedError for a window, which has dropped what that would need.
+        """
+        if not self.is_croppable:
+            raise UnsupportedError("A sliding cache cannot take tokens back; leave sliding_kv_cache out.")
+        if tokens_to_remove < 0 and self.is_initialized:
+            self._keep(_mapped(lambda part: part[:, :, :tokens_to_remove], self.parts))
+            self.cumulative_length += tokens_to_remove
+
+
+class _Fixed:
+    """Goes before transformers' StaticLayer."""
+
+    cumulative_length: Any
+    max_cache_len: int
+    is_initialized: bool
+
+    def __init__(self, options: CacheOptions, length: int) -> None:
+        super().__init__(max_cache_len=min(length, _room(options) or length))  # type: ignore[call-arg]
+        self.options = options
+        self.parts: Parts = ()
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Allocates for states like these."""
+        import torch
+
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.batch_size, self.num_heads = key_states.shape[:2]
+        empty = _packed(_none_of(key_states), _none_of(value_states), self.options.int8)
+        self.parts = _mapped(lambda part: _zeros(part, self.max_cache_len), empty)
+        self.keys, self.values = self.parts[:2]
+        self.cumulative_length = self.cumulative_length.to(self.device)
+        if not torch.compiler.is_compiling():
+            # A CUDA graph knows these addresses.
+            for tensor in (*self.parts, self.cumulative_length):
+                torch._dynamo.mark_static_address(tensor)
+        self.is_initialized = True
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
+        """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to.
+
+        Raises UnsupportedError for several tokens at once that a window is given after others: a ring has no room for
+        them beside what it keeps.
+        """
+        import torch
+
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        tokens = key_states.shape[-2]
+        new = _packed(key_states, value_states, self.options.int8)
+        together = tokens > 1 and self.options.window is not None
+        if together and int(self.cumulative_length):
+            raise UnsupportedError("A static sliding cache takes one prompt; leave static_kv_cache out.")
+        positions = torch.arange(tokens, device=self.device) + self.cumulative_length
+        # In place: a compiled graph knows its address.
+        self.cumulative_length.add_(tokens)
+        self._write(new, positions)
+        return _unpacked(new if together else self.parts, key_states.dtype, value_states.dtype)
+
+    def _write(self, new: Parts, positions: Any) -> None:
+        if positions.shape[0] > self.max_cache_len:
+            new = _mapped(functools.partial(_in_window, options=self.options), new)
+            positions = _in_window(positions[:, None], self.options)[:, 0]
+        slots = _slots(positions, self.options)
+        for part, states in zip(self.parts, new, strict=True):
+            part.index_copy_(2, slots, states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens attention is given, and the position of the first."""
+        together = query_length > 1 and self.options.window is not None
+        return (query_length if together else self.max_cache_len), 0
+
+
+@functools.cache
+def _growing_class() -> Any:
+    """Made at its first use, because its base class is transformers'."""
+    from transformers.cache_utils import DynamicLayer
+
+    class GrowingLayer(_Growing, DynamicLayer):
+        """The library's interface around what is ours."""
+
+    return GrowingLayer
+
+
+@functools.cache
+def _fixed_class() -> Any:
+    """Made at its first use, because its base class is transformers'."""
+    from transformers.cache_utils import StaticLayer
+
+    class FixedLayer(_Fixed, StaticLayer):
+        """The library's interface around what is ours."""
+
+    return FixedLayer
+
+
+def _packed(keys: Any, values: Any, int8: bool) -> Parts:
+    """What is stored of new states."""
+    if not int8:
+        return keys, values
+    (q_keys, key_scales), (q_values, value_scales) = quantize_tokens(keys), quantize_tokens(values)
+    return q_keys, q_values, key_scales, value_scales
+
+
+def _unpacked(parts: Parts, key_dtype: Any, value_dtype: Any) -> tuple[Any, Any]:
+    """Keys and values as attention takes them."""
+    keys, values, *scales = parts
+    if not scales:
+        return keys, values
+    return dequantize_tokens(keys, scales[0], key_dtype), dequantize_tokens(values, scales[1], value_dtype)
+
+
+def _mapped(function: Any, *parts: Parts) -> Parts:
+    return tuple(function(*each) for each in zip(*parts, strict=True))
+
+
+def _none_of(part: Any) -> Any:
+    return part[:, :, :0]
+
+
+def _together(old: Any, new: Any) -> Any:
+    import torch
+
+    return torch.cat([old, new], dim=-2)
+
+
+def _zeros(part: Any, length: int) -> Any:
+    return part.new_zeros((*part.shape[:2], length, part.shape[3]))
+
+
+def _room(options: CacheOptions) -> int | None:
+    """Tokens that a window keeps; None without one."""
+    return None if options.window is None else options.sinks + options.window
+
+
+def _in_window(part: Any, options: CacheOptions) -> Any:
+    """The tokens (the last dimension but one) that stay."""
+    import torch
+
+    room = _room(options)
+    if room is None or part.shape[-2] <= room:
+        return part
+    return torch.cat([part[..., : options.sinks, :], part[..., part.shape[-2] - options.window :, :]], dim=-2)
+
+
+def _slots(positions: Any, options: CacheOptions) -> Any:
+    """Where a fixed layer keeps each position: the sinks at their own, the others around a ring behind them."""
+    import torch
+
+    if options.window is None:
+        return positions
+    around = options.sinks + (positions - options.sinks) % options.window
+    return torch.where(positions < options.sinks, positions, around)

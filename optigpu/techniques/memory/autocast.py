@@ -1,0 +1,58 @@
+"""autocast: float32 weights whose products are computed in a narrower type."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Autocast(Technique):
+    """Runs forward passes under torch.autocast: products in `dtype`, norms and softmax in float32.
+
+    Each request converts the weights at its first token and keeps both until its end. Under inference_mode torch keeps
+    none of them, and a compiled step converts by itself: then every token converts all weights.
+    """
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.EXECUTION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
+    citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
+    expected: ClassVar[str] = (
+        "what half precision gains, less the conversion of all weights before each request's first token, and with one "
+        "and a half times fp32's memory; loses in short requests, and wherever every token converts them"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("int8_weight_only", "int8_dynamic", "fp8"),
+        "its operator takes activations as they come, and autocast does not reach it",
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+
+    name: Literal["autocast"] = "autocast"
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """float16 is for GPUs."""
+        if device is DeviceKind.CPU and self.dtype == "float16":
+            return "CPUs have no float16 arithmetic worth the name; ask autocast for dtype bfloat16."
+        return None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """Decoding loses by it."""
+        return False
+
+    def execution(self, options: ModeOptions) -> ModeOptions:
+        """torch.autocast around every forward pass."""
+        return options.but(autocast=self.dtype)
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""
+        for weight in model.parameters():
+            weight.requires_grad_(weight.is_floating_point())
+
+    def cache(self, options: CacheOptions) -> CacheOptions:
+        """Rotated keys come out in float32 and values in `dtype`; a static cache has to hold both."""
+        return options.but(mixed=True)

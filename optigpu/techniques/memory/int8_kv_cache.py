@@ -1,0 +1,35 @@
+"""int8_kv_cache: keys and values stored as int8, with a scale for each token and head."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_TEXT, CacheOptions, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Int8KvCache(Technique):
+    """Stores int8 keys and values and widens them for attention at every step, also in a static cache."""
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    summary: ClassVar[str] = "keys and values as int8 with a scale for each token and head"
+    citation: ClassVar[str] = (
+        "Hooper et al., KVQuant, 2024, arXiv:2401.18079 (their keys have a scale per channel)"
+    )
+    expected: ClassVar[str] = (
+        "about a quarter of fp32's cache, so room for longer contexts and larger batches; widening costs time at every "
+        "step, on a CPU most of all"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
+
+    name: Literal["int8_kv_cache"] = "int8_kv_cache"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It saves memory and costs time."""
+        return False
+
+    def cache(self, options: CacheOptions) -> CacheOptions:
+        """int8 in whichever cache the stack has."""
+        return options.but(int8=True)

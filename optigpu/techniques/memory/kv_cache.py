@@ -1,0 +1,41 @@
+"""kv_cache: the library's own growing cache, asked for by name."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from optigpu.result import Environment
+from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class KvCache(Technique):
+    """Keeps keys and values of earlier tokens, in tensors that grow by concatenation.
+
+    It is the library's default, so that by itself it changes nothing; "alone" it is compared with no_kv_cache.
+    """
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    summary: ClassVar[str] = "keys and values of earlier tokens are kept, so that a step computes one token"
+    citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
+    expected: ClassVar[str] = (
+        "faster than without, the more so the longer the sequence; nothing over the default"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "there is a cache or there is none",
+        "static_kv_cache": "a cache grows or it has its full length from the start",
+        "torch_compile": "a compiled decode step needs a cache whose shape never changes",
+        "export_aot": "an exported decode step needs a cache whose shape never changes",
+        "cuda_graphs": "a recorded decode step needs a cache whose shape never changes",
+    }
+    compared_with: ClassVar[tuple[str, ...]] = ("no_kv_cache",)
+
+    name: Literal["kv_cache"] = "kv_cache"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """The baseline has it already."""
+        return False
+
+    def cache(self, options: CacheOptions) -> CacheOptions:
+        """The library's growing cache."""
+        return options.but(kind="dynamic")

@@ -1,0 +1,40 @@
+"""sliding_kv_cache: the first tokens and the last ones are kept, so that the cache has a bound."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.result import Environment
+from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class SlidingKvCache(Technique):
+    """Keeps the keys and values of the first `sinks` tokens and of the last `window` ones, the current one included.
+
+    A prompt attends to itself wholly, however long it is; what lies outside is dropped after it. From then on a token
+    attends to what is kept. Positions stay those of the sequence, where the paper counts them within the cache, so
+    that a model cannot decode past the length that it was made for.
+    """
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    summary: ClassVar[str] = "keys and values of the first tokens and of the last ones alone"
+    citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
+    expected: ClassVar[str] = (
+        "a cache and a time per token that stop growing at the window; what lies between is forgotten"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
+
+    name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
+    window: int = Field(1020, ge=1, le=2**20)
+    sinks: int = Field(4, ge=0, le=2**20)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It forgets, and whether that matters is the reader's to say."""
+        return False
+
+    def cache(self, options: CacheOptions) -> CacheOptions:
+        """A window in whichever cache the stack has."""
+        return options.but(window=self.window, sinks=self.sinks)

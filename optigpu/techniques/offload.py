@@ -1,0 +1,257 @@
+"""Weights of decoder layers that lie in the host's memory and visit the device one layer at a time.
+
+Two staging slots of the device take turns: while one layer computes in the first, the next one is copied into the
+second (Sheng et al., FlexGen, 2023, arXiv:2303.06865, overlaps the same way). After a layer its weights point to the
+host again; nothing is copied back, since they do not change. How bytes travel is a `Lane`'s: plain copies, or pinned
+memory and a stream of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from optigpu.vocabulary import UnsupportedError
+
+SLOTS = 2
+ALIGNMENT = 256
+"""Bytes between the beginnings of tensors in a slot, as torch's own allocators align: any kernel may read them."""
+
+
+class Lane(Protocol):
+    """How bytes come to the device."""
+
+    def empty(self, size: int) -> Any:
+        """A new buffer of bytes on the host that `send` can read quickly."""
+
+    def send(self, source: Any, slot: int, target: Any) -> None:
+        """Begins to copy into a slot, once what computes with it has ended."""
+
+    def arrive(self, slot: int) -> None:
+        """What is computed from now on waits for the last copy into the slot."""
+
+    def leave(self, slot: int) -> None:
+        """What was computed so far used the slot; a later copy waits for it."""
+
+
+class PlainLane:
+    """Copies that are complete when they return."""
+
+    def empty(self, size: int) -> Any:
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8)
+
+    def send(self, source: Any, slot: int, target: Any) -> None:
+        target.copy_(source)
+
+    def arrive(self, slot: int) -> None:
+        """It has arrived."""
+
+    def leave(self, slot: int) -> None:
+        """It has left."""
+
+
+class CudaLane:
+    """Copies out of pinned memory on a stream of their own, beside what is computed on the current one."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._stream = torch.cuda.Stream()
+        self._arrived = [torch.cuda.Event() for _ in range(SLOTS)]
+        self._left = [torch.cuda.Event() for _ in range(SLOTS)]
+
+    def empty(self, size: int) -> Any:
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def send(self, source: Any, slot: int, target: Any) -> None:
+        import torch
+
+        self._stream.wait_event(self._left[slot])
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            self._arrived[slot].record(self._stream)
+
+    def arrive(self, slot: int) -> None:
+        import torch
+
+        torch.cuda.current_stream().wait_event(self._arrived[slot])
+
+    def leave(self, slot: int) -> None:
+        import torch
+
+        self._left[slot].record(torch.cuda.current_stream())
+
+
+class Parcel:
+    """One layer's tensors in one buffer of the host, and where they lie in each slot."""
+
+    def __init__(self, tensors: Sequence[Any], lane: Lane) -> None:
+        self._tensors = tensors
+        self.size = _size(tensors)
+        self.buffer = lane.empty(self.size)
+        self._home = _views(self.buffer, tensors)
+        self._staged: list[list[Any]] = []
+        for tensor, home in zip(tensors, self._home, strict=True):
+            home.copy_(tensor.data)
+        self.evict()
+
+    def know(self, slots: Sequence[Any]) -> None:
+        """Where its tensors will lie in each slot."""
+        self._staged = [_views(slot, self._home) for slot in slots]
+
+    def enter(self, slot: int) -> None:
+        """The layer computes with what lies in the slot."""
+        _point(self._tensors, self._staged[slot])
+
+    def evict(self) -> None:
+        """The layer's weights are those on the host."""
+        _point(self._tensors, self._home)
+
+
+class Schedule:
+    """Which layer lies in which slot, and when each is copied: the one that is asked for, and then its successor."""
+
+    def __init__(self, parcels: Sequence[Parcel], slots: Sequence[Any], lane: Lane) -> None:
+        self._parcels, self._slots, self._lane = parcels, slots, lane
+        self._holds: list[int | None] = [None] * len(slots)
+        for parcel in parcels:
+            parcel.know(slots)
+        for slot in range(len(slots)):
+            # Its memory may have belonged to what is still computed.
+            lane.leave(slot)
+
+    def before(self, layer: int) -> None:
+        """Brings a layer in, unless it is there, and sends for the next one, the first after the last."""
+        slot = self._fetch(layer, beside=None)
+        self._lane.arrive(slot)
+        self._parcels[layer].enter(slot)
+        self._fetch((layer + 1) % len(self._parcels), beside=slot)
+
+    def after(self, layer: int) -> None:
+        """The layer has computed, or failed."""
+        self._lane.leave(self._holds.index(layer))
+        self._parcels[layer].evict()
+
+    def _fetch(self, layer: int, beside: int | None) -> int:
+        if layer in self._holds:
+            return self._holds.index(layer)
+        slot = 1 if beside == 0 else 0
+        parcel = self._parcels[layer]
+        self._lane.send(parcel.buffer, slot, self._slots[slot][: parcel.size])
+        self._holds[slot] = layer
+        return slot
+
+
+def decoder_layers(model: Any) -> Any:
+    """The list of a transformers decoder's layers: the first one that is as long as the configuration says.
+
+    Raises UnsupportedError when there is none.
+    """
+    from torch.nn import ModuleList
+
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (module for module in model.modules() if isinstance(module, ModuleList))
+    found = next((module for module in lists if len(module) == count), None)
+    if found is None:
+        raise UnsupportedError(
+            "cpu_offload found no list of decoder layers in this model; leave it out of the stack."
+        )
+    return found
+
+
+def offload(model: Any, device: Any, lane: Lane) -> dict[str, int]:
+    """Keeps the weights of a model's decoder layers on the host, and all others on `device`; returns facts in bytes.
+
+    What a layer shares with the rest of the model stays on the device with it. Raises UnsupportedError when there are
+    no decoder layers, or weights of a kind that cannot be laid into a buffer of bytes. On any error the model computes
+    what it did, where it did.
+    """
+    import torch
+
+    layers = decoder_layers(model)
+    within = set(layers.modules())
+    rest = _unique(tensor for module in model.modules() if module not in within for tensor in _own(module))
+    shared = set(map(id, rest))
+    inside = [
+        _unique(tensor for tensor in (*layer.parameters(), *layer.buffers()) if id(tensor) not in shared)
+        for layer in layers
+    ]
+    _require_plain([tensor for tensors in inside for tensor in tensors])
+    homes = [tensor.device for tensor in rest]
+    try:
+        _point(rest, [tensor.data.to(device) for tensor in rest])
+        size = max(map(_size, inside))
+        slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
+        parcels = [Parcel(tensors, lane) for tensors in inside]
+    except Exception:
+        _point(rest, [tensor.data.to(home) for tensor, home in zip(rest, homes, strict=True)])
+        raise
+    _hook(layers, Schedule(parcels, slots, lane))
+    return {
+        "offloaded_layers": len(layers),
+        "offloaded_bytes": sum(parcel.size for parcel in parcels),
+        "staging_bytes": SLOTS * size,
+    }
+
+
+def _hook(layers: Any, schedule: Schedule) -> None:
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: schedule.before(number))
+        layer.register_forward_hook(lambda *_, number=number: schedule.after(number), always_call=True)
+
+
+def _own(module: Any) -> list[Any]:
+    """A module's parameters and buffers, without those of its children."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _unique(tensors: Iterable[Any]) -> list[Any]:
+    """Each tensor once; tensors have no useful equality."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _require_plain(tensors: Sequence[Any]) -> None:
+    import torch
+
+    kinds = {type(tensor) for tensor in tensors if type(tensor) not in (torch.Tensor, torch.nn.Parameter)}
+    if kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise UnsupportedError(
+            f"cpu_offload copies plain tensors, and this model's layers hold {names}; leave out what made them."
+        )
+
+
+def _point(tensors: Sequence[Any], data: Sequence[Any]) -> None:
+    for tensor, values in zip(tensors, data, strict=True):
+        tensor.data = values
+
+
+def _views(buffer: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Tensors of the same types, shapes and orders of dimensions in a buffer of bytes, one behind the other."""
+    views, begin = [], 0
+    for tensor in tensors:
+        flat = buffer[begin : begin + tensor.nbytes].view(tensor.dtype)
+        views.append(flat.as_strided(tensor.shape, _strides(tensor)))
+        begin += _room(tensor)
+    return views
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    """A tensor's own where it fills its memory, in whatever order; those of a contiguous one where it has gaps."""
+    import torch
+
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    fills = last + 1 == tensor.numel()
+    strides: tuple[int, ...] = tensor.stride() if fills else torch.empty(tensor.shape, device="meta").stride()
+    return strides
+
+
+def _size(tensors: Sequence[Any]) -> int:
+    return sum(map(_room, tensors))
+
+
+def _room(tensor: Any) -> int:
+    """A tensor's bytes, and those up to the next one's beginning."""
+    return -(-int(tensor.nbytes) // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,269 @@
+"""Our own key-value caches against references in float64 that are written apart from them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optigpu.backends.torch.caches import cache_facts, new_cache, require_cacheable
+from optigpu.backends.torch.decoding import DecodeStep
+from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
+from optigpu.models.load import loaded_facts
+from optigpu.techniques.base import CacheOptions
+from optigpu.vocabulary import UnsupportedError
+from tests.engine.rounding import in_float64
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, tiny_model
+
+STEPS = 12
+EXACT = 1e-9
+"""What two orders of the same float64 sums may differ by in a logit, with room to spare; int8 rounding is 1e-3."""
+WINDOWS = [(4, 2), (5, 0), (1, 3)]
+KINDS = ["dynamic", "static"]
+SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 9, 64), (3, 1, 4, 33)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Any:
+    return in_float64(tiny_model(request.param))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_int8_states_are_the_nearest_multiples_of_their_scale(shape: tuple[int, ...]) -> None:
+    import torch
+
+    states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    q, scale = quantize_tokens(states)
+    assert (q.dtype, q.shape, scale.dtype, scale.shape) == (
+        torch.int8,
+        states.shape,
+        torch.float32,
+        (*shape[:3], 1),
+    )
+    assert np.array_equal(dequantize_tokens(q, scale, torch.float32).numpy(), rounded(states.numpy()))
+    off = (q.double() * scale.double() - states.double()).abs()
+    assert bool((off <= 0.5 * scale.double() * (1 + 2**-20)).all())
+    assert bool((q.abs().amax(dim=-1) == 127).all())
+
+
+def test_tokens_that_are_zero_tiny_or_no_numbers_stay_what_they_are() -> None:
+    import torch
+
+    states = torch.tensor([[0.0, 0.0], [1e-44, -1e-44], [1.0, float("nan")], [float("inf"), 1.0]])[None, None]
+    q, scale = quantize_tokens(states)
+    back = dequantize_tokens(q, scale, torch.float32)[0, 0]
+    assert back[0].tolist() == [0, 0]
+    assert float(back[1].abs().max()) <= 1e-38
+    assert not bool(back[2:].isfinite().any())
+    assert [part.shape[2] for part in quantize_tokens(states[:, :, :0])] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_int8_cache_attends_to_what_it_stores(model: Any, kind: Any) -> None:
+    expected = decoded(model, rounding_cache(model))
+    assert difference(decoded(model, cache_of(model, kind, int8=True)), expected) <= EXACT
+    assert difference(decoded(model, cache_of(model, kind)), expected) > 1e-4, "int8 makes no difference here"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("window", "sinks"), WINDOWS)
+@pytest.mark.parametrize("prompt_tokens", [1, 3, 8])
+def test_a_window_attends_to_the_first_tokens_and_the_last(
+    model: Any, kind: Any, window: int, sinks: int, prompt_tokens: int
+) -> None:
+    found = decoded(model, cache_of(model, kind, window=window, sinks=sinks), (prompt_tokens,))
+    expected = masked(model, attended((prompt_tokens,), window, sinks), prompt_tokens)
+    assert difference(found, expected) <= EXACT
+
+
+def test_a_second_prompt_attends_to_itself_and_to_what_was_kept(model: Any) -> None:
+    found = decoded(model, cache_of(model, "dynamic", window=4, sinks=2), (8, 3))
+    assert difference(found, masked(model, attended((8, 3), 4, 2), 8)[:, [0, *range(3, STEPS + 1)]]) <= EXACT
+
+
+def test_a_static_window_takes_one_prompt() -> None:
+    model = tiny_model("gpt2")
+    with pytest.raises(UnsupportedError, match="one prompt"):
+        decoded(model, cache_of(model, "static", window=4, sinks=2), (8, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_forgotten_while_all_fits(model: Any, kind: Any) -> None:
+    fits = cache_of(model, kind, window=8 + STEPS - 3, sinks=3)
+    assert difference(decoded(model, fits), decoded(model, cache_of(model, "dynamic"))) <= EXACT
+    tight = cache_of(model, kind, window=8 + STEPS - 4, sinks=3)
+    assert difference(decoded(model, tight), decoded(model, cache_of(model, "dynamic"))) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_int8_window_is_both(model: Any, kind: Any) -> None:
+    """A window of the rounded states: the mask of one with the rounding of the other."""
+    cache = rounding_cache(model)
+    expected = masked(model, attended((8,), 4, 2), 8, cache)
+    found = decoded(model, cache_of(model, kind, int8=True, window=4, sinks=2))
+    assert difference(found, expected) <= EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_cache_that_was_reset_begins_anew(model: Any, kind: Any, window: int | None) -> None:
+    cache = cache_of(model, kind, int8=True, window=window, sinks=2 if window else 0)
+    first = decoded(model, cache)
+    cache.reset()
+    assert int(cache.get_seq_length()) == 0
+    assert decoded(model, cache).equal(first)
+
+
+def test_an_int8_cache_takes_tokens_back(model: Any) -> None:
+    cache = cache_of(model, "dynamic", int8=True)
+    first = decoded(model, cache)
+    cache.crop(-STEPS)
+    assert cache.get_seq_length() == 8
+    again = step_through(DecodeStep(model), cache, 8)
+    assert difference(again, first[:, 1:]) <= EXACT
+
+
+def test_a_window_cannot_take_tokens_back(model: Any) -> None:
+    cache = cache_of(model, "dynamic", window=4, sinks=2)
+    decoded(model, cache)
+    assert not cache.is_croppable
+    with pytest.raises(UnsupportedError, match="sliding_kv_cache"):
+        cache.crop(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("int8", "window"), [(True, None), (True, 4), (False, 4)])
+def test_the_bytes_are_those_of_the_tokens_that_are_kept(
+    model: Any, kind: Any, int8: bool, window: int | None
+) -> None:
+    """No storage is larger than what is kept of it: a view would hold the tensor that it was cut from."""
+    facts = loaded_facts(model)
+    cache = cache_of(model, kind, int8=int8, window=window, sinks=2 if window else 0)
+    decoded(model, cache)
+    tokens = 6 if window else 8 + STEPS
+    told = cache_facts(cache.layers[0].options, facts)
+    plain_bytes = 2 * facts.layers * facts.kv_heads * facts.head_size * 8
+    token_bytes = told["kv_cache_bytes_per_token"] if int8 else plain_bytes
+    assert held_bytes(cache) == 2 * tokens * token_bytes
+    assert told.get("kv_cache_tokens", tokens) == tokens
+    if int8:
+        assert token_bytes / (plain_bytes / 2) == (facts.head_size + 4) / (4 * facts.head_size)
+
+
+def test_a_prompt_s_states_do_not_keep_what_they_were_cut_from(model: Any) -> None:
+    """GPT-2's keys are a view of its queries, keys and values."""
+    cache = cache_of(model, "dynamic", window=8 + STEPS)
+    model(input_ids=tokens_of(8), past_key_values=cache, use_cache=True)
+    assert held_bytes(cache) == sum(part.nbytes for layer in cache.layers for part in layer.parts)
+
+
+def test_only_layers_that_attend_to_the_whole_sequence_can_be_ours() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("mistral", vocab_size=VOCABULARY, sliding_window=8, **FAMILIES["llama"])
+    model = AutoModelForCausalLM.from_config(config)
+    require_cacheable(model, CacheOptions(kind="static"))
+    for options in (CacheOptions(int8=True), CacheOptions(window=4)):
+        with pytest.raises(UnsupportedError, match=r"DynamicSlidingWindowLayer\); leave them out"):
+            require_cacheable(model, options)
+
+
+def cache_of(model: Any, kind: Any, **options: Any) -> Any:
+    return new_cache(model, CacheOptions(kind=kind, **options), 8 + STEPS)
+
+
+def tokens_of(length: int) -> Any:
+    return prompt(2, 8 + STEPS)[:, :length]
+
+
+def decoded(model: Any, cache: Any, chunks: tuple[int, ...] = (8,)) -> Any:
+    """Logits [batch, ..., vocabulary] after each chunk and after each token behind them, 8 + STEPS tokens in all."""
+    import torch
+
+    step, begin, found = DecodeStep(model), 0, []
+    with torch.no_grad():
+        for length in chunks:
+            ids = tokens_of(begin + length)[:, begin:]
+            found.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:])
+            begin += length
+        return torch.cat([*found, step_through(step, cache, begin)], dim=1)
+
+
+def step_through(step: DecodeStep, cache: Any, begin: int) -> Any:
+    import torch
+
+    with torch.no_grad():
+        logits = [
+            step(tokens_of(index + 1)[:, index:], torch.tensor([[index]]), cache)[1]
+            for index in range(begin, 8 + STEPS)
+        ]
+    return torch.stack(logits, dim=1)
+
+
+def attended(chunks: tuple[int, ...], window: int, sinks: int) -> Any:
+    """Which tokens each one attends to, [length, length], worked out token by token."""
+    import torch
+
+    length = 8 + STEPS
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    kept: list[int] = []
+    begin = 0
+    for size in (*chunks, *[1] * (length - sum(chunks))):
+        seen = [*kept, *range(begin, begin + size)]
+        after = [token for token in seen if token < sinks or token >= begin + size - window]
+        for token in range(begin, begin + size):
+            visible = after if size == 1 else [other for other in seen if other <= token]
+            mask[token, visible] = True
+        begin, kept = begin + size, after
+    return mask
+
+
+def masked(model: Any, mask: Any, first: int, cache: Any = None) -> Any:
+    """Logits from the last of `first` tokens on, by one pass with an explicit mask."""
+    import torch
+
+    length = mask.shape[0]
+    with torch.no_grad():
+        logits = model(
+            input_ids=tokens_of(length),
+            position_ids=torch.arange(length)[None],
+            attention_mask=mask.expand(2, 1, length, length),
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).logits
+    return logits[:, first - 1 :]
+
+
+def rounding_cache(model: Any) -> Any:
+    """The library's cache, but that what comes in is rounded before."""
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache(config=model.config)
+    for layer in cache.layers:
+        layer.update = rounded_first(layer.update)
+    return cache
+
+
+def rounded_first(update: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    def rounding(keys: Any, values: Any, *args: Any) -> Any:
+        return update(*(torch.from_numpy(rounded(states.numpy())) for states in (keys, values)))
+
+    return rounding
+
+
+def rounded(states: Any) -> Any:
+    """Rounds to int8 and back, in numpy."""
+    narrow = states.astype(np.float32)
+    scale = np.abs(narrow).max(axis=-1, keepdims=True) / np.float32(127)
+    return (np.rint(narrow / scale) * scale).astype(states.dtype)
+
+
+def held_bytes(cache: Any) -> int:
+    """Bytes of the storages behind the cache."""
+    return sum(part.untyped_storage().nbytes() for layer in cache.layers for part in layer.parts)
+
+
+def difference(one: Any, other: Any) -> float:
+    return float((one - other).abs().max())
