@@ -1,24 +1,15 @@
-"""The attention, cache and compilation techniques change what runs, and not what comes out."""
+"""The attention and cache techniques change what runs, and not what comes out."""
 
-import os
-import subprocess
-import sys
-import sysconfig
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.techniques.base import Technique
-from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
     in_float64,
@@ -86,65 +77,6 @@ def test_no_kv_cache_runs_the_whole_sequence_for_each_token(family: str) -> None
     assert_needs_hook(NoKvCache(), "cache", claim)
 
 
-def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> None:
-    def claim() -> None:
-        runtime = runtime_of("path:gpt2", TorchCompile())
-        runtime.generate(prompt(), NEW_TOKENS)
-        assert (
-            operators(runtime)["aten::native_layer_norm"] == 5
-        )  # the prefill: two for each of two layers, and one
-        facts = runtime.notes.facts
-        assert (facts["compiled_graphs"], facts["graph_breaks"]) == (1, 0)
-        assert facts["decode_loop"] == "lean greedy loop"
-
-    assert_needs_hook(TorchCompile(), "step", claim)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None:
-    from torch._dynamo.utils import counters
-
-    runtime = runtime_of(f"path:{family}", TorchCompile(), Int8WeightOnly())
-    first = runtime.generate(prompt(), NEW_TOKENS).tokens
-    graphs = counters["stats"]["unique_graphs"]
-    plain = runtime_of(f"path:{family}", Int8WeightOnly())
-    assert first.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
-    assert first.equal(runtime.generate(prompt(), NEW_TOKENS).tokens)
-    sequence = sequence_of(first)
-    bound = rounding_bound(in_float64(runtime_of(f"path:{family}").model), sequence, "float32")
-    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
-    assert counters["stats"]["unique_graphs"] == graphs
-
-
-def test_a_compiled_step_refuses_another_batch() -> None:
-    runtime = runtime_of("path:gpt2", TorchCompile())
-    runtime.generate(prompt(2), NEW_TOKENS)
-    with pytest.raises(ReplicateError, match="batch size"):
-        runtime.generate(prompt(1), NEW_TOKENS)
-
-
-def test_a_torch_compile_that_is_switched_off_is_an_error_and_not_a_figure() -> None:
-    code = (
-        "from optigpu.techniques.compilation.torch_compile import TorchCompile\n"
-        "from tests.engine.tiny_models import prompt, runtime_of\n"
-        "runtime_of('path:gpt2', TorchCompile()).generate(prompt(), 4)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHDYNAMO_DISABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "torch.compile made 0 graphs and not one" in done.stderr
-
-
-def test_torch_compile_needs_pythons_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", {"include": str(tmp_path)}.get)
-    with pytest.raises(UnsupportedError, match=r"Python\.h is missing"):
-        runtime_of("path:gpt2", TorchCompile())
-
-
 def assert_right(runtime: ModelRuntime, reference: Any) -> None:
     tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
     sequence = sequence_of(tokens)
@@ -188,12 +120,3 @@ def forward_calls(runtime: ModelRuntime) -> list[dict[str, Any]]:
 def room_of(cache: Any) -> int | None:
     """The length of a static cache; None for one that grows and for none at all."""
     return getattr(cache.layers[0], "max_cache_len", None) if cache is not None else None
-
-
-def operators(runtime: ModelRuntime) -> Counter[str]:
-    """How often each of torch's operators was called by the interpreter during one request."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        runtime.generate(prompt(), NEW_TOKENS)
-    return Counter({event.key: event.count for event in profiler.key_averages()})

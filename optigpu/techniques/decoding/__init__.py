@@ -1,0 +1,1 @@
+"""Beyond the four layers: another way to decode. One file for each technique."""

@@ -1,0 +1,1 @@
+"""Beyond the four layers: fewer weights. One file for each technique."""

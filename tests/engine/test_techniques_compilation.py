@@ -1,0 +1,219 @@
+"""torch_compile changes what runs a step or a pass, and not what comes out."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.passes import PassRuntime
+from optigpu.hardware import probe
+from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.compilation.export_aot import ExportAot
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
+from optigpu.workloads.base import Task
+from tests.engine.rounding import in_float64, rounding_bound
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
+
+pytestmark = pytest.mark.usefixtures("models_dir")
+NEW_TOKENS = 6
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> None:
+    def claim() -> None:
+        runtime = runtime_of("path:gpt2", TorchCompile())
+        runtime.generate(prompt(), NEW_TOKENS)
+        assert (
+            operators(runtime)["aten::native_layer_norm"] == 5
+        )  # the prefill: two for each of two layers, and one
+        facts = runtime.notes.facts
+        assert (facts["compiled_graphs"], facts["graph_breaks"]) == (1, 0)
+        assert facts["decode_loop"] == "lean greedy loop"
+        assert facts["inductor_cache_hits"] + facts["inductor_cache_misses"] == 1
+        assert facts["compile_trace_s"] > 0
+        assert facts["compile_backend_s"] > facts["compile_build_s"] >= 0
+
+    assert_needs_hook(TorchCompile(), "step", claim)
+
+
+@EVERY_FAMILY
+def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None:
+    from torch._dynamo.utils import counters
+
+    runtime = runtime_of(f"path:{family}", TorchCompile(), Int8WeightOnly())
+    first = runtime.generate(prompt(), NEW_TOKENS).tokens
+    graphs = counters["stats"]["unique_graphs"]
+    plain = runtime_of(f"path:{family}", Int8WeightOnly())
+    assert first.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
+    assert first.equal(runtime.generate(prompt(), NEW_TOKENS).tokens)
+    assert_same_logits(runtime, plain, family)
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_what_was_compiled_before_is_found_and_said_to_be() -> None:
+    runtimes = [runtime_of("path:gpt2", TorchCompile()) for _ in range(2)]
+    for runtime in runtimes:
+        runtime.generate(prompt(), NEW_TOKENS)
+    facts = runtimes[1].notes.facts
+    assert (facts["inductor_cache_hits"], facts["inductor_cache_misses"]) == (1, 0)
+
+
+def test_a_compiled_step_refuses_another_batch() -> None:
+    runtime = runtime_of("path:gpt2", TorchCompile(backend="eager"))
+    runtime.generate(prompt(2), NEW_TOKENS)
+    with pytest.raises(ReplicateError, match="batch size"):
+        runtime.generate(prompt(1), NEW_TOKENS)
+
+
+def test_a_dynamic_step_takes_other_batches_and_lengths_without_compiling_again() -> None:
+    """But for batches of one, which get a graph of their own. A batch of two and two heads are not the same two."""
+    from torch._dynamo.utils import counters
+
+    runtime = runtime_of("path:llama", TorchCompile(dynamic=True, backend="eager"))
+    plain = runtime_of("path:llama")
+    graphs = []
+    for batch, length, new_tokens in ((2, 8, 4), (3, 5, 9), (1, 8, 4)):
+        before = counters["stats"]["unique_graphs"]
+        tokens = runtime.generate(prompt(batch, length), new_tokens).tokens
+        assert tokens.equal(plain.generate(prompt(batch, length), new_tokens).tokens)
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    assert graphs == [1, 0, 1]
+
+
+def test_a_graph_break_is_an_error_or_is_counted() -> None:
+    """With one in each of many layers none is left to the interpreter: by default torch would compile eight of them."""
+    import torch
+
+    layers, inputs = broken_layers(12), torch.ones(2, 3)
+    with pytest.raises(
+        UnsupportedError, match=r"cannot make one graph of this model .* ask for fullgraph false"
+    ):
+        TorchCompile(backend="eager").forward(layers, Notes())(inputs)
+    notes = Notes()
+    compiled = TorchCompile(backend="eager", fullgraph=False).forward(layers, notes)
+    assert compiled(inputs).equal(layers(inputs))
+    assert compiled(inputs + 1).equal(layers(inputs + 1))
+    facts = notes.facts
+    assert facts["graph_breaks"] >= 1
+    assert facts["compiled_graphs"] >= 2 * 12
+    assert facts["frames_interpreted"] == 0
+
+
+def test_a_forward_pass_is_compiled_too() -> None:
+    import torch
+
+    inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain = passing(Task.IMAGES, "preset:tiny-vit-test").forward(inputs).logits
+
+    def claim() -> None:
+        runtime = passing(Task.IMAGES, "preset:tiny-vit-test", TorchCompile())
+        assert float((runtime.forward(inputs).logits - plain).abs().max()) < 1e-5 * float(plain.abs().max())
+        assert runtime.notes.facts.get("compiled_graphs") == 1
+        with pytest.raises(ReplicateError, match="batch size"):
+            runtime.forward(inputs[:1])
+
+    assert_needs_hook(TorchCompile(), "forward", claim)
+
+
+def test_a_compiled_prefill_gives_the_same_logits() -> None:
+    compiled = passing(Task.PREFILL, "path:llama", TorchCompile(backend="eager"))
+    plain = passing(Task.PREFILL, "path:llama")
+    assert compiled.forward(prompt()).logits.equal(plain.forward(prompt()).logits)
+    assert compiled.notes.facts["compiled_graphs"] == 1
+
+
+def test_a_torch_compile_that_is_switched_off_is_an_error_and_not_a_figure() -> None:
+    code = (
+        "import torch\n"
+        "from optigpu.techniques.base import Notes\n"
+        "from optigpu.techniques.compilation.torch_compile import TorchCompile\n"
+        "TorchCompile().forward(lambda x: x + 1, Notes())(torch.ones(2))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHDYNAMO_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "torch.compile made 0 graphs and not one" in done.stderr
+
+
+def test_torch_compile_needs_pythons_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", {"include": str(tmp_path)}.get)
+    with pytest.raises(UnsupportedError, match=r"Python\.h is missing"):
+        runtime_of("path:gpt2", TorchCompile())
+
+
+def test_a_machine_that_cannot_compile_says_so() -> None:
+    bare = probe().model_copy(update={"compiler": None})
+    for technique in (TorchCompile(), ExportAot()):
+        assert technique.check(probe(), DeviceKind.CPU, None) is None
+        assert "install g++" in str(technique.check(bare, DeviceKind.CPU, None))
+    assert TorchCompile(backend="eager").check(bare, DeviceKind.CPU, None) is None
+    reason = TorchCompile(backend="cudagraphs").check(probe(), DeviceKind.CPU, None)
+    assert "is for CUDA" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"backend": "eager", "mode": "max-autotune"}, "is for the backend inductor"),
+        ({"backend": "cudagraphs", "dynamic": True}, "records fixed shapes"),
+        ({"backend": "tvm"}, "inductor"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TorchCompile(**parameters)
+
+
+def test_later_parameters_change_the_digest_only_where_they_are_used() -> None:
+    assert TorchCompile().identity() == {"name": "torch_compile", "mode": "default", "version": 1}
+    assert TorchCompile(dynamic=True).identity()["dynamic"] is True
+
+
+def passing(task: Task, model: str, *stack: Technique) -> PassRuntime:
+    return PassRuntime(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
+
+
+def broken_layers(count: int) -> Any:
+    """Layers that differ in a number, and in the middle of each torch.compile cannot go on within one graph."""
+    import torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.number
+            torch._dynamo.graph_break()
+            return x * self.number
+
+    return torch.nn.Sequential(*map(Layer, range(1, count + 1)))
+
+
+def assert_same_logits(runtime: ModelRuntime, plain: ModelRuntime, family: str) -> None:
+    """Of two runs of the same model, each as far from the truth as rounding allows."""
+    sequence = prompt(2, 8 + NEW_TOKENS - 1)
+    bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
+    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
+
+
+def operators(runtime: ModelRuntime) -> Counter[str]:
+    """How often each of torch's operators was called by the interpreter during one request."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        runtime.generate(prompt(), NEW_TOKENS)
+    return Counter({event.key: event.count for event in profiler.key_averages()})

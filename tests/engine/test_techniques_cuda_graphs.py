@@ -1,0 +1,195 @@
+"""cuda_graphs records once and replays: what is kept, copied and undone, with a recorder that needs no GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.passes import PassRuntime
+from optigpu.spec import JobSpec, resolve
+from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.compilation import cuda_graphs
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
+from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError
+from optigpu.workloads.base import Task
+from tests.engine.rounding import in_float64, rounding_bound
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
+
+pytestmark = pytest.mark.usefixtures("models_dir")
+NEW_TOKENS = 6
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "record_cuda_graph", record_by_hand)
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize(
+    "others",
+    [(), (Int8KvCache(),), (SlidingKvCache(window=6, sinks=2),)],
+    ids=["alone", "int8_kv_cache", "sliding_kv_cache"],
+)
+@pytest.mark.usefixtures("recorded")
+def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tuple[Technique, ...]) -> None:
+    plain = runtime_of(f"path:{family}", StaticKvCache(), *others)
+    expected = plain.generate(prompt(), NEW_TOKENS).tokens
+
+    def claim() -> None:
+        runtime = runtime_of(f"path:{family}", CudaGraphs(), *others)
+        for _ in range(3):
+            assert runtime.generate(prompt(), NEW_TOKENS).tokens.equal(expected)
+        assert runtime.notes.facts.get("cuda_graphs") == 1
+        assert_same_logits(runtime, plain, family)
+
+    claim() if others else assert_needs_hook(CudaGraphs(), "step", claim)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_what_torch_compile_made_is_recorded() -> None:
+    compiled = TorchCompile(backend="eager")
+    runtime, plain = runtime_of("path:gpt2", CudaGraphs(), compiled), runtime_of("path:gpt2", StaticKvCache())
+    for _ in range(2):
+        tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
+        assert tokens.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
+    facts = runtime.notes.facts
+    assert (facts["compiled_graphs"], facts["cuda_graphs"]) == (1, 1)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_recording_leaves_the_cache_as_it_was_and_runs_no_further_than_the_request() -> None:
+    """A cache has no room for a token after the last: warming up at one position after the other would write there."""
+    runtime, plain = runtime_of("path:gpt2", CudaGraphs()), runtime_of("path:gpt2", StaticKvCache())
+    tokens = prompt(2, 9)
+    assert_close(list(runtime.score(tokens, 8)), list(plain.score(tokens, 8)))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_replay_reads_copies_of_its_inputs_and_writes_where_it_wrote() -> None:
+    import torch
+
+    replayed = CudaGraphs().forward(lambda inputs: inputs * 2, Notes())
+    inputs = torch.ones(2, 3)
+    first = replayed(inputs)
+    assert first.equal(torch.full((2, 3), 2.0))
+    second = replayed(torch.full((2, 3), 4.0))
+    assert second.data_ptr() == first.data_ptr()
+    assert second.equal(torch.full((2, 3), 8.0))
+    assert inputs.equal(torch.ones(2, 3))
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [(Task.PREFILL, f"path:{family}") for family in FAMILIES] + [(Task.IMAGES, "preset:tiny-vit-test")],
+)
+def test_a_whole_pass_is_recorded_too(task: Task, model: str) -> None:
+    import torch
+
+    drawn = [prompt(), prompt().flip(0)] if task is Task.PREFILL else list(torch.rand(2, 2, 3, 32, 32))
+    plain = passing(task, model)
+    expected = [plain.forward(inputs).logits for inputs in drawn]
+
+    def claim() -> None:
+        runtime = passing(task, model, CudaGraphs())
+        found = [runtime.forward(inputs).logits.clone() for inputs in drawn]
+        assert_close(found, expected)
+        assert runtime.notes.facts.get("cuda_graphs") == 1
+
+    assert_needs_hook(CudaGraphs(), "forward", claim)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_recorded_step_refuses_another_batch_and_another_cache() -> None:
+    runtime = runtime_of("path:gpt2", CudaGraphs())
+    runtime.generate(prompt(2), NEW_TOKENS)
+    for batch, new_tokens in ((1, NEW_TOKENS), (2, 2 * NEW_TOKENS)):
+        with pytest.raises(ReplicateError, match="What cuda_graphs made takes the batch size"):
+            runtime.generate(prompt(batch), new_tokens)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_step_without_a_prompt_is_recorded_once_its_cache_is_there() -> None:
+    runtime, plain = runtime_of("path:llama", CudaGraphs()), runtime_of("path:llama", StaticKvCache())
+    tokens = prompt(2, 6)
+    assert_close(list(runtime.score(tokens, 0)), list(plain.score(tokens, 0)))
+    assert runtime.notes.facts.get("cuda_graphs") == 1
+
+
+def test_a_graph_is_recorded_by_one_technique() -> None:
+    for other in (
+        TorchCompile(mode="reduce-overhead"),
+        TorchCompile(mode="max-autotune"),
+        TorchCompile(backend="cudagraphs"),
+    ):
+        with pytest.raises(SpecError, match="recorded as a CUDA graph once"):
+            resolve([CudaGraphs(), other], "generate")
+    names = [technique.name for technique in resolve([CudaGraphs(), TorchCompile()], "generate")]
+    assert names == ["static_kv_cache", "torch_compile", "cuda_graphs"]
+
+
+def test_cuda_graphs_are_for_cuda() -> None:
+    job = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "cuda_graphs"}]}
+    with pytest.raises(ValidationError, match="cuda_graphs runs on cuda, not on cpu"):
+        JobSpec.model_validate(job)
+    assert JobSpec.model_validate(job | {"device": "cuda"}).stack == (CudaGraphs(),)
+
+
+def passing(task: Task, model: str, *stack: Technique) -> PassRuntime:
+    return PassRuntime(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
+
+
+def record_by_hand(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
+    """As a CUDA graph is recorded: after warming up, without an effect, and by nothing that waits for the device."""
+    from torch.utils._pytree import tree_leaves
+
+    for _ in range(3):
+        run()
+        undo()
+    with pytest.MonkeyPatch.context() as patch, nothing_that_waits():
+        patch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+        outputs = run()
+    undo()
+
+    def replay() -> None:
+        for held, made in zip(tree_leaves(outputs), tree_leaves(run()), strict=True):
+            held.copy_(made)
+
+    return replay, outputs
+
+
+def nothing_that_waits() -> Any:
+    """Fails where an operator asks the device for a value, or brings one from the host: neither can be recorded."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    waiting = {"_local_scalar_dense", "is_nonzero", "nonzero", "lift_fresh", "equal"}
+
+    class NothingThatWaits(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            waits = (
+                func.overloadpacket.__name__ in waiting and args[0].numel()
+            )  # of nothing, nothing is copied
+            assert not waits, f"{func} cannot be recorded"
+            return func(*args, **(kwargs or {}))
+
+    return NothingThatWaits()
+
+
+def assert_same_logits(runtime: ModelRuntime, plain: ModelRuntime, family: str) -> None:
+    """Of two runs of the same model, each as far from the truth as rounding allows."""
+    sequence = prompt(2, 8 + NEW_TOKENS - 1)
+    bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
+    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
+
+
+def assert_close(found: list[Any], expected: list[Any]) -> None:
+    """The same operators in the same order: nothing is rounded otherwise."""
+    assert len(found) == len(expected)
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))

@@ -1,0 +1,168 @@
+"""What is compiled, recorded, exported, guessed and pruned, on an NVIDIA GPU."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.passes import PassRuntime
+from optigpu.meters.memory import weight_bytes
+from optigpu.spec import resolve
+from optigpu.techniques.base import Notes, Technique
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
+from optigpu.techniques.compilation.export_aot import ExportAot
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
+from optigpu.techniques.memory.autocast import Autocast
+from optigpu.techniques.memory.inference_mode import InferenceMode
+from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.base import Task
+from tests.engine.rounding import in_float64, logits_of, rounding_bound
+from tests.engine.tiny_models import FAMILIES, ignore, prompt, tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
+NEW_TOKENS = 6
+OTHERS: dict[str, tuple[Technique, ...]] = {
+    "alone": (),
+    "bf16": (Bf16(),),
+    "int8_weight_only": (Int8WeightOnly(),),
+    "autocast": (Autocast(),),
+    "inference_mode": (InferenceMode(),),
+    "int8_kv_cache": (Int8KvCache(),),
+}
+
+
+def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
+    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_step_gives_the_tokens_of_the_step(family: str, others: tuple[Technique, ...]) -> None:
+    """The same kernels in the same order, so the very same tokens; also after autocast has left."""
+    expected = on_cuda(f"path:{family}", StaticKvCache(), *others).generate(prompt().cuda(), NEW_TOKENS)
+    runtime = on_cuda(f"path:{family}", CudaGraphs(), *others)
+    for _ in range(3):
+        assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.equal(expected.tokens)
+    assert runtime.notes.facts["cuda_graphs"] == 1
+
+
+def test_each_step_is_one_launch() -> None:
+    runtime = on_cuda("path:gpt2", CudaGraphs())
+    runtime.generate(prompt().cuda(), NEW_TOKENS)
+    calls = driver_calls(lambda: runtime.generate(prompt().cuda(), NEW_TOKENS))
+    assert calls["cudaGraphLaunch"] == NEW_TOKENS - 1
+
+
+def test_quality_goes_through_the_recorded_step() -> None:
+    import torch
+
+    runtime, plain = on_cuda("path:llama", CudaGraphs()), on_cuda("path:llama", StaticKvCache())
+    tokens = prompt(2, 12).cuda()
+    calls = driver_calls(lambda: list(runtime.score(tokens, 6)))
+    assert calls["cudaGraphLaunch"] == 6
+    scored = [torch.stack(list(one.score(tokens, 6))) for one in (runtime, plain)]
+    assert scored[0].equal(scored[1])
+
+
+@pytest.mark.parametrize("made", [TorchCompile(), ExportAot()], ids=["torch_compile", "export_aot"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_was_compiled_is_recorded(family: str, made: Technique) -> None:
+    runtime, compiled = on_cuda(f"path:{family}", CudaGraphs(), made), on_cuda(f"path:{family}", made)
+    expected = compiled.generate(prompt().cuda(), NEW_TOKENS).tokens
+    for _ in range(3):
+        assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.equal(expected)
+    assert_right(runtime, family)
+
+
+def test_the_backend_cudagraphs_records_as_well() -> None:
+    runtime = on_cuda("path:gpt2", TorchCompile(backend="cudagraphs"))
+    expected = on_cuda("path:gpt2").generate(prompt().cuda(), NEW_TOKENS).tokens
+    for _ in range(3):
+        assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.equal(expected)
+
+
+@pytest.mark.parametrize("technique", [CudaGraphs(), TorchCompile()], ids=lambda technique: technique.name)
+@pytest.mark.parametrize(
+    ("task", "model"), [(Task.PREFILL, "path:llama"), (Task.IMAGES, "preset:tiny-vit-test")]
+)
+def test_a_forward_pass_is_recorded_and_compiled(task: Task, model: str, technique: Technique) -> None:
+    import torch
+
+    inputs = prompt() if task is Task.PREFILL else torch.randn(2, 3, 32, 32)
+    runtime, plain = (
+        PassRuntime(task, model, stack, DeviceKind.CUDA, seed=0, progress=ignore)
+        for stack in ((technique,), ())
+    )
+    expected = plain.forward(inputs.cuda()).logits
+    for _ in range(3):
+        found = runtime.forward(inputs.cuda()).logits
+        assert float((found - expected).abs().max()) <= 1e-3 * float(expected.abs().max())
+
+
+def test_an_exported_step_holds_no_weights_of_its_own() -> None:
+    runtime = on_cuda("path:llama", ExportAot())
+    plain = on_cuda("path:llama")
+    for one in (runtime, plain):
+        one.generate(prompt().cuda(), NEW_TOKENS)
+        one.model.model.norm.weight.mul_(-0.5)
+    tokens = prompt(2, 8 + NEW_TOKENS - 1).cuda()
+    bound = rounding_bound(in_float64(plain.model), tokens, "float32")
+    assert float((runtime.logits(tokens) - plain.logits(tokens)).abs().max()) <= 2 * bound
+
+
+@pytest.mark.parametrize("draft", [None, "path:gpt2", "path:llama"])
+def test_guesses_change_no_token(draft: str | None) -> None:
+    """Which the loop itself compares, with ties; and times are those of passes."""
+    runtime = on_cuda("path:gpt2", SpeculativeDecoding(draft=draft))
+    generation = runtime.generate(prompt(1).cuda(), 30)
+    agreement = runtime.notes.facts["speculation_agreement"]
+    expected = on_cuda("path:gpt2").generate(prompt(1).cuda(), 30).tokens
+    same = round(30 * agreement)
+    assert generation.tokens[:, :same].equal(expected[:, :same])
+    assert len(generation.gaps_s) == 30
+    assert generation.gaps_s[0] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_of_four_run_on_sparse_tensor_cores(family: str) -> None:
+    """Half of the weights and two bits of position each: 9/16 of the bytes, and the same products."""
+    technique = MagnitudePruning(structure="2:4")
+    sparse = on_cuda(f"path:{family}", Bf16(), technique)
+    dense = tiny_model(family).requires_grad_(False).bfloat16()
+    technique.modules(dense, Notes())
+    assert sparse.notes.facts["sparse_layers"] > 0
+    assert weight_bytes(sparse.model) < weight_bytes(dense)
+    reference = in_float64(dense).cuda()
+    tokens = prompt().cuda()
+    bound = rounding_bound(reference, tokens, "bfloat16")
+    assert float((sparse.logits(tokens) - logits_of(reference, tokens)).abs().max()) <= bound
+
+
+def test_what_is_quantized_afterwards_is_not_sparse() -> None:
+    runtime = on_cuda("path:llama", Bf16(), MagnitudePruning(structure="2:4"), Int8WeightOnly())
+    assert runtime.notes.facts["sparse_layers"] == 0
+    assert runtime.generate(prompt().cuda(), NEW_TOKENS).tokens.shape == (2, NEW_TOKENS)
+
+
+def driver_calls(run: Callable[[], Any]) -> Counter[str]:
+    """How often each call of the CUDA runtime was made."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+    return Counter({event.key: event.count for event in profiler.key_averages()})
+
+
+def assert_right(runtime: ModelRuntime, family: str) -> None:
+    reference = in_float64(tiny_model(family)).cuda()
+    tokens = prompt(2, 8 + NEW_TOKENS - 1).cuda()
+    bound = rounding_bound(reference, tokens, "float32")
+    assert float((runtime.logits(tokens) - logits_of(reference, tokens)).abs().max()) <= bound
