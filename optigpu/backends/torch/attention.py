@@ -1,14 +1,34 @@
-"""Which attention kernels really ran: the names in a profile, taken apart from what is timed."""
+"""Which attention kernel may run, and which ones really ran: the names in a profile, taken apart from what is timed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from optigpu.vocabulary import DeviceKind
+from optigpu.techniques.base import AttentionKernel
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
-_KERNEL = re.compile(r"scaled_dot_product|flash_fwd|fmha|attention|softmax", re.IGNORECASE)
+_KERNEL = re.compile(r"scaled_dot_product|flash_fwd|flash_attn|fmha|attention|softmax", re.IGNORECASE)
 _WRAPPERS = {"aten::scaled_dot_product_attention", "aten::softmax"}
 """Operators that only choose one of the others."""
+_BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "flash_3": "FLASH_ATTENTION",
+    "memory_efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+}
+"""torch's names of the kernels that may be asked for; FlashAttention-3 takes the place of its own flash kernel."""
+_OPERATORS = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "memory_efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "flash_attn_3::fwd": "flash_3",
+}
+"""What each kernel is called in a profile. flash_3 runs within torch's flash operator."""
+_NONE_LEFT = ("No available kernel", "No viable backend")
+"""How torch says that every kernel that it could run is forbidden."""
 
 
 def attention_kernels(run: Callable[[], Any], device: DeviceKind) -> list[str]:
@@ -25,3 +45,48 @@ def attention_kernels(run: Callable[[], Any], device: DeviceKind) -> list[str]:
         run()
     names = {event.key for event in profiler.key_averages()}
     return sorted(name for name in names if _KERNEL.search(name) and name not in _WRAPPERS)
+
+
+def only_kernel(kernel: AttentionKernel) -> AbstractContextManager[None]:
+    """Has scaled_dot_product_attention run one kernel alone, also in what is compiled meanwhile; "auto" allows all.
+
+    Raises UnsupportedError when that one cannot run. torch's cache of compiled code does not know which kernels are
+    allowed (2.13), so what is compiled here is told apart by a tag.
+    """
+    return nullcontext() if kernel == "auto" else _only(kernel)
+
+
+@contextmanager
+def _only(kernel: AttentionKernel) -> Iterator[None]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    tag = f"{torch.compiler.config.cache_key_tag}+{kernel}"
+    try:
+        with (
+            sdpa_kernel(getattr(SDPBackend, _BACKENDS[kernel])),
+            torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+        ):
+            yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NONE_LEFT):
+            raise
+        raise UnsupportedError(
+            f"torch cannot run its {kernel} attention kernel for this model's dtype, heads and mask (on CUDA flash "
+            "takes float16 or bfloat16 and no mask, which a static cache makes); ask fused_attention for another one."
+        ) from error
+
+
+def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
+    """Raises UnsupportedError when another attention kernel ran than the one that was asked for, or none.
+
+    `names` are what `attention_kernels` found.
+    """
+    ran = {_OPERATORS[name] for name in names if name in _OPERATORS}
+    if "flash_3" in ran:
+        ran.discard("flash")
+    if asked != "auto" and ran != {asked}:
+        raise UnsupportedError(
+            f"fused_attention asked for the {asked} kernel, and what ran is {' and '.join(sorted(ran)) or 'none'}; ask "
+            "for another kernel or leave the choice to torch."
+        )

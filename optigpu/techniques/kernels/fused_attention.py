@@ -1,23 +1,109 @@
 """fused_attention: scaled dot-product attention in one kernel."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from optigpu.techniques.base import LoadOptions, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import (
+    ON_MODELS,
+    AttentionKernel,
+    LoadOptions,
+    ModeOptions,
+    Notes,
+    Phase,
+    Technique,
+)
+from optigpu.techniques.capability import needs_capability
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+FLASH_HEAD_SIZE = 256
+"""The largest head that the flash kernels for CUDA take."""
 
 
 class FusedAttention(Technique):
-    """Attention through torch's scaled_dot_product_attention; which kernel ran is recorded."""
+    """Attention through torch's scaled_dot_product_attention; which kernel ran is recorded.
+
+    `kernel` forbids all others but one. torch's flash kernel is FlashAttention-2 on CUDA and an own one on CPUs, where
+    there is no memory-efficient one. "math" is separate operators, the reference of the others. "flash_3" runs
+    FlashAttention-3 in the place of torch's own flash kernel, on Hopper GPUs with the package flash-attn-3.
+    """
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
     summary: ClassVar[str] = "softmax(QK^T)V in one kernel that never stores the scores"
-    citation: ClassVar[str] = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
+    citation: ClassVar[str] = (
+        "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"
+    )
     expected: ClassVar[str] = "nothing at short lengths; memory linear instead of quadratic in the length"
     compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
+    later: ClassVar[tuple[str, ...]] = ("kernel",)
 
     name: Literal["fused_attention"] = "fused_attention"
+    kernel: AttentionKernel = "auto"
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The kernel that is asked for must be one of the device's, and take heads of the model's size."""
+        if device is DeviceKind.CPU:
+            return self._reason_on_cpu()
+        if not self.kernel.startswith("flash"):
+            return None
+        if model and model.head_size > FLASH_HEAD_SIZE:
+            return (
+                f"Flash attention takes heads of up to {FLASH_HEAD_SIZE} and this model's have {model.head_size}; "
+                "ask fused_attention for memory_efficient or math."
+            )
+        if self.kernel == "flash_3":
+            return _not_hopper(environment)
+        return needs_capability(environment, (8, 0), "Flash attention kernels")
 
     def load(self, options: LoadOptions) -> LoadOptions:
         """The library's sdpa attention, asked for by name."""
         return options.but(attention="sdpa")
+
+    def execution(self, options: ModeOptions) -> ModeOptions:
+        """The one kernel that may run."""
+        return options.but(attention_kernel=self.kernel)
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Puts FlashAttention-3 in the place of torch's own kernel, for this process, where it is asked for.
+
+        Raises UnsupportedError when this torch does not know it, or its package is missing.
+        """
+        if self.kernel == "flash_3":
+            _activate_flash_3()
+            notes.record(flash_attention="FA3")
+
+    def _reason_on_cpu(self) -> str | None:
+        if self.kernel == "memory_efficient":
+            return "torch has no memory-efficient attention kernel for CPUs; ask fused_attention for flash or math."
+        if self.kernel == "flash_3":
+            return "FlashAttention-3 is for Hopper GPUs; ask fused_attention for flash or math on a CPU."
+        return None
+
+
+def _not_hopper(environment: Environment) -> str | None:
+    """Why the first GPU is none that FlashAttention-3 is written for, or None."""
+    reason = needs_capability(environment, (9, 0), "FlashAttention-3 kernels")
+    capability = None if reason else environment.accelerators[0].compute_capability
+    if reason or capability in (None, "9.0"):
+        return reason
+    return (
+        f"FlashAttention-3 is for Hopper GPUs (compute capability 9.0) and this one has {capability}; ask "
+        "fused_attention for flash."
+    )
+
+
+def _activate_flash_3() -> None:
+    from torch.nn import attention
+
+    activate = getattr(attention, "activate_flash_attention_impl", None)
+    if activate is None:
+        raise UnsupportedError("This torch does not offer FlashAttention-3; upgrade it, or ask for flash.")
+    try:
+        activate("FA3")
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise UnsupportedError(
+            f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from "
+            "download.pytorch.org/whl/flash-attn-3, or ask fused_attention for flash."
+        ) from error

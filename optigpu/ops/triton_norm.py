@@ -1,0 +1,129 @@
+"""The norms of fused_norm.py as a Triton kernel: one program for each row, which it reads once and writes once.
+
+Imported where a GPU is asked for alone: it loads torch and Triton. `torch.library.triton_op` lets torch.compile look
+into the operators, so that their launches become part of its graph.
+"""
+
+import torch  # noqa: TID253 - the operators' types are read from their annotations
+import triton  # noqa: TID253 - the kernel is a function of this module,
+import triton.language as tl  # noqa: TID253 - and finds the language among its globals
+from torch.library import triton_op, wrap_triton  # noqa: TID253
+
+ELEMENTS_A_WARP = 512
+"""How many elements of a row one warp of 32 threads takes: 16 for each thread, in two 16-byte loads of a half."""
+LARGEST_WARPS = 16
+
+
+def triton_add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    is_rms: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and that sum; x itself as the sum where there is no residual.
+
+    x and residual: [..., width]; weight and bias: [width]; all of one type: float32, bfloat16 or float16.
+    """
+    if residual is None:
+        return triton_norm(x, weight, bias, eps, is_rms), x
+    normed, summed = triton_add_norm_pair(x, residual, weight, bias, eps, is_rms)
+    return normed, summed
+
+
+@triton_op("optigpu::triton_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+def triton_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, is_rms: bool
+) -> torch.Tensor:
+    """The norm of x's rows, [..., width]."""
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, bias, normed, None, eps, is_rms)
+    return normed
+
+
+@triton_op("optigpu::triton_add_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+def triton_add_norm_pair(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    is_rms: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and that sum, both [..., width]."""
+    normed, summed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(x, residual, weight, bias, normed, summed, eps, is_rms)
+    return normed, summed
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    normed: torch.Tensor,
+    summed: torch.Tensor | None,
+    eps: float,
+    is_rms: bool,
+) -> None:
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if rows == 0:
+        return
+    block = triton.next_power_of_2(width)
+    # What is not there is never read; the kernel needs some pointer all the same.
+    wrap_triton(_norm_row)[(rows,)](
+        x.contiguous(),
+        x if residual is None else residual.contiguous(),
+        x if weight is None else weight.contiguous(),
+        x if bias is None else bias.contiguous(),
+        normed,
+        normed if summed is None else summed,
+        width,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
+        IS_RMS=is_rms,
+        BLOCK=block,
+        num_warps=min(LARGEST_WARPS, max(1, block // ELEMENTS_A_WARP)),
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _norm_row(  # type: ignore[no-untyped-def]
+    x,
+    residual,
+    weight,
+    bias,
+    normed,
+    summed,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_RMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    start = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    values = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + start + column, mask=inside, other=0.0).to(tl.float32)
+        stored = values.to(summed.dtype.element_ty)
+        tl.store(summed + start + column, stored, mask=inside)
+        values = stored.to(tl.float32)  # the norm is that of the sum as it is stored
+    if not IS_RMS:
+        # As in fused_norm.h: the second round takes away what the first one's own rounding left of a large mean.
+        values = tl.where(inside, values - tl.sum(values, axis=0) / width, 0.0)
+        values = tl.where(inside, values - tl.sum(values, axis=0) / width, 0.0)
+    variance = tl.sum(values * values, axis=0) / width
+    values = values / tl.sqrt(variance + eps)
+    if HAS_WEIGHT:
+        values *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        values += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + start + column, values.to(normed.dtype.element_ty), mask=inside)

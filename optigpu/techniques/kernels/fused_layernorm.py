@@ -1,0 +1,47 @@
+"""fused_layernorm: the addition of the residual and LayerNorm as one operation."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
+from optigpu.techniques.blocks import fuse_norms
+from optigpu.techniques.norm_families import CONFLICTS, norm_reason
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class FusedLayernorm(Technique):
+    """Rewrites the decoder's blocks so that each sum that is normed is made by the norm's own kernel.
+
+    A LayerNorm is one operator of torch already: what goes is the addition before it, and a read of its result.
+    """
+
+    layer: ClassVar[Layer] = Layer.KERNELS
+    phase: ClassVar[Phase] = Phase.KERNELS
+    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    summary: ClassVar[str] = "adding the residual and LayerNorm in one kernel"
+    citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (Deep-Fusion)"
+    expected: ClassVar[str] = (
+        "little: one launch less for each norm on a GPU; on a CPU nothing that is seen beside the matrix products, and "
+        "under torch_compile, which fuses these by itself, nothing"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+
+    name: Literal["fused_layernorm"] = "fused_layernorm"
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The family's norms must be LayerNorms, and a CPU needs a compiler for the operator."""
+        return norm_reason("LayerNorm", environment, device, model)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """The gain is too small to be tried unasked."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Exchanges the classes of blocks and norms in place.
+
+        Raises UnsupportedError, with the model left as it was, for blocks that are not known or without LayerNorms, and
+        where there is no kernel but torch's own.
+        """
+        notes.record(**fuse_norms(model, "LayerNorm"))

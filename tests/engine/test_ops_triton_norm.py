@@ -1,0 +1,74 @@
+"""The Triton kernel of the fused norms without a GPU: interpreted against float64, and compiled for one.
+
+In processes of their own, because a kernel is interpreted or not from the moment that its module is imported.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+INTERPRETED = """
+import torch
+from optigpu.ops.triton_norm import triton_add_norm
+from tests.engine.test_ops_fused_norm import EPS, SHAPES, TYPES, assert_norm_of, operands
+
+def assert_right(x, residual, weight, bias, is_rms):
+    normed, summed = triton_add_norm(x, residual, weight, bias, EPS, is_rms)
+    # The interpreter cuts a float32 off to bfloat16, where a GPU rounds it.
+    rounding = torch.finfo(x.dtype).eps / (1 if x.dtype == torch.bfloat16 else 2)
+    exact = x.double() if residual is None else x.double() + residual.double()
+    assert torch.all((summed.double() - exact).abs() <= exact.abs() * rounding)
+    assert summed is x or residual is not None
+    assert (normed.dtype, normed.shape) == (x.dtype, x.shape)
+    assert_norm_of(normed, summed, weight, bias, is_rms, rounding)
+
+for dtype in TYPES:
+    for shape in SHAPES[:-1]:
+        x, residual, weight, bias = operands(shape, dtype)
+        assert_right(x, residual, weight, bias, False)
+        assert_right(x, residual, weight, None, True)
+        assert_right(x, None, None, None, False)
+        assert_right(x, None, weight, None, True)
+x = 1e4 + operands((3, 1000), torch.float32)[0]
+assert_right(x, None, None, None, False)
+turned = operands((6, 20), torch.float32)[0].T
+assert_right(turned, turned, None, None, True)
+assert triton_add_norm(x[:0], x[:0], None, None, EPS, True)[1].shape == (0, 1000)
+print("right")
+"""
+
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from optigpu.ops.triton_norm import _norm_row as kernel
+
+FLAGS = ("HAS_RESIDUAL", "HAS_WEIGHT", "HAS_BIAS", "IS_RMS")
+for element, flags in (("fp32", (1, 1, 1, 0)), ("bf16", (1, 1, 0, 1)), ("fp16", (0, 0, 0, 1))):
+    chosen = {name: bool(flag) for name, flag in zip(FLAGS, flags)} | {"BLOCK": 1024}
+    kinds = {"width": "i32", "eps": "fp32"} | dict.fromkeys(chosen, "constexpr")
+    signature = {parameter.name: kinds.get(parameter.name, "*" + element) for parameter in kernel.params}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=chosen)
+    assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+print("right")
+"""
+
+
+def test_the_kernel_agrees_with_float64() -> None:
+    assert_right(INTERPRETED, {"TRITON_INTERPRET": "1"})
+
+
+def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """Down to machine code for a Hopper GPU; Triton brings the assembler."""
+    assert_right(COMPILED, {"TRITON_CACHE_DIR": str(tmp_path)})
+
+
+def assert_right(code: str, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr

@@ -1,0 +1,119 @@
+"""The fused norms and the attention kernels on an NVIDIA GPU."""
+
+from typing import Any
+
+import pytest
+
+from optigpu.backends.torch import ModelRuntime
+from optigpu.ops.fused_norm import add_layer_norm, add_rms_norm, norm_backend
+from optigpu.spec import resolve
+from optigpu.techniques.base import AttentionKernel, Technique
+from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.kernels.fused_attention import FusedAttention
+from optigpu.techniques.kernels.fused_layernorm import FusedLayernorm
+from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
+from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.rounding import (
+    assert_greedy_as_far_as_it_can_be_told,
+    in_float64,
+    logits_of,
+    rounding_bound,
+)
+from tests.engine.test_ops_fused_norm import EPS, SHAPES, TYPES, assert_norm_of, operands
+from tests.engine.tiny_models import FAMILIES, ignore, prompt
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
+NEW_TOKENS = 6
+FUSED = {name: FusedLayernorm() if name in ("gpt2", "opt") else FusedRmsnorm() for name in FAMILIES}
+
+
+def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
+    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+
+
+def test_the_norms_are_triton_kernels() -> None:
+    assert norm_backend("cuda") == "triton"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 5000), (3, 2**16), (2, 2**16 + 1)], ids=str)
+def test_the_kernel_agrees_with_float64(shape: tuple[int, ...], dtype: Any) -> None:
+    x, residual, weight, bias = (tensor.cuda() for tensor in operands(shape, dtype))
+    normed, summed = add_layer_norm(x, residual, weight, bias, EPS)
+    assert summed.equal(x + residual)
+    assert (normed.dtype, normed.shape) == (dtype, x.shape)
+    assert_norm_of(normed, summed, weight, bias, is_rms=False)
+    normed, summed = add_rms_norm(x, residual, weight, EPS)
+    assert_norm_of(normed, summed, weight, None, is_rms=True)
+    normed, same = add_layer_norm(x, None, None, None, EPS)
+    assert same is x
+    assert_norm_of(normed, x, None, None, is_rms=False)
+
+
+def test_a_large_mean_costs_no_digits() -> None:
+    import torch
+
+    x = 1e4 + operands((3, 1000), torch.float32)[0].cuda()
+    assert_norm_of(add_layer_norm(x, None, None, None, EPS)[0], x, None, None, is_rms=False)
+
+
+def test_torch_compile_looks_into_the_operators() -> None:
+    """Their launches are part of the graph, and its code calls no operator of ours."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    x, residual, weight, _ = (tensor.cuda() for tensor in operands((4, 768), torch.bfloat16))
+
+    def step() -> Any:
+        return add_rms_norm(torch.relu(x), residual, weight, EPS)
+
+    compiled = torch.compile(step, fullgraph=True)
+    for one, other in zip(compiled(), step(), strict=True):
+        torch.testing.assert_close(one, other)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        compiled()
+    names = {event.key for event in profiler.key_averages()}
+    assert any("_norm_row" in name for name in names)
+    assert "optigpu::triton_add_norm" not in names
+
+
+@pytest.mark.parametrize("mode", [None, "default", "reduce-overhead"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_norms_decode_right_with_and_without_cuda_graphs(family: str, mode: Any) -> None:
+    stack = [FUSED[family], *([TorchCompile(mode=mode)] if mode else [])]
+    runtime, prompts = on_cuda(f"path:{family}", *stack), prompt().cuda()
+    assert runtime.notes.facts["norm_backend"] == "triton"
+    first = runtime.generate(prompts, NEW_TOKENS).tokens
+    assert runtime.generate(prompts, NEW_TOKENS).tokens.equal(first)
+    assert_right(runtime, prompts, first, in_float64(on_cuda(f"path:{family}").model))
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [(family, kernel) for family in FAMILIES for kernel in ("flash", "math")]
+    # Heads of keys and values that several queries share are not for this one.
+    + [(family, "memory_efficient") for family in ("gpt2", "opt")],
+)
+def test_fused_attention_runs_the_kernel_that_it_is_asked_for(family: str, kernel: AttentionKernel) -> None:
+    """`observe` raises UnsupportedError when another one ran."""
+    runtime = on_cuda(f"path:{family}", FusedAttention(kernel=kernel), Bf16())
+    runtime.observe(prompt().cuda())
+    assert runtime.notes.facts["attention_kernels"]
+
+
+@pytest.mark.parametrize("stack", [[], [Bf16(), StaticKvCache()]], ids=["float32", "mask"])
+def test_flash_says_what_it_cannot_take(stack: list[Technique]) -> None:
+    runtime = on_cuda("path:gpt2", FusedAttention(kernel="flash"), *stack)
+    with pytest.raises(UnsupportedError, match="cannot run its flash attention kernel"):
+        runtime.generate(prompt().cuda(), NEW_TOKENS)
+
+
+def assert_right(runtime: ModelRuntime, prompts: Any, tokens: Any, reference: Any) -> None:
+    import torch
+
+    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
+    bound = rounding_bound(reference, sequence, "float32")
+    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
+    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)
