@@ -34,14 +34,14 @@ from optigpu.meters import METERS
 from optigpu.meters.base import Reading, Scene
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
-from optigpu.models.facts import ModelFacts, facts_of
-from optigpu.models.footprint import footprint_of
+from optigpu.models.facts import Facts, ImageFacts, ModelFacts, known_facts
+from optigpu.models.footprint import Footprint, ImageFootprint, footprint_of, image_footprint_of
 from optigpu.models.reference import parse_reference
 from optigpu.models.weights import weights_provenance
 from optigpu.spec import Variant
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
-from optigpu.workloads.base import Request, Runtime
+from optigpu.workloads.base import Request, Runtime, Workload
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,11 @@ def refusal(assignment: Assignment) -> str | None:
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
         return f"This machine has no {variant.device} device; ask for another device or another worker."
-    facts = facts_of(parse_reference(variant.model)) if variant.model else None
-    reasons = [variant.workload.check(facts)] if facts else []
-    reasons += [technique.check(environment, variant.device, facts) for technique in variant.stack]
+    workload: Workload = variant.workload
+    facts = known_facts(parse_reference(variant.model)) if variant.model else None
+    reasons = [workload.check(facts)] if facts else []
+    decoder = facts if isinstance(facts, ModelFacts) else None
+    reasons += [technique.check(environment, variant.device, decoder) for technique in variant.stack]
     return next((reason for reason in reasons if reason), None)
 
 
@@ -130,12 +132,13 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         tell(Progress(doing=doing))
 
     started = time.perf_counter()
-    runtime = prepare_runtime(variant.model, variant.stack, variant.device, assignment.seed, progress)
+    task = variant.workload.task
+    runtime = prepare_runtime(variant.model, variant.stack, variant.device, assignment.seed, progress, task)
     request = _request(variant, runtime)
     load_s = time.perf_counter() - started
     progress("hashing the weights")
     origin = _origin(assignment, runtime)
-    compiles = any(technique.phase is Phase.COMPILATION for technique in variant.stack)
+    compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
     progress("compiling" if compiles else "warming up")
     check = request.check()
     request.observe()
@@ -161,17 +164,24 @@ def _origin(assignment: Assignment, runtime: Any) -> dict[str, Any]:
     folder = Path(assignment.folder)
     return {
         "weights": weights_provenance(reference, runtime.model, assignment.seed, folder),
-        "footprint": asdict(footprint_of(runtime.model, runtime.facts)),
+        "footprint": asdict(_footprint(runtime)),
     }
+
+
+def _footprint(runtime: Any) -> Footprint | ImageFootprint:
+    if isinstance(runtime.facts, ImageFacts):
+        return image_footprint_of(runtime.model, runtime.facts, runtime.notes.facts["image_shape"])
+    return footprint_of(runtime.model, runtime.facts)
 
 
 def _request(variant: Variant, runtime: Any) -> Request:
     """Prepares the workload, after a model whose shapes were not known before was asked whether they fit."""
-    facts: ModelFacts | None = getattr(runtime, "facts", None)
-    problem = variant.workload.check(facts) if facts else None
+    facts: Facts | None = getattr(runtime, "facts", None)
+    workload: Workload = variant.workload
+    problem = workload.check(facts) if facts else None
     if problem:
         raise UnsupportedError(problem)
-    return variant.workload.prepare(runtime)
+    return workload.prepare(runtime)
 
 
 def _round(command: RunRound, subject: Subject) -> Round:

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from optigpu.meters.base import QualityOptions
-from optigpu.models.facts import facts_of
+from optigpu.models.facts import ImageFacts, known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_json
 from optigpu.workloads import AnyWorkload
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import Task, Workload
 
 MeterName = Literal["latency", "memory", "energy", "quality", "gpu_utilization", "profile", "telemetry"]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -133,6 +133,7 @@ class JobSpec(Frozen):
     def _fits_together(self) -> Self:
         _as_value_error(_check_target, self)
         _as_value_error(_check_model, self)
+        _as_value_error(_check_meters, self)
         _as_value_error(_check_stack, self)
         _as_value_error(_check_gates, self)
         return self
@@ -154,14 +155,39 @@ def _check_target(spec: JobSpec) -> None:
 
 
 def _check_model(spec: JobSpec) -> None:
-    if spec.workload.needs_model and spec.model is None:
-        raise SpecError(f"model: {spec.workload.kind} needs a model, for example preset:gpt2.")
-    if not spec.workload.needs_model and spec.model is not None:
-        raise SpecError(f"model: {spec.workload.kind} runs no model; leave the field out.")
-    facts = facts_of(parse_reference(spec.model)) if spec.model else None
-    problem = spec.workload.check(facts) if facts else None
+    workload: Workload = spec.workload
+    if not workload.needs_model and spec.model is not None:
+        raise SpecError(f"model: {workload.kind} runs no model; leave the field out.")
+    if not workload.needs_model:
+        return
+    if spec.model is None:
+        raise SpecError(f"model: {workload.kind} needs a model, for example {workload.example_model}.")
+    facts = known_facts(parse_reference(spec.model))
+    if facts is None:
+        return
+    for_images = isinstance(facts, ImageFacts)
+    if for_images != (workload.task is Task.IMAGES):
+        raise SpecError(
+            f"model: {spec.model} {'classifies images' if for_images else 'generates text'}, which {workload.kind} does "
+            f"not; name another, for example {workload.example_model}."
+        )
+    problem = workload.check(facts)
     if problem:
         raise SpecError(f"workload: {problem}")
+
+
+def _check_meters(spec: JobSpec) -> None:
+    """A workload that is about what a meter reads is refused where it would read nothing."""
+    missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
+    if missing:
+        raise SpecError(
+            f"measure.meters: {spec.workload.kind} is about what the meter {missing[0]!r} reads; add it to them."
+        )
+    if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
+        raise SpecError(
+            f"model: {spec.model} has random weights, which have no quality; name a trained model, for example "
+            f"{spec.workload.example_model}."
+        )
 
 
 def _check_gates(spec: JobSpec) -> None:
@@ -189,6 +215,9 @@ def _check_stack(spec: JobSpec) -> None:
             raise SpecError(
                 f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
             )
+        problem = technique.fits(spec.workload)
+        if problem:
+            raise SpecError(f"stack: {problem}")
 
 
 def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:

@@ -101,12 +101,14 @@ class Frozen(BaseModel):
 
 
 class Layer(StrEnum):
-    """The four layers of the stack, and training techniques."""
+    """The four layers of the stack, what goes beyond them (fewer weights, other ways to decode), and training."""
 
     QUANTIZATION = "quantization"
     KERNELS = "kernels"
     MEMORY = "memory"
     COMPILATION = "compilation"
+    SPARSITY = "sparsity"
+    DECODING = "decoding"
     TRAINING = "training"
 
 
@@ -171,11 +173,21 @@ class Metric(NamedTuple):
 METRICS: dict[str, Metric] = {
     "tokens_per_s": Metric("1/s", Better.HIGHER, "decoded tokens per second, after the first token"),
     "requests_per_s": Metric("1/s", Better.HIGHER, "whole requests per second"),
+    "prefill_tokens_per_s": Metric(
+        "1/s", Better.HIGHER, "prompt tokens per second, up to the first new token"
+    ),
+    "scored_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens of a given text predicted per second"),
+    "images_per_s": Metric("1/s", Better.HIGHER, "classified images per second"),
     "ttft_s": Metric("s", Better.LOWER, "time to first token: prefill and the first decode"),
     "tpot_s": Metric("s", Better.LOWER, "time per output token after the first"),
     "latency_s": Metric("s", Better.LOWER, "one whole request or operation, end to end"),
     "tflops": Metric("TFLOP/s", Better.HIGHER, "floating-point operations per second"),
-    "peak_bytes": Metric("B", Better.LOWER, "peak allocated on the accelerator"),
+    "gb_per_s": Metric(
+        "GB/s", Better.HIGHER, "bytes per second that an operation reads and writes at the least"
+    ),
+    "peak_bytes": Metric(
+        "B", Better.LOWER, "peak allocated on the accelerator; of a single operator on a CPU, by its tensors"
+    ),
     "peak_reserved_bytes": Metric("B", Better.LOWER, "peak reserved on the accelerator by the allocator"),
     "weight_bytes": Metric("B", Better.LOWER, "unique storages of parameters and buffers"),
     "host_peak_bytes": Metric("B", Better.LOWER, "peak resident set of the measuring process"),
@@ -184,10 +196,17 @@ METRICS: dict[str, Metric] = {
     "energy_j": Metric("J", Better.LOWER, "energy of one request above the idle device"),
     "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle included"),
     "j_per_token": Metric("J", Better.LOWER, "energy above idle for each generated token"),
+    "j_per_image": Metric("J", Better.LOWER, "energy above idle for each classified image"),
     "gpu_utilization": Metric("1", Better.HIGHER, "share of time in which a kernel ran on the GPU"),
-    "kld_mean": Metric("nat", Better.LOWER, "mean divergence of the next-token distribution from fp32's"),
-    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of that divergence over positions"),
-    "top1_agreement": Metric("1", Better.HIGHER, "share of positions whose most likely token is fp32's"),
+    "kld_mean": Metric(
+        "nat",
+        Better.LOWER,
+        "mean divergence of the distribution of the next token, or of an image's class, from fp32's",
+    ),
+    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of that divergence over positions or images"),
+    "top1_agreement": Metric(
+        "1", Better.HIGHER, "share of positions (images) whose most likely token (class) is fp32's"
+    ),
     "perplexity": Metric(
         "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
     ),

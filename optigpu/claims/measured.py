@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optigpu.claims.model import Claim, Precision
 from optigpu.hardware.catalog import find, find_class
-from optigpu.models.presets import PRESETS
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.vocabulary import METRICS, Better
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TECHNIQUES_OF: dict[Precision, frozenset[str]] = {
 CARRIERS = frozenset({"fp16", "bf16"})
 """What quantized weights may be computed in; with them a quantized variant is still of its own precision."""
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""A matmul's dtypes as precisions."""
+"""An operator's dtypes as precisions."""
 
 Document = Mapping[str, Any]
 
@@ -104,7 +104,7 @@ def _same(claim: Claim, measured: Measured) -> bool:
         measured.metric == claim.metric
         and measured.workload.get("kind") == claim.workload
         and _same_hardware(claim, measured)
-        and (claim.model is None or claim.model in measured.models)
+        and (claim.model is None or _plain(claim.model) in map(_plain, measured.models))
         and _same_shapes(claim, measured.workload)
         and _same_stack(claim, measured)
     )
@@ -117,8 +117,10 @@ def _same_hardware(claim: Claim, measured: Measured) -> bool:
 
 def _same_shapes(claim: Claim, workload: Document) -> bool:
     """Whether the shapes are equal, as far as both sides state them."""
-    stated = {"batch_size": claim.batch_size, "sequence": claim.sequence, "heads": claim.heads}
+    stated = {"batch_size": claim.batch_size, "heads": claim.heads, "head_size": claim.head_dim}
     if claim.size is not None and list(workload.get("sizes", ())) != [claim.size]:
+        return False
+    if claim.sequence is not None and list(workload.get("lengths", [claim.sequence])) != [claim.sequence]:
         return False
     return all(size is None or workload.get(name, size) == size for name, size in stated.items())
 
@@ -127,6 +129,10 @@ def _same_stack(claim: Claim, measured: Measured) -> bool:
     """The same precision, and the same other techniques where the claim names them."""
     if dtypes := measured.workload.get("dtypes"):
         return [DTYPES.get(dtype) for dtype in dtypes] == [claim.precision]
+    if implementations := measured.workload.get("implementations"):
+        fused = list(implementations) == ["fused"]
+        claimed = None if claim.techniques is None else "fused_attention" in claim.techniques
+        return DTYPES.get(measured.workload["dtype"]) == claim.precision and claimed in (None, fused)
     every = frozenset[str]().union(*TECHNIQUES_OF.values())
     if claim.techniques is not None and measured.techniques - every != set(claim.techniques):
         return False
@@ -140,11 +146,17 @@ def _same_precision(claimed: Precision, used: frozenset[str]) -> bool:
     return bool(used & wanted) and used <= wanted | CARRIERS
 
 
+def _plain(name: str) -> str:
+    """A model's name without what people write differently: ResNet-50, resnet50."""
+    return name.replace("-", "").replace("_", "").casefold()
+
+
 def _names(model: str | None) -> frozenset[str]:
     """The names of presets that a measured model is: its own, or those with the same repository."""
     kind, _, rest = (model or "").rpartition(":")
     name = rest.partition("@")[0]
     if kind == "preset":
         return frozenset({name})
-    same = (preset for preset, what in PRESETS.items() if what.source.casefold() == name.casefold())
+    every = PRESETS | IMAGE_PRESETS
+    same = (preset for preset, what in every.items() if what.source.casefold() == name.casefold())
     return frozenset({*same, name.rpartition("/")[2].casefold()})

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     LADDER = "ladder"
     ROOFLINE = "roofline"
     QUALITY = "quality"
+    THROUGHPUT = "throughput"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -31,7 +32,7 @@ def chart(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
     kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,
 ) -> None:
-    """Draw results: each variant's speed, its place under the roofline, or speed against quality."""
+    """Draw results: each variant's speed, its place under the roofline, speed against quality or against latency."""
     from optigpu.report import job_title
     from optigpu.report.charts import CHARTS
 

@@ -1,6 +1,7 @@
 """The flags that describe a job, and how they become a JobSpec."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -16,8 +17,6 @@ from optigpu.vocabulary import DeviceKind, SpecError
 if TYPE_CHECKING:
     from optigpu.spec import JobSpec
 
-DEFAULT_MODEL = "preset:gpt2"
-
 
 @dataclass(frozen=True)
 class JobOptions:
@@ -26,18 +25,41 @@ class JobOptions:
     spec_file: Annotated[
         Path | None, typer.Argument(metavar="SPEC.JSON", help="A job as JSON, instead of the flags.")
     ] = None
-    workload: Annotated[str | None, typer.Option(help="What to run: generate (the default) or matmul.")] = (
-        None
-    )
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="What to run: generate (the default), prefill, kv_cache, batch_sweep, quality, classify, matmul, "
+            "attention or normalization."
+        ),
+    ] = None
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"preset:NAME, bundled:tiny, hub:ORG/NAME@REVISION or path:DIR. Default: {DEFAULT_MODEL}."
+            help="preset:NAME, bundled:tiny, hub:ORG/NAME@REVISION or path:DIR. Default: preset:gpt2; for classify "
+            "preset:resnet-50, for quality bundled:tiny."
         ),
     ] = None
-    prompt_tokens: Annotated[int | None, typer.Option(help="generate: length of the prompt.")] = None
-    new_tokens: Annotated[int | None, typer.Option(help="generate: how many tokens to decode.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="generate: how many prompts at once.")] = None
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="generate, prefill, batch_sweep: length of the prompt.")
+    ] = None
+    new_tokens: Annotated[
+        int | None, typer.Option(help="generate, kv_cache, batch_sweep: how many tokens to decode.")
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(help="How many prompts, sequences or images at once.")] = (
+        None
+    )
+    positions: Annotated[str | None, typer.Option(help="kv_cache: for example 32,128,256.")] = None
+    batch_sizes: Annotated[str | None, typer.Option(help="batch_sweep: for example 1,2,4,8.")] = None
+    window: Annotated[int | None, typer.Option(help="quality: how many tokens a window of text has.")] = None
+    image_size: Annotated[int | None, typer.Option(help="classify: the images' side in pixels.")] = None
+    lengths: Annotated[str | None, typer.Option(help="attention: for example 512,1024.")] = None
+    widths: Annotated[str | None, typer.Option(help="normalization: for example 768,4096.")] = None
+    implementations: Annotated[
+        str | None, typer.Option(help="attention, normalization: standard,fused or one of them.")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="attention, normalization: float32, float16 or bfloat16.")
+    ] = None
     sizes: Annotated[
         str | None, typer.Option(help="matmul: sides of the matrices, for example 512,1024.")
     ] = None
@@ -131,11 +153,19 @@ def _from_flags(options: JobOptions) -> dict[str, Any]:
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
         "batch_size": options.batch_size,
+        "positions": _split(options.positions),
+        "batch_sizes": _split(options.batch_sizes),
+        "window": options.window,
+        "image_size": options.image_size,
+        "lengths": _split(options.lengths),
+        "widths": _split(options.widths),
+        "implementations": _split(options.implementations),
+        "dtype": options.dtype,
         "sizes": _split(options.sizes),
         "dtypes": _split(options.dtypes),
     }
     measure = {name: getattr(options, name) for name in ("replicates", "min_seconds", "max_seconds")}
-    model = options.model or (DEFAULT_MODEL if WORKLOADS[kind].needs_model else None)
+    model = options.model or (WORKLOADS[kind].example_model if WORKLOADS[kind].needs_model else None)
     document: dict[str, Any] = {
         "workload": {"kind": kind} | _given(shapes),
         "stack": parse_stack(options.stack or ""),
@@ -155,7 +185,8 @@ def parse_stack(text: str) -> list[dict[str, str]]:
 def _technique(item: str) -> dict[str, str]:
     from optigpu.techniques import TECHNIQUES
 
-    name, *parameters = item.split(":")
+    name, colon, rest = item.partition(":")
+    parameters = re.split(r":(?=\w+=)", rest) if colon else []  # a value may hold a colon: draft=bundled:tiny
     _known(name, list(TECHNIQUES), "technique")
     pairs = [parameter.partition("=") for parameter in parameters]
     if bare := [key for key, equals, _ in pairs if not equals]:

@@ -10,6 +10,7 @@ from optigpu.spec import JobSpec, Variant, digest
 NO_MODEL = "The workload runs no model."
 NOT_RECORDED = "The measuring process did not record it."
 NO_QUALITY = "Quality was not measured."
+MADE_IMAGES = "Quality was measured on images that were made from the seed; details.quality.of says how."
 OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; details.quality.tokens_sha256 is its hash."
 NO_CHECKOUT = (
     "The code runs from no checkout that git can read, and OPTIGPU_REVISION does not say its commit."
@@ -34,7 +35,7 @@ def provenance_of(
         "git_revision": environment.git_revision,
     }
     reasons = {"model_revision": unknown, "weight_hash": unknown} | dict(weights.get("reasons") or {})
-    reasons |= {"dataset_hash": OWN_TEXT if quality else NO_QUALITY, "git_revision": NO_CHECKOUT}
+    reasons |= {"dataset_hash": _no_dataset(quality), "git_revision": NO_CHECKOUT}
     return Provenance(
         **values,
         spec_digest=digest(spec.model_dump(mode="json")),
@@ -44,6 +45,12 @@ def provenance_of(
         git_dirty=environment.git_dirty,
         reasons={name: reasons[name] for name, value in values.items() if value is None},
     )
+
+
+def _no_dataset(quality: Mapping[str, Any]) -> str:
+    if "images" in quality:
+        return MADE_IMAGES
+    return OWN_TEXT if quality else NO_QUALITY
 
 
 def measured(variant: Variant, provenance: Provenance) -> Variant:

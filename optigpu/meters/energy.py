@@ -30,7 +30,7 @@ class EnergyMeter:
     """
 
     once: ClassVar[bool] = False
-    metrics: ClassVar[tuple[str, ...]] = ("energy_j", "j_per_token", "power_w")
+    metrics: ClassVar[tuple[str, ...]] = ("energy_j", "j_per_token", "j_per_image", "power_w")
 
     rest_s: float = 1.0
     idle_s: float = 2.0
@@ -38,7 +38,7 @@ class EnergyMeter:
     root: Path = ROOT
 
     def read(self, scene: Scene) -> Reading:
-        """Joules per request and per token above idle, and mean watts; one reason for all where nothing counts."""
+        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts."""
         if scene.model is not None and parse_reference(scene.model).kind == "preset":
             return self._none(
                 f"The weights of {scene.model} are random, and what a chip draws depends on the values; measure the "
@@ -77,12 +77,16 @@ class EnergyMeter:
 
 
 def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
-    tokens = _generated_tokens(workload)
-    no_tokens = {} if tokens else {"j_per_token": f"{workload.kind} generates no tokens"}
+    counts = {
+        "j_per_token": (workload.generated_tokens, "generates no tokens"),
+        "j_per_image": (workload.classified_images, "classifies no images"),
+    }
+    meaningless = {name: f"{workload.kind} {why}" for name, (count, why) in counts.items() if not count}
     if above_j <= 0:
         why = "The requests drew no more than the idle device; make them longer or the machine quieter."
-        return {}, {"energy_j": why, "j_per_token": why} | no_tokens
-    return {"energy_j": above_j} | ({"j_per_token": above_j / tokens} if tokens else {}), no_tokens
+        return {}, dict.fromkeys(("energy_j", *counts), why) | meaningless
+    shares = {name: above_j / count for name, (count, _) in counts.items() if count}
+    return {"energy_j": above_j} | shares, meaningless
 
 
 def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, Any]:
@@ -111,9 +115,3 @@ def _sensor(device: DeviceKind, root: Path) -> Iterator[EnergySensor]:
         return
     with job_gpu() as gpu:
         yield gpu_energy(gpu)
-
-
-def _generated_tokens(workload: Workload) -> int | None:
-    """Tokens of one request, or None for a workload that generates none."""
-    shape = workload.model_dump(include={"new_tokens", "batch_size"})
-    return int(shape["new_tokens"] * shape["batch_size"]) if "new_tokens" in shape else None

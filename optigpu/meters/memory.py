@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
 from optigpu.hardware.sensors import Ticker
 from optigpu.meters.base import Reading, Scene
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Request, Runtime
+from optigpu.workloads.base import OperatorRequest, Request, Runtime
 
 _PROC = Path("/proc/self")
 _PERIOD_S = 0.01
@@ -113,7 +114,24 @@ def _accelerator_peaks(request: Request) -> Reading:
 def _no_accelerator(request: Request) -> Reading:
     request.run()
     why = "a CPU has no accelerator memory; see host_peak_bytes"
+    if isinstance(request, OperatorRequest):
+        return Reading({"peak_bytes": operator_peak_bytes(request)}, {"peak_reserved_bytes": why})
     return Reading(reasons={"peak_bytes": why, "peak_reserved_bytes": why})
+
+
+def operator_peak_bytes(request: OperatorRequest) -> int:
+    """The most bytes that the tensors of one call on a CPU take at once: those it is given, and all that it allocates.
+
+    torch's profiler is told of each allocation of torch's own; memory that a library takes by itself is not counted.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        request.call()
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    events = [event for event in results.events() if event.name() == "[memory]"] if results else []
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return _storage_bytes(request.held) + max(accumulate(changes), default=0)
 
 
 def _reset_host_peak() -> str | None:

@@ -1,7 +1,8 @@
-"""quality: how far a variant's predictions of a text are from those of the fp32 model with the same weights.
+"""quality: how far a variant's predictions are from those of the fp32 model with the same weights.
 
-Every predicted token is forced through the decode step that was timed. The fp32 model's predictions are made once in
-a job by `make_reference`, in a process of its own, by passes over whole sequences: no cache, and no step of a variant.
+Every predicted token is forced through the decode step that was timed, and every image through the pass that was. The
+fp32 model's predictions are made once in a job by `make_reference`, in a process of its own: of text by passes over
+whole sequences, with no cache and no step of a variant.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,14 @@ from optigpu.meters.base import QualityOptions, Reading, Scene
 from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.hellaswag import accuracy, item_passages, read_items
+from optigpu.quality.images import (
+    MADE,
+    ImageSetting,
+    classifier,
+    compare_images,
+    image_setting,
+    write_image_reference,
+)
 from optigpu.quality.passages import Ids, Passage, Score, predictions
 from optigpu.quality.perplexity import perplexity, windows
 from optigpu.quality.reference import (
@@ -24,6 +33,7 @@ from optigpu.quality.reference import (
     describe,
     open_reference,
     refuse_reference,
+    window_of,
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF, Source, read_source
@@ -48,7 +58,7 @@ class QualityMeter:
     def read(self, scene: Scene) -> Reading:
         """Compares with what `make_reference` left in the scene's folder; where it cannot, says why."""
         try:
-            return _compared(scene)
+            return _compared_images(scene) if scene.workload.classified_images else _compared(scene)
         except OptiGPUError as error:
             return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
 
@@ -60,12 +70,31 @@ def make_reference(scene: Scene) -> Reading:
     """
     folder = scene.folder / FOLDER
     folder.mkdir(exist_ok=True)
+    made: Manifest | ImageSetting
     try:
-        manifest = _written(scene, folder)
+        if scene.workload.classified_images:
+            exact = classifier(scene.runtime, exact=True)
+            made = write_image_reference(folder, _image_setting(scene), exact)
+        else:
+            made = _written(scene, folder)
     except OptiGPUError as error:
         refuse_reference(folder, str(error))
         return Reading(reasons=dict.fromkeys(QualityMeter.metrics, str(error)))
-    return Reading(details={"quality_reference": manifest.model_dump()})
+    return Reading(details={"quality_reference": made.model_dump()})
+
+
+def _compared_images(scene: Scene) -> Reading:
+    setting = _image_setting(scene)
+    agreement = compare_images(scene.folder / FOLDER, setting, classifier(scene.runtime))
+    how = {"images": setting.images, "of": MADE, "kld_standard_error": agreement.standard_error()}
+    why = "The images are made up, so no answer is the right one; compare kld_mean and top1_agreement."
+    return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), {"quality": how})
+
+
+def _image_setting(scene: Scene) -> ImageSetting:
+    _require_trained(scene)
+    batch = scene.workload.classified_images or 1
+    return image_setting(str(scene.model), scene.seed, batch, scene.runtime)
 
 
 def _written(scene: Scene, folder: Path) -> Manifest:
@@ -101,13 +130,17 @@ def _runtime(scene: Scene) -> DecodingRuntime:
     runtime: Any = scene.runtime
     if scene.model is None or getattr(runtime, "decoded", None) is None:
         raise OptiGPUError(f"{scene.workload.kind} decodes nothing, so it has no quality; ask for generate.")
-    if parse_reference(scene.model).kind == "preset":
+    _require_trained(scene)
+    found: DecodingRuntime = runtime
+    return found
+
+
+def _require_trained(scene: Scene) -> None:
+    if scene.model is not None and parse_reference(scene.model).kind == "preset":
         raise OptiGPUError(
             f"{scene.model} has random weights, which do not behave like trained ones; quality needs a trained model, "
             "for example bundled:tiny."
         )
-    found: DecodingRuntime = runtime
-    return found
 
 
 def _source(scene: Scene) -> Source | None:
@@ -115,7 +148,7 @@ def _source(scene: Scene) -> Source | None:
 
 
 def _setting(scene: Scene, runtime: DecodingRuntime, source: Source | None) -> Setting:
-    window = _window(scene.quality, _decoded(runtime)[1])
+    window = _window(scene, _decoded(runtime)[1])
     return Setting(
         model=str(scene.model),
         seed=scene.seed,
@@ -139,9 +172,13 @@ def _batch(runtime: DecodingRuntime) -> int:
     return _decoded(runtime)[0]
 
 
-def _window(options: QualityOptions, decoded: int) -> int:
-    """What is timed is made for the length that the workload decodes: a longer window would run something else."""
-    window = options.window or min(decoded, options.tokens)
+def _window(scene: Scene, decoded: int) -> int:
+    """What is timed is made for the length that the workload decodes: a longer window would run something else.
+
+    The workloads of one job share its reference, and so the window of the first of them.
+    """
+    options = scene.quality
+    window = options.window or window_of(scene.folder / FOLDER) or min(decoded, options.tokens)
     if window > decoded:
         raise OptiGPUError(
             f"quality.window is {window} tokens and the workload decodes {decoded}; ask for a smaller window, or for "

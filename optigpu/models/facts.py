@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optigpu.models.bundled import bundled_config
+from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 
 _GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"} | {
@@ -45,13 +46,58 @@ class ModelFacts:
     embedding_size: int
 
 
-def facts_of(reference: ModelReference) -> ModelFacts | None:
+@dataclass(frozen=True)
+class ImageFacts:
+    """An image classifier's shapes. `image_size` is the side in pixels that it was trained with.
+
+    `fixed_size` says that it takes no other, since it has an embedding of each place.
+    """
+
+    family: str
+    channels: int
+    image_size: int
+    classes: int
+    fixed_size: bool
+
+
+Facts = ModelFacts | ImageFacts
+_FIXED_SIZE = ("beit", "deit", "vit")
+_USUAL_SIZE = 224
+"""He et al., Deep Residual Learning, 2015: the crops that ImageNet's classifiers are trained on ever since."""
+
+
+def known_facts(reference: ModelReference) -> Facts | None:
     """The facts of a preset or a bundled model; None for a model whose configuration lies elsewhere."""
+    if reference.kind == "preset" and reference.name in IMAGE_PRESETS:
+        preset = IMAGE_PRESETS[reference.name]
+        return image_facts_from_config(preset.model_type, preset.config)
+    return facts_of(reference)
+
+
+def facts_of(reference: ModelReference) -> ModelFacts | None:
+    """As `known_facts`, of decoders alone: None for an image classifier as well."""
     if reference.kind == "bundled":
         config = bundled_config(reference.name)
         return facts_from_config(config["model_type"], config)
     preset = preset_of(reference)
-    return facts_from_config(preset.model_type, preset.config) if preset else None
+    if preset is None or reference.name in IMAGE_PRESETS:
+        return None
+    return facts_from_config(preset.model_type, preset.config)
+
+
+def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:
+    """The facts in a transformers configuration of an image classifier, given as a mapping of its attributes.
+
+    Of a size that is no square its longer side counts.
+    """
+    size = config.get("image_size") or _USUAL_SIZE
+    return ImageFacts(
+        family=family,
+        channels=int(config.get("num_channels", 3)),
+        image_size=int(size if isinstance(size, int) else max(size)),
+        classes=int(config["num_labels"]),
+        fixed_size=family in _FIXED_SIZE,
+    )
 
 
 def facts_from_config(family: str, config: Mapping[str, Any]) -> ModelFacts:

@@ -1,10 +1,11 @@
-"""What a decode step reads of a loaded model: all of its weights but the rows of a table that are looked up."""
+"""What a step reads of a loaded model: all of its weights but the rows of a table that are looked up."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optigpu.models.facts import ModelFacts
+from optigpu.models.facts import ImageFacts, ModelFacts
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,37 @@ class Footprint:
     facts: ModelFacts
     streamed_bytes: int
     row_bytes: int
+
+
+@dataclass(frozen=True)
+class ImageFootprint:
+    """An image classifier with its stack applied, as far as a roofline needs it.
+
+    `streamed_bytes` are the weights, in the width that they are stored in. `flops` are the operations of matrix
+    products and convolutions for one image of `pixels` numbers: the architecture's, whatever the stack computes with.
+    """
+
+    facts: ImageFacts
+    streamed_bytes: int
+    flops: int
+    pixels: int
+
+
+def image_footprint_of(model: Any, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
+    """The footprint of an image classifier after the stack has changed it, for images of `shape` [channels, height, width].
+
+    Operations are counted by torch over a model of the same configuration that has shapes and no numbers.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoModelForImageClassification
+
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        # Attention in separate products: the counter does not know every fused kernel.
+        plain = AutoModelForImageClassification.from_config(model.config, attn_implementation="eager")
+        plain.eval()(pixel_values=torch.empty(1, *shape))
+    weights = _storages([*model.parameters(), *model.buffers()])
+    return ImageFootprint(facts, sum(weights.values()), counter.get_total_flops(), math.prod(shape))
 
 
 def footprint_of(model: Any, facts: ModelFacts) -> Footprint:

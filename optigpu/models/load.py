@@ -1,4 +1,4 @@
-"""A model reference -> a loaded decoder. Imports torch and transformers, so only a measuring process calls it."""
+"""A model reference -> a loaded model. Imports torch and transformers, so only a measuring process calls it."""
 
 import os
 from collections.abc import Iterator
@@ -7,32 +7,71 @@ from pathlib import Path
 from typing import Any
 
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.facts import ModelFacts, block_shapes
+from optigpu.models.facts import ImageFacts, ModelFacts, block_shapes, image_facts_from_config
+from optigpu.models.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
 MODELS_DIR = "OPTIGPU_MODELS_DIR"
 """The environment variable that names the directory which `path:` references lie under."""
+_SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 
 
 def load_model(
-    reference: ModelReference, *, device: str, dtype: str, attention: str | None = None, seed: int = 0
+    reference: ModelReference,
+    *,
+    device: str,
+    dtype: str,
+    attention: str | None = None,
+    seed: int = 0,
+    packed: str | None = None,
 ) -> Any:
     """A transformers causal language model on `device` in `dtype`, in evaluation mode, set to plain greedy decoding.
 
     `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
-    weights are random, drawn from `seed`, on the device itself. Raises UnsupportedError when the model cannot be had
-    here: no network, no such repository or directory, no safetensors, or an architecture that generates no text.
+    weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
+    4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
+    Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
+    safetensors, an architecture that generates no text, or layers that are packed in another way.
     """
-    from transformers import GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     preset = preset_of(reference)
-    options = (device, dtype, attention)
-    model = _create(preset, *options, seed) if preset else _read(reference, *options)
+    options = (AutoModelForCausalLM, device, dtype, attention)
+    model = _create(preset, *options, seed) if preset else _read(reference, *options, packed)
     # A repository's own decoding settings (an end token, a repetition penalty) would change what is measured.
     model.generation_config = GenerationConfig(do_sample=False)
     return model.eval().requires_grad_(False)
+
+
+def load_image_model(
+    reference: ModelReference, *, device: str, dtype: str, attention: str | None = None, seed: int = 0
+) -> Any:
+    """As `load_model`, a transformers image classifier.
+
+    A preset's batch norms have the statistics of random images: with those that a new model begins with, the images
+    would fade away or grow without bounds from layer to layer. A model without attention cannot be asked for one.
+    """
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    preset = preset_of(reference)
+    options = (AutoModelForImageClassification, device, dtype, attention)
+    if preset is None:
+        model = _read(reference, *options).eval().requires_grad_(False)
+        _require_attention(model.config, attention)
+        return model
+    _require_attention(AutoConfig.for_model(preset.model_type, **preset.config), attention)
+    model = _create(preset, *options, seed).requires_grad_(False)
+    _settle(model)
+    return model.eval()
+
+
+def _require_attention(config: Any, attention: str | None) -> None:
+    if attention and not hasattr(config, "num_attention_heads"):
+        raise UnsupportedError(
+            f"This model has no attention that could be {attention}; leave the techniques for attention out."
+        )
 
 
 def load_tokenizer(reference: ModelReference) -> Any:
@@ -68,21 +107,31 @@ def loaded_facts(model: Any) -> ModelFacts:
     )
 
 
+def loaded_image_facts(model: Any) -> ImageFacts:
+    """The facts of a loaded image classifier."""
+    labels = {"num_labels": model.config.num_labels}
+    return image_facts_from_config(model.config.model_type, model.config.to_dict() | labels)
+
+
 def count_weights(model: Any) -> int:
-    """Number of weights; what is tied counts once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Number of weights; what is tied counts once, and each 4-bit number of a packed layer."""
+    plain: int = sum(parameter.numel() for parameter in model.parameters())
+    return plain + count_packed(model)
 
 
-def _create(preset: Preset, device: str, dtype: str, attention: str | None, seed: int) -> Any:
-    """Random weights in place: inside torch's device context no tensor exists elsewhere or in another dtype."""
+def _create(preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int) -> Any:
+    """Random weights in place: inside torch's device context no tensor exists elsewhere or in another dtype.
+
+    `kind` is the one of transformers' Auto classes that makes the model.
+    """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(preset.model_type, **preset.config)
     chosen = {"attn_implementation": attention} if attention else {}
     torch.manual_seed(seed)
     with torch.device(device), _weights_drawn_once():
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), **chosen)
+        return kind.from_config(config, dtype=getattr(torch, dtype), **chosen)
 
 
 @contextmanager
@@ -101,18 +150,59 @@ def _weights_drawn_once() -> Iterator[None]:
             setattr(init, name, TORCH_INIT_FUNCTIONS[name])
 
 
-def _read(reference: ModelReference, device: str, dtype: str, attention: str | None) -> Any:
-    from transformers import AutoModelForCausalLM
+def _settle(model: Any) -> None:
+    """Gives batch norms the mean and the variance that they see, by one pass over a few small random images."""
+    import torch
 
-    with _one_sentence(reference):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            _source(reference),
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0  # nothing of the statistics before is left
+    side = min(model.config.image_size, _SETTLING_SIDE)
+    shape = (_SETTLING_IMAGES, model.config.num_channels, side, side)
+    with torch.no_grad():
+        model.train()(pixel_values=torch.randn(shape, dtype=model.dtype, device=model.device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+def _read(
+    reference: ModelReference,
+    kind: Any,
+    device: str,
+    dtype: str,
+    attention: str | None,
+    packed: str | None = None,
+) -> Any:
+    from transformers import AutoConfig
+
+    source, reading = _source(reference), _reading(reference)
+
+    def read(config: Any = None) -> Any:
+        return kind.from_pretrained(
+            source,
+            config=config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
-            **_reading(reference),
+            **reading,
         )
-        return model.to(device)
+
+    with _one_sentence(reference):
+        config = AutoConfig.from_pretrained(source, **reading)
+        packing = packing_of(config)
+        if packing is None:
+            return read().to(device)
+        if packed not in (None, packing.method):
+            raise UnsupportedError(
+                f"{reference} was quantized by {packing.method}; put that in the stack in the place of {packed}."
+            )
+        model = read_packed(packing, config, read).to(device)
+        if packed is None:
+            widen(model)
+        return model
 
 
 def _source(reference: ModelReference) -> str:

@@ -90,4 +90,29 @@ PRESETS: dict[str, Preset] = {
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-"""Every preset by its name."""
+"""Every preset that generates text, by its name."""
+
+IMAGE_PRESETS: dict[str, Preset] = {
+    "resnet-50": Preset("resnet", "microsoft/resnet-50", {"num_labels": 1000, "image_size": 224}),
+    "mobilenet-v2": Preset(
+        "mobilenet_v2", "google/mobilenet_v2_1.0_224", {"num_labels": 1001, "image_size": 224}
+    ),
+    "vit-base": Preset("vit", "google/vit-base-patch16-224", {"num_labels": 1000, "image_size": 224}),
+    "tiny-resnet-test": Preset(
+        "resnet",
+        "made for this project's tests",
+        {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10, "image_size": 32},
+    ),
+    "tiny-mobilenet-test": Preset(
+        "mobilenet_v2",
+        "made for this project's tests",
+        {"depth_multiplier": 0.1, "finegrained_output": False, "num_labels": 10, "image_size": 32},
+    ),
+    "tiny-vit-test": Preset(
+        "vit",
+        "made for this project's tests",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        | {"patch_size": 8, "num_labels": 10, "image_size": 32},
+    ),
+}
+"""Every preset that classifies images, by its name. `image_size` is the side in pixels that it was trained with."""

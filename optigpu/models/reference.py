@@ -9,7 +9,7 @@ import re
 from pathlib import PurePosixPath
 
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.presets import PRESETS, Preset
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.vocabulary import Frozen, SpecError
 
 _HUB = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?(@[\w./-]+)?$")
@@ -46,8 +46,9 @@ def parse_reference(text: str) -> ModelReference:
 
 
 def _preset(name: str) -> ModelReference:
-    if name not in PRESETS:
-        raise SpecError(f"There is no preset {name!r}; the presets are {', '.join(PRESETS)}.")
+    known = PRESETS | IMAGE_PRESETS
+    if name not in known:
+        raise SpecError(f"There is no preset {name!r}; the presets are {', '.join(known)}.")
     return ModelReference(kind="preset", name=name)
 
 
@@ -75,4 +76,4 @@ def _path(text: str) -> ModelReference:
 
 def preset_of(reference: ModelReference) -> Preset | None:
     """The preset that a reference names, if it names one."""
-    return PRESETS[reference.name] if reference.kind == "preset" else None
+    return (PRESETS | IMAGE_PRESETS)[reference.name] if reference.kind == "preset" else None

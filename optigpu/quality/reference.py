@@ -153,6 +153,18 @@ def refuse_reference(folder: Path, reason: str) -> None:
     (folder / _REASON).write_text(reason)
 
 
+def window_of(folder: Path) -> int | None:
+    """The window, in tokens, of the reference in `folder`; None where there is none."""
+    path = folder / _MANIFEST
+    return Manifest.model_validate_json(path.read_bytes()).setting.window if path.is_file() else None
+
+
+def missing_reference(folder: Path) -> OptiGPUError:
+    """Why there is no reference: what its maker left, if it could."""
+    reason = folder / _REASON
+    return OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
+
+
 def open_reference(folder: Path, setting: Setting) -> Reference:
     """The reference in `folder`.
 
@@ -160,8 +172,7 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
     setting, or when its passages are not those that it was made for.
     """
     if not (folder / _MANIFEST).is_file():
-        reason = folder / _REASON
-        raise OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
+        raise missing_reference(folder)
     manifest = Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
     _require_same(manifest.setting, setting)
     with np.load(folder / _PASSAGES, allow_pickle=False) as arrays:

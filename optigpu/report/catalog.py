@@ -1,7 +1,7 @@
 """What there is to choose from, and on what machine: techniques, environments, jobs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
@@ -57,8 +57,18 @@ def _conflicts(kind: type[Technique]) -> dict[str, str]:
 
 
 def _values(annotation: Any) -> list[str] | str:
-    """The values of a Literal, or the name of a type."""
-    return [str(value) for value in get_args(annotation)] or getattr(annotation, "__name__", str(annotation))
+    """The values of a Literal, or the name of a type, as in "str | None"."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return _type_name(annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _type_name(get_args(annotation)[0])
+    if isinstance(annotation, type) and not get_args(annotation):
+        return "None" if annotation is type(None) else annotation.__name__
+    return " | ".join(map(_type_name, get_args(annotation))) or str(annotation)
 
 
 def _problem(kind: type[Technique], environment: Environment, device: DeviceKind) -> str | None:

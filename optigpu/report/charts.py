@@ -1,4 +1,4 @@
-"""Charts of a job's results as SVG or PNG files: the ladder, the roofline, and speed against quality.
+"""Charts of a job's results as SVG or PNG files: the ladder, the roofline, speed against quality and against latency.
 
 Results are plain JSON, as everywhere in this package. matplotlib is imported when a chart is drawn.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optigpu.report.canvas import FAINT, INK, canvas, is_valid, legend, mark, name_of, note, sides, size_for
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import Document, heading
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import SpecError, canonical_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,8 @@ def roofline_chart(title: str, results: Sequence[Document], path: Path) -> None:
     A dotted line leads from a variant to what its roof allows. Raises SpecError when no result has a roofline or `path`
     ends with another suffix than .svg and .png.
     """
-    shown = [result for result in results if _step(result) and _step(result)["measured_s"]]
+    stepping = [result for result in results if _step(result) and _step(result)["measured_s"]]
+    shown = [result for result in stepping if _step(result)["flops"]]
     if not shown:
         raise SpecError(
             "No result has a roofline to draw; details.roofline.reason in the results says why there is none."
@@ -238,9 +239,49 @@ def _loss_axis(axes: "Axes", text: str) -> None:
     axes.set_xlabel(text)
 
 
+def throughput_chart(title: str, results: Sequence[Document], path: Path) -> None:
+    """The primary metric over the latency of a request, a line through what has the same stack: a sweep's shapes.
+
+    Raises SpecError when no result has a latency or `path` ends with another suffix than .svg and .png.
+    """
+    shown = [result for result in results if _primary(result)["value"] is not None and _latency(result)]
+    if not shown:
+        raise SpecError(
+            "No result has a latency to draw; measure a workload that has one, such as batch_sweep."
+        )
+    lines: dict[str, list[tuple[float, float]]] = {}
+    with canvas(path, title, *size_for(len(shown))) as axes:
+        for place, result in enumerate(shown):
+            latency, primary = _latency(result), _primary(result)
+            x, y = latency["value"] * 1e3, primary["value"]
+            lines.setdefault(canonical_json(result["variant"]["stack"]), []).append((x, y))
+            label = f"{name_of(result)}\n  {with_interval(primary)}, {short(x)} ms"
+            xerr, yerr = sides(latency, 1e3), sides(primary)
+            axes.errorbar(x, y, xerr=xerr, yerr=yerr, label=label, **mark(place, is_valid(result)))
+        for points in lines.values():
+            axes.plot(*zip(*sorted(points), strict=True), linewidth=1.0, color=FAINT, zorder=1)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="latency of a request (ms)", ylabel=heading(shown[0]["variant"]["primary_metric"]))
+        axes.grid(which="major")
+        legend(axes, len(shown))
+        note(axes, "Up and to the left is better. Lines join what has the same stack. Bars: 95% intervals.")
+
+
+def _latency(result: Document) -> Any:
+    """The summary of a request's latency, or None where there is no figure."""
+    metric = result["metrics"].get("latency_s")
+    return metric if metric and metric["value"] is not None else None
+
+
 def _primary(result: Document) -> Any:
     return result["metrics"][result["variant"]["primary_metric"]]
 
 
-CHARTS: dict[str, Chart] = {"ladder": ladder_chart, "roofline": roofline_chart, "quality": quality_chart}
+CHARTS: dict[str, Chart] = {
+    "ladder": ladder_chart,
+    "roofline": roofline_chart,
+    "quality": quality_chart,
+    "throughput": throughput_chart,
+}
 """Every chart by its name."""

@@ -7,42 +7,62 @@ from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import ratio, scaled, with_interval
 from optigpu.report.rows import Document, Row, heading, rows_of
+from optigpu.report.scenario import Scenario, scenario_of
 from optigpu.result import Attribution, Gain
 from optigpu.vocabulary import METRICS, Role, VariantStatus
 
 FURTHER = {
     "ttft_s": ("TTFT (ms)", 1e3),
+    "latency_s": ("latency (ms)", 1e3),
     "weight_bytes": ("weights (MB)", 1e-6),
+    "peak_bytes": ("peak (MB)", 1e-6),
     "top1_agreement": ("top-1 (%)", 100.0),
     "kld_mean": ("KLD (nat)", 1.0),
     "j_per_token": ("J/token", 1.0),
+    "j_per_image": ("J/image", 1.0),
     "headroom": ("headroom", 1.0),
 }
 """Metrics that are shown beside the primary one where any variant has them: heading and scale."""
+ONLY = {
+    "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
+    "peak_bytes": ("attention", "normalization"),
+}
+"""Workloads that are about a metric which would only widen the tables of the others."""
 
 
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
     """The table of a job; columns that mean nothing for it are left out."""
     rows = rows_of(attribution, results)
-    further = [name for name in FURTHER if any(row.has_figure(name) for row in rows)]
+    further = [name for name in FURTHER if any(_is_shown(row, name) for row in rows)]
+    scenario = scenario_of(rows)
     names = (
         heading(attribution.metric),
         "speedup",
         "alone",
         "added",
+        *([scenario.heading] if scenario else []),
         *(FURTHER[name][0] for name in further),
     )
     grid = Grid(
         title=title,
         columns=(Column("variant"), *(Column(name, right=True) for name in names), Column("status")),
-        rows=tuple(_cells(row, attribution, further) for row in rows),
-        notes=tuple(ladder_notes(rows, attribution, [attribution.metric, *further])),
+        rows=tuple(_cells(row, attribution, scenario, further) for row in rows),
+        notes=(
+            *ladder_notes(rows, attribution, [attribution.metric, *further]),
+            *(scenario.notes(rows) if scenario else ()),
+        ),
         faint=frozenset(number for number, row in enumerate(rows) if not row.valid),
     )
     return grid.without_empty_columns()
 
 
-def _cells(row: Row, attribution: Attribution, further: Sequence[str]) -> tuple[str, ...]:
+def _is_shown(row: Row, name: str) -> bool:
+    return row.has_figure(name) and row.workload in ONLY.get(name, (row.workload,))
+
+
+def _cells(
+    row: Row, attribution: Attribution, scenario: Scenario | None, further: Sequence[str]
+) -> tuple[str, ...]:
     ended = row.ended
     best = " *" if ended.index == attribution.best and len(attribution.rows) > 1 else ""
     return (
@@ -51,6 +71,7 @@ def _cells(row: Row, attribution: Attribution, further: Sequence[str]) -> tuple[
         _gain(ended.speedup, ended.role not in (Role.SINGLE, Role.BASELINE)),
         _gain(ended.alone, ended.role is Role.ALONE),
         _gain(ended.added, ended.role is Role.CUMULATIVE),
+        *([scenario.figure(row)] if scenario else []),
         *(_figure(row, name) for name in further),
         _status(row),
     )

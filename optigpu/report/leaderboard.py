@@ -97,9 +97,29 @@ def workload_text(workload: dict[str, Any], model: str | None) -> str:
     if workload.keys() >= {"prompt_tokens", "new_tokens", "batch_size"}:
         shape = "{prompt_tokens}+{new_tokens} x{batch_size}".format_map(workload)
         return f"{workload.get('kind')} {model} {shape}"
-    values = (value for key, value in workload.items() if key != "kind")
-    shapes = " ".join("/".join(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for v in values)
-    return " ".join(part for part in (workload.get("kind"), model, shapes) if part)
+    shapes = (_shape(key, value) for key, value in workload.items() if key != "kind" and value is not None)
+    return " ".join(part for part in (workload.get("kind"), model, *shapes) if part)
+
+
+_SHAPES = {
+    "batch_size": "x{}",
+    "batch_sizes": "x{}",
+    "new_tokens": "+{}",
+    "image_size": "{} px",
+    "heads": "{} heads",
+    "kv_heads": "sharing {}",
+    "head_size": "of {}",
+    "rows": "{} rows",
+}
+"""How a field of a workload is written; any other one stands by itself."""
+
+
+def _shape(key: str, value: Any) -> str:
+    """One field on a line: several values with slashes, and a truth by its name."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    name = key.removesuffix("s")
+    words = [str(each) if not isinstance(each, bool) else name if each else f"no {name}" for each in values]
+    return _SHAPES.get(key, "{}").format("/".join(words))
 
 
 def _notes(page: LeaderboardPage, letters: Mapping[str, str]) -> Iterator[str]:

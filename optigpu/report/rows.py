@@ -13,7 +13,15 @@ from optigpu.vocabulary import METRICS
 
 Document = Mapping[str, Any]
 
-HEADINGS = {"tokens_per_s": "tokens/s", "requests_per_s": "requests/s", "tflops": "TFLOP/s"}
+HEADINGS = {
+    "tokens_per_s": "tokens/s",
+    "prefill_tokens_per_s": "prompt tokens/s",
+    "scored_tokens_per_s": "scored tokens/s",
+    "requests_per_s": "requests/s",
+    "images_per_s": "images/s",
+    "tflops": "TFLOP/s",
+    "gb_per_s": "GB/s",
+}
 
 
 def heading(metric: str) -> str:
@@ -42,6 +50,11 @@ class Row:
     def warnings(self) -> list[str]:
         """What a reader should know of a result that counts all the same."""
         return list(self.result["verdict"]["warnings"]) if self.result else []
+
+    @property
+    def workload(self) -> str:
+        """The kind of workload, if there is a result to tell."""
+        return str(self.result["variant"]["workload"].get("kind", "")) if self.result else ""
 
     def metric(self, name: str) -> Document | None:
         """The summary of a metric, if the workload has it and the variant has a result."""

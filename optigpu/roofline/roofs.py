@@ -12,7 +12,7 @@ from optigpu.hardware.catalog import Device, Dtype
 from optigpu.messages import Peaks
 from optigpu.result import Bound, MetricSummary
 from optigpu.roofline.work import VariantWork, Work, work_of
-from optigpu.vocabulary import METRICS, Frozen, UnsupportedError
+from optigpu.vocabulary import METRICS, Better, Frozen, UnsupportedError
 from optigpu.workloads.base import Workload
 
 LAUNCH = 2.5
@@ -113,8 +113,9 @@ def roofline_of(
     except UnsupportedError as error:
         return Roofline(metrics=_nulls(str(error)), peaks=peaks, reason=str(error))
     catalog = _published_roof(published, work.dtype)
-    step = _step(work.step, roof, catalog, _step_s(work, metrics[workload.primary]))
-    derived = _metrics(work, roof, metrics[workload.primary])
+    rate = _as_rate(metrics[workload.primary])
+    step = _step(work.step, roof, catalog, _step_s(work, rate))
+    derived = _metrics(work, roof, rate)
     ahead = None
     if work.prefill:
         under = _measured_roof(peaks, work.prefill, work.dtype)
@@ -176,8 +177,25 @@ def _step(work: Work, roof: Roof, published: Roof | None, measured_s: float | No
     )
 
 
-def _step_s(work: VariantWork, primary: MetricSummary) -> float | None:
-    return 1 / (primary.value * work.steps_per_unit) if primary.value else None
+def _as_rate(primary: MetricSummary) -> MetricSummary:
+    """A rate as it is; a time as the rate that is its inverse."""
+    if primary.value is None or primary.better is Better.HIGHER:
+        return primary
+    low, high = primary.ci or (None, None)
+    return MetricSummary(
+        unit="1/s",
+        better=Better.HIGHER,
+        value=1 / primary.value,
+        # An interval that reaches down to no time at all says nothing of the rate.
+        ci=(1 / high, 1 / low) if low and high and low > 0 else None,
+        n=primary.n,
+        replicates=primary.replicates,
+        per_replicate=tuple(1 / value for value in primary.per_replicate),
+    )
+
+
+def _step_s(work: VariantWork, rate: MetricSummary) -> float | None:
+    return 1 / (rate.value * work.steps_per_unit) if rate.value else None
 
 
 def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str, MetricSummary]:
@@ -185,9 +203,10 @@ def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str,
     if primary.value is None:
         return _nulls(primary.reason or "the primary metric was not measured")
     step, per_unit = work.step, work.steps_per_unit
+    mfu = _derived("mfu", primary, lambda rate: rate * per_unit * step.flops / roof.flops_per_s)
     return {
         "mbu": _derived("mbu", primary, lambda rate: rate * per_unit * step.bytes / roof.bytes_per_s),
-        "mfu": _derived("mfu", primary, lambda rate: rate * per_unit * step.flops / roof.flops_per_s),
+        "mfu": mfu if step.flops else _nulls(f"a {step.name} has no matrix product")["mfu"],
         "headroom": _derived("headroom", primary, lambda rate: 1 / (rate * per_unit * roof.least_s(step))),
     }
 

@@ -1,26 +1,31 @@
 """How much work a workload is: bytes that it must move and operations that it must do, from the model's shapes alone.
 
 An operation is a floating-point multiplication or addition within a matrix product (a product of [m, k] and [k, n]
-counts 2 m k n); norms, activations and softmax are left out, as torch's FlopCounterMode leaves them out. Bytes are the
-weights in their stored width and the key-value cache; activations are left out, since they stay in a cache.
+counts 2 m k n) or a convolution; norms, activations and softmax are left out, as torch's FlopCounterMode leaves them
+out. Bytes are the weights in their stored width, the key-value cache and images; activations are left out, since they
+stay in a cache.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from optigpu.models.facts import ModelFacts
-from optigpu.models.footprint import Footprint
+from optigpu.models.footprint import Footprint, ImageFootprint
 from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
+from optigpu.workloads.batch_sweep import BatchSweep
+from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.kv_cache import KvCache
 from optigpu.workloads.matmul import Matmul
-
-WIDTHS = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of an element of a matrix or of the key-value cache, by the dtype that is computed with."""
+from optigpu.workloads.normalization import Normalization
+from optigpu.workloads.prefill import Prefill
+from optigpu.workloads.requests.operators import WIDTHS
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,8 @@ class Work:
 class VariantWork:
     """What a variant does, computing in `dtype`.
 
-    `steps_per_unit` turns the workload's primary metric, a rate, into steps per second. `prefill` is None where a
-    workload has no prompt.
+    `steps_per_unit` turns the workload's primary metric, a rate or the inverse of a time, into steps per second.
+    `prefill` is None where a workload has no prompt, or does not tell its time.
     """
 
     dtype: str
@@ -52,11 +57,28 @@ class VariantWork:
     prefill: Work | None = None
 
 
-_FOOTPRINT = TypeAdapter(Footprint)
+@dataclass(frozen=True)
+class Kept:
+    """What a key-value cache keeps of one sequence, where that is not every token in the dtype that is computed with.
+
+    `token_bytes` are those of one token over all layers; `tokens` is how many there are at the most.
+    """
+
+    token_bytes: int | None = None
+    tokens: int | None = None
+
+    def of(self, tokens: int) -> int:
+        """How many of so many tokens are kept."""
+        return tokens if self.tokens is None else min(tokens, self.tokens)
+
+
+ALL = Kept()
+_FOOTPRINT, _IMAGE_FOOTPRINT = TypeAdapter(Footprint), TypeAdapter(ImageFootprint)
 
 
 def work_of(workload: Workload, details: Mapping[str, Any]) -> VariantWork:
-    """The work of a variant. `details` are those of its result: `dtype`, `kv_cache` and `footprint` are read.
+    """The work of a variant. `details` are those of its result: `footprint`, `dtype`, `autocast`, `autograd` and what
+    begins with `kv_cache` are read.
 
     Raises UnsupportedError for a workload or a model whose shapes are not known.
     """
@@ -64,17 +86,99 @@ def work_of(workload: Workload, details: Mapping[str, Any]) -> VariantWork:
         case Matmul():
             product = square_product(workload)
             return VariantWork(workload.dtypes[0], product, 1e12 / product.flops)
-        case Generate() if "footprint" in details:
-            model = _FOOTPRINT.validate_python(details["footprint"])
-            dtype, cached = str(details["dtype"]), details["kv_cache"] != "none"
-            step = decode_step(workload, model, dtype, cached)
-            return VariantWork(dtype, step, 1 / workload.batch_size, prefill(workload, model, dtype, cached))
-        case Generate():
-            raise UnsupportedError("the process that measured did not record what a step reads of its model")
+        case Attention():
+            return VariantWork(workload.dtype, _attention(workload), 1e12 / workload.flops)
+        case Normalization():
+            return VariantWork(workload.dtype, Work("norm", workload.bytes, 0.0), 1e9 / workload.bytes)
+        case Classify():
+            return _classification(workload, details)
+        case Generate() | BatchSweep() | KvCache() | Prefill():
+            return _of_decoder(workload, details)
         case _:
             raise UnsupportedError(
                 f"the bytes and operations of {workload.kind} are not known to the roofline"
             )
+
+
+def _footprint(details: Mapping[str, Any]) -> Any:
+    if "footprint" not in details:
+        raise UnsupportedError("the process that measured did not record what a step reads of its model")
+    return details["footprint"]
+
+
+def _of_decoder(
+    workload: Generate | BatchSweep | KvCache | Prefill, details: Mapping[str, Any]
+) -> VariantWork:
+    if "tokens_per_pass" in details:
+        raise UnsupportedError(
+            "speculative decoding reads the weights once for several tokens, now more and now fewer"
+        )
+    model = _FOOTPRINT.validate_python(_footprint(details))
+    # Autocast computes in its own type, and attention reads the cache in that.
+    dtype, cached = _dtype(details), details["kv_cache"] != "none"
+    kept = Kept(details.get("kv_cache_bytes_per_token"), details.get("kv_cache_tokens"))
+    like = _as_generate(workload)
+    ahead = prefill(like, model, dtype, cached, kept)
+    if isinstance(workload, Prefill):
+        return VariantWork(dtype, ahead, 1 / (workload.batch_size * workload.prompt_tokens))
+    step = decode_step(like, _as_streamed(model, details), dtype, cached, kept)
+    if isinstance(workload, KvCache):
+        return VariantWork(dtype, step, 1.0)
+    return VariantWork(dtype, step, 1 / like.batch_size, ahead)
+
+
+def _as_streamed(model: Footprint, details: Mapping[str, Any]) -> Footprint:
+    """What a step reads once the prompt has been: autocast keeps the weights as it converted them.
+
+    Not in inference mode, where torch converts them for each step.
+    """
+    if details.get("autograd") == "inference":
+        return model
+    shrunk = WIDTHS[_dtype(details)] / WIDTHS[str(details["dtype"])]
+    return replace(model, streamed_bytes=int(model.streamed_bytes * shrunk))
+
+
+def _as_generate(workload: Generate | BatchSweep | KvCache | Prefill) -> Generate:
+    """The generation that has the same steps."""
+    match workload:
+        case BatchSweep(batch_sizes=(batch,)):
+            return Generate(
+                prompt_tokens=workload.prompt_tokens, new_tokens=workload.new_tokens, batch_size=batch
+            )
+        case KvCache(positions=(position,)):
+            return Generate(
+                prompt_tokens=position, new_tokens=workload.new_tokens, batch_size=workload.batch_size
+            )
+        case Prefill():
+            return Generate(
+                prompt_tokens=workload.prompt_tokens, new_tokens=2, batch_size=workload.batch_size
+            )
+        case Generate():
+            return workload
+        case _:
+            raise UnsupportedError(f"{workload.label} is several workloads; a roofline is of one")
+
+
+def _classification(workload: Classify, details: Mapping[str, Any]) -> VariantWork:
+    """A pass reads the weights and the images; its operations are those that torch counted for one image."""
+    model, dtype = _IMAGE_FOOTPRINT.validate_python(_footprint(details)), _dtype(details)
+    if dtype == "float32" and details.get("cudnn_tf32"):
+        dtype = "tf32"
+    batch = workload.batch_size
+    moved = model.streamed_bytes + batch * model.pixels * WIDTHS[str(details["dtype"])]
+    return VariantWork(dtype, Work("pass", moved, batch * model.flops), 1 / batch)
+
+
+def _dtype(details: Mapping[str, Any]) -> str:
+    return str(details.get("autocast") or details["dtype"])
+
+
+def _attention(workload: Attention) -> Work:
+    """Queries, keys and values are read and the result is written once; the scores need not be in memory at all."""
+    (length,) = workload.lengths
+    heads = 2 * workload.heads + 2 * (workload.kv_heads or workload.heads)
+    rows = workload.batch_size * heads * length
+    return Work("attention", rows * workload.head_size * WIDTHS[workload.dtype], 0.0, workload.flops)
 
 
 def matmul_flops(facts: ModelFacts, tokens: float, predictions: float) -> float:
@@ -106,7 +210,7 @@ def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
     return 3 * (matmul_flops(facts, tokens, tokens) + attention_flops(facts, pairs))
 
 
-def prefill(workload: Generate, model: Footprint, dtype: str, cached: bool) -> Work:
+def prefill(workload: Generate, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
     length = workload.prompt_tokens
     return _forward(
@@ -115,21 +219,22 @@ def prefill(workload: Generate, model: Footprint, dtype: str, cached: bool) -> W
         model,
         length,
         _causal_pairs(length),
-        _cache(model, dtype, length, cached),
+        _cache(model, dtype, kept.of(length), cached, kept),
     )
 
 
-def decode_step(workload: Generate, model: Footprint, dtype: str, cached: bool) -> Work:
+def decode_step(workload: Generate, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
     """One step of decoding, the mean over the steps of a request.
 
     Step i of new_tokens - 1 attends to prompt_tokens + i tokens: it reads them from the key-value cache but for its own
-    token, which it writes. Without a cache it computes them all again.
+    token, which it writes, or to those of them that are kept. Without a cache it computes them all again.
     """
-    lengths = range(workload.prompt_tokens + 1, workload.prompt_tokens + workload.new_tokens)
+    steps = range(workload.prompt_tokens + 1, workload.prompt_tokens + workload.new_tokens)
+    lengths = [kept.of(length) for length in steps] if cached else list(steps)
     length = fmean(lengths)
     tokens, pairs = (1.0, length) if cached else (length, fmean(map(_causal_pairs, lengths)))
     return _forward(
-        "decode step", workload.batch_size, model, tokens, pairs, _cache(model, dtype, length, cached)
+        "decode step", workload.batch_size, model, tokens, pairs, _cache(model, dtype, length, cached, kept)
     )
 
 
@@ -151,10 +256,12 @@ def _forward(
     )
 
 
-def _cache(model: Footprint, dtype: str, tokens: float, cached: bool) -> float:
+def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: Kept) -> float:
     """Bytes of keys and values of `tokens` tokens of one sequence."""
+    if not cached:
+        return 0.0
     facts = model.facts
-    return 2 * tokens * facts.layers * facts.kv_heads * facts.head_size * WIDTHS[dtype] if cached else 0.0
+    return tokens * (kept.token_bytes or 2 * facts.layers * facts.kv_heads * facts.head_size * WIDTHS[dtype])
 
 
 def _causal_pairs(length: int) -> float:

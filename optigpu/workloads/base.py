@@ -3,13 +3,22 @@
 The facts are read everywhere; `prepare` runs in the measuring process alone and may import torch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from optigpu.models.facts import ModelFacts
+from optigpu.models.facts import Facts, ModelFacts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, Frozen
+
+
+class Task(StrEnum):
+    """What a model is loaded for: to decode text, to pass over a prompt once, or to classify images."""
+
+    DECODING = "decoding"
+    PREFILL = "prefill"
+    IMAGES = "images"
 
 
 class Clock(Protocol):
@@ -32,6 +41,15 @@ class Generation:
     gaps_s: list[float]
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass. `logits` are [batch, vocabulary or classes], `chosen` the most likely of each row, [batch]."""
+
+    logits: Any
+    chosen: Any
+    seconds: float
+
+
 class Runtime(Protocol):
     """What a backend offers to every workload inside the measuring process.
 
@@ -45,11 +63,15 @@ class Runtime(Protocol):
     model: Any
     weights: int
 
+    def attention_kernels(self, run: Callable[[], Any]) -> list[str]:
+        """Which attention kernels `run` executes; never called within a timed request."""
+
 
 class DecodingRuntime(Runtime, Protocol):
     """What it offers to a workload that generates text.
 
-    `decoded` is the batch and the length in tokens, prompt included, of the longest decoding so far; None before one.
+    `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
+    before one.
     """
 
     facts: ModelFacts
@@ -82,6 +104,22 @@ class DecodingRuntime(Runtime, Protocol):
         """Records which kernels run for this prompt; never called within a timed request."""
 
 
+class PassRuntime(Runtime, Protocol):
+    """What it offers to a workload that runs whole forward passes and decodes nothing.
+
+    `dtype` is the name of the one that the weights came in.
+    """
+
+    facts: Facts
+    dtype: str
+
+    def forward(self, inputs: Any) -> Pass:
+        """One pass over ids [batch, length] with an empty cache, or over images [batch, channels, height, width]."""
+
+    def observe(self, inputs: Any) -> None:
+        """Records which kernels run for these inputs; never called within a timed request."""
+
+
 @dataclass(frozen=True)
 class Check:
     """What looking at an output found: how long its request took, and what is wrong with it, if anything is."""
@@ -110,16 +148,32 @@ class Request(Protocol):
         """A request of the same shapes whose inputs no request had before."""
 
 
+@runtime_checkable
+class OperatorRequest(Request, Protocol):
+    """A request of one operator alone, so that what it allocates can be told from all else that a process holds."""
+
+    @property
+    def held(self) -> Sequence[Any]:
+        """The tensors that are there before and after a call."""
+
+    def call(self) -> Any:
+        """One call; what it returns."""
+
+
 class Workload(Frozen):
     """One kind of work. Subclasses add `kind: Literal[...]` with a default, and their shapes.
 
-    `primary` is the metric that speedups are about; `metrics` are the per-request metrics.
+    `primary` is the metric that speedups are about; `metrics` are the per-request metrics. A workload that needs a
+    model says for what `task`, and names one as an example. Without one of its `meters` it would be nothing.
     """
 
     summary: ClassVar[str]
     primary: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     needs_model: ClassVar[bool] = True
+    task: ClassVar[Task] = Task.DECODING
+    example_model: ClassVar[str] = "preset:gpt2"
+    meters: ClassVar[tuple[str, ...]] = ()
     backends: ClassVar[tuple[str, ...]] = ("torch",)
 
     kind: str
@@ -133,14 +187,27 @@ class Workload(Frozen):
         """What tells one expanded workload from its siblings, for a table; empty where there are none."""
         return ""
 
-    def check(self, model: ModelFacts) -> str | None:
-        """Why these shapes do not fit that model, in one sentence, or None."""
+    @property
+    def generated_tokens(self) -> int | None:
+        """Tokens that a request generates; None where it generates none."""
+        return None
+
+    @property
+    def classified_images(self) -> int | None:
+        """Images that a request classifies; None where it classifies none."""
+        return None
+
+    def check(self, model: Any) -> str | None:
+        """Why these shapes do not fit that model, in one sentence, or None.
+
+        `model` are ModelFacts, and ImageFacts for a workload that classifies images.
+        """
         return None
 
     def prepare(self, runtime: Any) -> Request:
         """Makes inputs and returns the request that will be repeated.
 
-        `runtime` is a Runtime, and a DecodingRuntime for a workload that needs a model. Raises UnsupportedError when
-        the inputs do not fit this machine.
+        `runtime` is a Runtime, and with a model a DecodingRuntime or a PassRuntime, as the task says. Raises
+        UnsupportedError when the inputs do not fit this machine.
         """
         raise NotImplementedError

@@ -1,22 +1,15 @@
 """matmul: square matrix products, the hardware's own speed limit."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-import psutil
 from pydantic import Field
 
-from optigpu.hardware.cgroup import memory_limit
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Check, Runtime, Workload
+from optigpu.workloads.requests.operators import CHECKED, ROUNDING, Calls, require_memory
 
 Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
-
-SAMPLE_S = 0.005
-"""A sample is a batch of products of at least this duration, so that reading the clock (under 1 us) is nothing."""
-CHECKED = 16
-"""Rows and columns of the product that are compared with a float64 reference."""
 
 
 class Matmul(Workload):
@@ -62,7 +55,7 @@ class MatmulRequest:
         import torch
 
         storage = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
-        _require_memory(
+        require_memory(
             runtime.device, 3 * size**2 * storage.itemsize, f"three {size} x {size} {dtype} matrices"
         )
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
@@ -72,15 +65,13 @@ class MatmulRequest:
             torch.randn(size, size, generator=self._source, device=device, dtype=storage) for _ in range(2)
         )
         self._c = torch.empty_like(self._a)
-        self._runtime = runtime
         self._dtype = dtype
-        self._products = 1
-        self._products = self._products_per_sample()
-        runtime.notes.record(products_per_sample=self._products)
+        self._products = Calls(runtime, lambda: torch.mm(self._a, self._b, out=self._c))
+        runtime.notes.record(products_per_sample=self._products.count)
 
     def run(self) -> Mapping[str, float]:
         """The mean over one batch of products."""
-        latency_s = self._batch_s() / self._products
+        latency_s = self._products.mean_s()
         return {"latency_s": latency_s, "tflops": 2 * self._a.shape[0] ** 3 / latency_s / 1e12}
 
     def check(self) -> Check:
@@ -91,11 +82,11 @@ class MatmulRequest:
         """
         import torch
 
-        request_s = self._batch_s()
+        request_s = self._products.sample_s()
         rows = torch.linspace(0, self._a.shape[0] - 1, CHECKED, device=self._a.device).long()
         a, b = self._a[rows].double(), self._b[:, rows].double()
         error = (self._c[rows][:, rows].double() - a @ b).abs()
-        bound = (self._a.shape[0] * 2.0**-24 + 4 * _ROUNDING[self._dtype]) * (a.abs() @ b.abs())
+        bound = (self._a.shape[0] * 2.0**-24 + 4 * ROUNDING[self._dtype]) * (a.abs() @ b.abs())
         worst = float((error / bound).max())
         if not worst <= 1:
             problem = (
@@ -116,44 +107,3 @@ class MatmulRequest:
         for matrix in (self._a, self._b):
             matrix.normal_(generator=self._source)
         return self
-
-    def _products_per_sample(self) -> int:
-        self._batch_s()
-        once_s = min(self._batch_s() for _ in range(3))
-        return max(1, math.ceil(SAMPLE_S / once_s))
-
-    def _batch_s(self) -> float:
-        import torch
-
-        marks = [self._runtime.clock.mark()]
-        for _ in range(self._products):
-            torch.mm(self._a, self._b, out=self._c)
-        marks.append(self._runtime.clock.mark())
-        return self._runtime.clock.seconds(marks)[0]
-
-
-_ROUNDING: dict[Dtype, float] = {
-    "float32": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
-"""Unit roundoff of each dtype."""
-
-
-def _require_memory(device: DeviceKind, needed: int, what: str) -> None:
-    free = _free_bytes(device)
-    if needed > free:
-        raise UnsupportedError(
-            f"{what} need {needed / 1e9:.1f} GB and this {device} has {free / 1e9:.1f} GB free; ask for a smaller size."
-        )
-
-
-def _free_bytes(device: DeviceKind) -> int:
-    if device is DeviceKind.CUDA:
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-    available = int(psutil.virtual_memory().available)
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)

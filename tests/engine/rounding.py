@@ -1,7 +1,7 @@
 """How far rounding may move a model's logits: computed from a float64 copy of the model, not guessed."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,12 +30,17 @@ def rounding_bound(reference: Any, tokens: Any, dtype: str) -> float:
 
     `reference` is a float64 model. This is Monte Carlo arithmetic (Parker, 1997) at the grain of modules.
     """
+    return rounding_bound_of(reference, lambda: logits_of(reference, tokens), dtype)
+
+
+def rounding_bound_of(reference: Any, run: Callable[[], Any], dtype: str) -> float:
+    """The same for what `run` makes of the model."""
     import torch
 
-    exact = logits_of(reference, tokens)
+    exact = run()
     torch.manual_seed(0)
     with _disturbed(reference, UNIT[dtype]):
-        worst = max(float((logits_of(reference, tokens) - exact).abs().max()) for _ in range(DRAWS))
+        worst = max(float((run() - exact).abs().max()) for _ in range(DRAWS))
     return SAFETY * worst
 
 

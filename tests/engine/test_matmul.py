@@ -4,8 +4,8 @@ import pytest
 
 from optigpu.backends.torch import TorchRuntime
 from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads import matmul
 from optigpu.workloads.matmul import Dtype, Matmul
+from optigpu.workloads.requests import operators
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_tf32_is_refused_without_cuda(runtime: TorchRuntime) -> None:
 def test_matrices_that_do_not_fit_are_refused_before_they_are_made(
     runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "memory_limit", lambda: 2_000_000)
+    monkeypatch.setattr(operators, "memory_limit", lambda: 2_000_000)
     one(400).prepare(runtime)
     with pytest.raises(UnsupportedError, match="three 500 x 500 float32 matrices need"):
         one(500).prepare(runtime)

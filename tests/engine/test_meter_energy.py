@@ -8,6 +8,8 @@ import pytest
 
 from optigpu.hardware.sensors import Ticker
 from optigpu.meters.energy import EnergyMeter
+from optigpu.workloads.batch_sweep import BatchSweep
+from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from tests.drivers.nvml import ask, build
 from tests.drivers.questions import REQUEST_J
@@ -88,7 +90,28 @@ def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> No
     with Ticker(package.show, 0.001):
         reading = meter(tmp_path).read(scene)
     assert set(reading.values) == {"energy_j", "power_w"}
-    assert reading.reasons == {"j_per_token": "matmul generates no tokens"}
+    assert reading.reasons == {
+        "j_per_token": "matmul generates no tokens",
+        "j_per_image": "matmul classifies no images",
+    }
+
+
+def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
+    package = Package(tmp_path)
+    scene, _ = doing(tmp_path, package.request, Classify(batch_size=4))
+    with Ticker(package.show, 0.001):
+        reading = meter(tmp_path).read(scene)
+    assert reading.values["j_per_image"] == pytest.approx(reading.values["energy_j"] / 4)
+    assert reading.reasons == {"j_per_token": "classify generates no tokens"}
+
+
+def test_a_sweep_s_batch_shares_the_energy_of_its_request(tmp_path: Path) -> None:
+    package = Package(tmp_path)
+    (workload,) = BatchSweep(batch_sizes=(3,), new_tokens=2).expand()
+    scene, _ = doing(tmp_path, package.request, workload)
+    with Ticker(package.show, 0.001):
+        reading = meter(tmp_path).read(scene)
+    assert reading.values["j_per_token"] == pytest.approx(reading.values["energy_j"] / 6)
 
 
 def test_a_request_that_draws_no_more_than_idle_has_no_energy(tmp_path: Path) -> None:

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.models.facts import facts_of
-from optigpu.models.load import MODELS_DIR, count_weights, load_model, loaded_facts
-from optigpu.models.presets import PRESETS, Preset
+from optigpu.models.facts import facts_of, image_facts_from_config, known_facts
+from optigpu.models.load import (
+    MODELS_DIR,
+    count_weights,
+    load_image_model,
+    load_model,
+    loaded_facts,
+    loaded_image_facts,
+)
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny_model
@@ -21,6 +28,16 @@ PUBLISHED = {
     "mistral-7b": 7_248_023_552,
     "qwen2.5-0.5b": 494_032_768,
     "tiny-llama-test": 361_088,
+    "tiny-gpt2-test": 527_872,
+    "tiny-qwen-test": 361_600,
+}
+PUBLISHED_IMAGES = {
+    "resnet-50": 25_557_032,
+    "mobilenet-v2": 3_506_153,
+    "vit-base": 86_567_656,
+    "tiny-resnet-test": 4_786,
+    "tiny-mobilenet-test": 48_202,
+    "tiny-vit-test": 24_234,
 }
 
 
@@ -34,6 +51,43 @@ def test_a_preset_has_the_published_number_of_weights(name: str) -> None:
 def test_what_is_known_of_a_preset_without_loading_it_is_true(name: str) -> None:
     reference = parse_reference(f"preset:{name}")
     assert loaded_facts(load_model(reference, device="meta", dtype="float32")) == facts_of(reference)
+
+
+@pytest.mark.parametrize("name", IMAGE_PRESETS)
+def test_an_image_preset_has_the_published_number_of_weights_and_facts(name: str) -> None:
+    reference = parse_reference(f"preset:{name}")
+    model = load_image_model(reference, device="meta", dtype="bfloat16")
+    assert count_weights(model) == PUBLISHED_IMAGES[name]
+    assert loaded_image_facts(model) == known_facts(reference)
+    assert facts_of(reference) is None, "what is asked of a decoder says nothing of it"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_all_that_is_known_of_a_decoder_is_what_is_known_of_a_preset(name: str) -> None:
+    reference = parse_reference(f"preset:{name}")
+    assert known_facts(reference) == facts_of(reference)
+
+
+def test_a_preset_classifier_has_the_statistics_of_what_it_sees() -> None:
+    import torch
+
+    model = load_image_model(parse_reference("preset:tiny-resnet-test"), device="cpu", dtype="float32")
+    seen: list[torch.Tensor] = []
+    norm = next(module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model(pixel_values=torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
+    spread = seen[0].var(dim=(0, 2, 3))
+    assert norm.running_var is not None
+    assert bool((norm.running_var / spread - 1).abs().max() < 0.2)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(384, 384), ([224, 224], 224), ((192, 256), 256), (None, 224)]
+)
+def test_an_image_s_size_is_read_as_a_configuration_says_it(size: object, expected: int) -> None:
+    facts = image_facts_from_config("resnet", {"num_labels": 5, "image_size": size, "num_channels": 1})
+    assert (facts.image_size, facts.channels, facts.classes) == (expected, 1, 5)
 
 
 def test_weights_are_made_on_the_device_in_the_dtype_and_nowhere_else() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.models.facts import ModelFacts
-from optigpu.models.footprint import Footprint, footprint_of
+from optigpu.models.facts import ImageFacts, ModelFacts
+from optigpu.models.footprint import Footprint, footprint_of, image_footprint_of
 from optigpu.models.load import loaded_facts
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
 from optigpu.techniques.base import Technique
@@ -15,6 +15,7 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.generate import Generate
+from tests.engine.image_models import image_runtime
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 
 BATCH, PROMPT, NEW = 3, 10, 5
@@ -133,6 +134,29 @@ def test_an_opt_model_with_a_narrow_embedding_is_counted_with_its_projections() 
     assert (
         prefill(WORKLOAD, of_model(model), "float32", cached=True).matmul_flops == counted.linear - unneeded
     )
+
+
+@pytest.mark.parametrize("family", ["resnet", "mobilenet", "vit"])
+@pytest.mark.parametrize("stack", [(), (Bf16(),)], ids=["fp32", "bf16"])
+def test_an_image_has_the_operations_that_torch_counts_and_reads_the_weights_as_they_are(
+    family: str, stack: tuple[Technique, ...]
+) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    runtime = image_runtime(f"preset:tiny-{family}-test", *stack)
+    assert isinstance(runtime.facts, ImageFacts)
+    found = image_footprint_of(runtime.model, runtime.facts, (3, 64, 64) if family != "vit" else (3, 32, 32))
+    side = 32 if family == "vit" else 64
+    eager = runtime.model
+    if family == "vit":
+        eager.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        eager(pixel_values=torch.zeros(5, 3, side, side, dtype=eager.dtype))
+    assert 5 * found.flops == counter.get_total_flops()
+    assert found.pixels == 3 * side**2
+    held = [*runtime.model.parameters(), *runtime.model.buffers()]
+    assert found.streamed_bytes == sum(tensor.nbytes for tensor in held)
 
 
 def test_a_family_whose_blocks_are_not_known_is_refused() -> None:

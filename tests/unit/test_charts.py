@@ -11,7 +11,14 @@ import pytest
 from optigpu.cli import main
 from optigpu.models.footprint import Footprint
 from optigpu.report.canvas import COLOURS, MARKERS, mark
-from optigpu.report.charts import CHARTS, GOAL_PERCENT, ladder_chart, quality_chart, roofline_chart
+from optigpu.report.charts import (
+    CHARTS,
+    GOAL_PERCENT,
+    ladder_chart,
+    quality_chart,
+    roofline_chart,
+    throughput_chart,
+)
 from optigpu.result import MetricSummary, Verdict, VerdictReason
 from optigpu.roofline import roofline_of
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
@@ -42,6 +49,7 @@ def made(
     metrics: dict[str, MetricSummary] = {
         "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.03)),
         "ttft_s": metric("ttft_s", 0.1),
+        "latency_s": metric("latency_s", 0.1 + 63 / rate, (0.1 + 62 / rate, 0.1 + 65 / rate)),
         "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
     }
     found = roofline_of(Generate.model_validate(GENERATE), metrics, details, PEAKS, None)
@@ -135,6 +143,30 @@ def _plain(name: str, value: float) -> dict[str, Any]:
     return dict(metric(name, value, (value - 0.3, value + 0.3)).model_dump(mode="json"))
 
 
+def test_the_throughput_chart_joins_the_shapes_of_one_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    plain = [made(n, f"batch {n}", Role.BASELINE, 10.0 + n, 10**9, "float32", 1.0, VALID) for n in (4, 1, 2)]
+    stack = {"stack": [{"name": "bf16"}]}
+    other = [each | {"variant": each["variant"] | stack} for each in plain[:2]]
+    joined: list[list[float]] = []
+    monkeypatch.setattr(Axes, "plot", lambda _, x, y, **__: joined.append([*x, *y]))
+    throughput_chart("t", plain + other, tmp_path / "c.svg")
+    assert [len(points) for points in joined] == [6, 4]
+    assert joined[0][:3] == sorted(joined[0][:3])
+    assert "batch 4" in texts(tmp_path / "c.svg")
+    assert "latency of a request (ms)" in texts(tmp_path / "c.svg")
+
+
+def test_what_does_no_matrix_product_has_no_place_under_the_roofline(tmp_path: Path) -> None:
+    roofline = RESULTS[0]["details"]["roofline"]
+    nothing = {"roofline": roofline | {"step": roofline["step"] | {"flops": 0.0, "flops_per_byte": 0.0}}}
+    with pytest.raises(SpecError, match="No result has a roofline"):
+        roofline_chart("t", [each | {"details": nothing} for each in RESULTS], tmp_path / "c.svg")
+
+
 def test_more_variants_than_colours_still_differ() -> None:
     looks = {(mark(n, True)["color"], mark(n, True)["marker"]) for n in range(len(COLOURS) * len(MARKERS))}
     assert len(looks) == len(COLOURS) * len(MARKERS)
@@ -155,7 +187,12 @@ def test_one_variant_and_the_most_that_a_job_has_find_room(tmp_path: Path, kind:
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [("ladder", "tokens_per_s"), ("quality", "top1_agreement"), ("quality", "tokens_per_s")],
+    [
+        ("ladder", "tokens_per_s"),
+        ("quality", "top1_agreement"),
+        ("quality", "tokens_per_s"),
+        ("throughput", "latency_s"),
+    ],
 )
 def test_where_nothing_was_measured_the_reason_is_said(tmp_path: Path, kind: str, without: str) -> None:
     null = metric(without, None, reason="no").model_dump(mode="json")

@@ -20,6 +20,7 @@ from tests.unit.scripted_service import Answer, Call, scripted_service
 
 BOOK = baselines()
 T4 = "1x Tesla T4 15 GiB"
+RTX_4090 = "1x NVIDIA GeForce RTX 4090 24 GiB"
 GPT2_INT8 = BOOK.claim("t4-gpt2-int8")
 
 
@@ -103,6 +104,41 @@ def test_a_matmul_is_the_same_by_size_and_dtype(size: int, dtype: str, expected:
     workload = {"kind": "matmul", "sizes": [size], "dtypes": [dtype]}
     result = a_result(50.0, name="tflops", stack=(), model=None, workload=workload)
     assert found_for("t4-matmul-fp16", result) == expected
+
+
+@pytest.mark.parametrize(
+    ("implementation", "length", "dtype", "heads", "expected"),
+    [
+        ("standard", 1024, "float16", 12, 0.002),
+        ("fused", 1024, "float16", 12, None),
+        ("standard", 2048, "float16", 12, None),
+        ("standard", 1024, "float32", 12, None),
+        ("standard", 1024, "float16", 16, None),
+    ],
+)
+def test_attention_is_the_same_by_implementation_length_dtype_and_heads(
+    implementation: str, length: int, dtype: str, heads: int, expected: float | None
+) -> None:
+    workload = {
+        "kind": "attention", "lengths": [length], "implementations": [implementation], "batch_size": 4,
+        "heads": heads, "head_size": 64, "dtype": dtype,
+    }  # fmt: skip
+    found = a_result(0.002, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=None)
+    assert found_for("4090-attention-1024", found) == expected
+
+
+def test_fused_attention_is_found_for_a_claim_of_it() -> None:
+    workload = {"kind": "attention", "lengths": [512], "implementations": ["fused"], "dtype": "float16"}
+    found = a_result(3e-4, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=None)
+    assert found_for("4090-flash-512", found) == 3e-4
+    assert found_for("4090-attention-512", found) is None
+
+
+@pytest.mark.parametrize("model", ["preset:resnet-50", "hub:microsoft/resnet-50"])
+def test_an_image_model_is_the_same_by_any_of_its_names(model: str) -> None:
+    workload = {"kind": "classify", "batch_size": 32, "image_size": None}
+    found = a_result(0.012, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=model)
+    assert found_for("4090-resnet-eager", found) == 0.012
 
 
 def test_the_lowest_is_the_best_of_what_should_be_low() -> None:

@@ -20,6 +20,7 @@ from optigpu.result import Environment
 from optigpu.spec import JobSpec, PlanName
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
+from optigpu.workloads import WORKLOADS
 from tests.unit.made_results import ATTRIBUTION, RESULTS
 from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
@@ -127,6 +128,46 @@ def test_matmul_has_its_own_shapes_and_no_model() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "flags", "model", "shapes"),
+    [
+        (
+            "prefill",
+            {"prompt_tokens": 8, "batch_size": 2},
+            "preset:gpt2",
+            {"prompt_tokens": 8, "batch_size": 2},
+        ),
+        (
+            "kv_cache",
+            {"positions": "8, 16", "new_tokens": 4},
+            "preset:gpt2",
+            {"positions": (8, 16), "new_tokens": 4},
+        ),
+        ("batch_sweep", {"batch_sizes": "1,2"}, "preset:gpt2", {"batch_sizes": (1, 2)}),
+        ("quality", {"window": 64}, "bundled:tiny", {"window": 64}),
+        ("classify", {"image_size": 192}, "preset:resnet-50", {"image_size": 192}),
+        (
+            "attention",
+            {"lengths": "64,128", "implementations": "fused", "dtype": "bfloat16"},
+            None,
+            {"lengths": (64, 128), "implementations": ("fused",), "dtype": "bfloat16"},
+        ),
+        ("normalization", {"widths": "64"}, None, {"widths": (64,)}),
+    ],
+)
+def test_every_workload_has_its_flags_and_a_model_of_its_own(
+    kind: str, flags: dict[str, Any], model: str | None, shapes: dict[str, Any]
+) -> None:
+    made = spec(workload=kind, **flags)
+    assert made.model == model
+    assert made.workload.model_dump().items() >= shapes.items()
+
+
+def test_help_names_every_workload(optigpu: Command) -> None:
+    words = set(optigpu("run", "--help").out.replace(",", " ").replace(".", " ").split())
+    assert words >= set(WORKLOADS)
+
+
 def test_a_file_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text('{"workload": {"kind": "matmul", "sizes": [64]}, "seed": 3}')
@@ -150,6 +191,9 @@ def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
 
 def test_parameters_follow_the_technique() -> None:
     assert parse_stack("torch_compile:mode=default") == [{"name": "torch_compile", "mode": "default"}]
+    assert parse_stack("speculative_decoding:draft=bundled:tiny:lookahead=3") == [
+        {"name": "speculative_decoding", "draft": "bundled:tiny", "lookahead": "3"}
+    ]
     assert parse_stack("") == []
 
 

@@ -113,6 +113,6 @@ def test_a_default_stack_holds_what_suits_the_device() -> None:
 
 
 def test_every_technique_can_be_the_stack_of_a_ladder() -> None:
-    for name in TECHNIQUES:
-        variants = planned("ladder", name)
+    for name, kind in TECHNIQUES.items():
+        variants = planned("ladder", name, device=kind.devices[0])
         assert any(variant.rung == name for variant in variants)

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from optigpu import __version__
 from optigpu.conductor.provenance import measured, provenance_of
-from optigpu.models.presets import PRESETS
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.weights import architecture_digest
 from optigpu.plan import variants_of
 from optigpu.result import Environment, Provenance
@@ -24,6 +24,14 @@ ARCHITECTURES = {
     "mistral-7b": "b37b41140818aa13",
     "qwen2.5-0.5b": "2c4ec6ee1e374de9",
     "tiny-llama-test": "24d29f6c1710e489",
+    "tiny-gpt2-test": "fed8ee0b038b0f5a",
+    "tiny-qwen-test": "e84a5996fdc46776",
+    "resnet-50": "15d229b9ae92f408",
+    "mobilenet-v2": "0d84d75ec78b771c",
+    "vit-base": "0a36dc1790302605",
+    "tiny-resnet-test": "0c1a779c7a231aa0",
+    "tiny-mobilenet-test": "de247d7c56dc03ee",
+    "tiny-vit-test": "969379108e244614",
 }
 """Digests of what the presets are. Results are compared by a preset's name, so what it stands for never changes:
 what is different gets a name of its own."""
@@ -128,4 +136,12 @@ def test_weights_that_could_not_be_hashed_leave_the_digests_as_they_were_posted(
 
 
 def test_a_preset_s_architecture_never_changes_under_its_name() -> None:
-    assert {name: architecture_digest(preset)[:16] for name, preset in PRESETS.items()} == ARCHITECTURES
+    presets = PRESETS | IMAGE_PRESETS
+    assert {name: architecture_digest(preset)[:16] for name, preset in presets.items()} == ARCHITECTURES
+
+
+def test_made_images_have_no_dataset_to_hash_and_say_so() -> None:
+    quality = {"images": 64, "of": "noise"}
+    found = provenance_of(spec(), variant(), HERE, {"weights": RECIPE, "quality": quality})
+    assert found.dataset_hash is None
+    assert "images that were made from the seed" in found.reasons["dataset_hash"]

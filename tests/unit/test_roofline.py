@@ -10,16 +10,23 @@ from hypothesis import strategies as st
 
 from optigpu.hardware.catalog import find
 from optigpu.messages import Peaks, ReadRate
-from optigpu.models.facts import facts_of
-from optigpu.models.footprint import Footprint
+from optigpu.models.facts import ImageFacts, facts_of, known_facts
+from optigpu.models.footprint import Footprint, ImageFootprint
 from optigpu.models.reference import parse_reference
 from optigpu.result import Bound, MetricSummary
 from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
 from optigpu.roofline.roofs import LAUNCH, NO_PEAKS
 from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
+from optigpu.workloads.batch_sweep import BatchSweep
+from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.kv_cache import KvCache
 from optigpu.workloads.matmul import Matmul
+from optigpu.workloads.normalization import Normalization
+from optigpu.workloads.prefill import Prefill
+from optigpu.workloads.quality import Quality
 from tests.unit.made_results import metric
 
 GIB = 2**30
@@ -157,6 +164,104 @@ def test_a_matrix_product_is_counted_by_its_sides() -> None:
     assert found.metrics["headroom"].ci == pytest.approx((1.6, 0.8 / 0.3))
     assert found.bound is Bound.COMPUTE
     assert found.prefill is None
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_counted_by_its_pairs_and_reads_no_scores(causal: bool) -> None:
+    (workload,) = Attention(
+        lengths=(512,), implementations=("standard",), heads=8, kv_heads=2, causal=causal, dtype="bfloat16"
+    ).expand()
+    found = roofline_of(workload, {"tflops": metric("tflops", 0.2)}, {}, PEAKS, None)
+    assert found.step is not None
+    pairs = 512 * 513 / 2 if causal else 512**2
+    assert found.step.flops == 4 * 8 * 64 * pairs
+    assert found.step.bytes == (2 * 8 + 2 * 2) * 512 * 64 * 2
+    assert found.step.measured_s == pytest.approx(found.step.flops / 0.2e12)
+    assert found.metrics["mfu"].value == pytest.approx(0.2e12 / (4 * RATE))
+
+
+@pytest.mark.parametrize(
+    ("norm", "residual", "matrices", "vectors"),
+    [("layer_norm", True, 4, 2), ("rms_norm", True, 4, 1), ("layer_norm", False, 2, 2)],
+)
+def test_a_norm_moves_its_rows_and_multiplies_no_matrices(
+    norm: Any, residual: bool, matrices: int, vectors: int
+) -> None:
+    workload = Normalization(
+        norms=(norm,), residuals=(residual,), implementations=("fused",), widths=(1024,), rows=4096
+    )
+    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 5.0, (4.0, 6.0))}, {}, PEAKS, None)
+    assert found.step is not None
+    assert (found.step.bytes, found.step.flops) == (4 * 1024 * (matrices * 4096 + vectors), 0)
+    bandwidth = found.step.roof.bytes_per_s
+    assert found.metrics["mbu"].value == pytest.approx(5e9 / bandwidth)
+    assert found.metrics["mbu"].ci == pytest.approx((4e9 / bandwidth, 6e9 / bandwidth))
+    assert found.metrics["headroom"].value == pytest.approx(bandwidth / 5e9)
+    assert found.metrics["mfu"].value is None
+    assert "no matrix product" in (found.metrics["mfu"].reason or "")
+
+
+def test_a_prefill_by_itself_has_the_work_of_a_generations() -> None:
+    together = judged(16.0, workload=Generate(prompt_tokens=512, new_tokens=64, batch_size=2)).prefill
+    workload = Prefill(prompt_tokens=512, batch_size=2)
+    metrics = {"prefill_tokens_per_s": metric("prefill_tokens_per_s", 1024 / 0.2)}
+    alone = roofline_of(workload, metrics, details(), PEAKS, None).step
+    assert together is not None
+    assert alone is not None
+    assert alone == together.model_copy(update={"measured_s": alone.measured_s, "bound": alone.bound})
+    assert alone.measured_s == pytest.approx(0.2)
+
+
+def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
+    (workload,) = KvCache(positions=(512,), new_tokens=8, batch_size=4).expand()
+    like = Generate(prompt_tokens=512, new_tokens=8, batch_size=4)
+    times = {"tpot_s": metric("tpot_s", 0.08, (0.05, 0.1)).model_copy(update={"per_replicate": (0.07, 0.09)})}
+    found = roofline_of(workload, times, details(), PEAKS, None)
+    step = work_of(like, details()).step
+    assert found.step is not None
+    assert (found.step.bytes, found.step.flops) == (step.bytes, step.flops)
+    assert found.step.measured_s == pytest.approx(0.08)
+    shares = found.metrics["mbu"]
+    assert shares.value == pytest.approx(step.bytes / 0.08 / SLOW)
+    assert shares.ci == pytest.approx((step.bytes / 0.1 / SLOW, step.bytes / 0.05 / SLOW))
+    assert shares.per_replicate == pytest.approx((step.bytes / 0.07 / SLOW, step.bytes / 0.09 / SLOW))
+    assert found.prefill is None
+
+
+def test_a_time_whose_interval_reaches_down_to_nothing_gives_shares_without_one() -> None:
+    (workload,) = KvCache(positions=(512,)).expand()
+    found = roofline_of(workload, {"tpot_s": metric("tpot_s", 0.08, (0.0, 0.1))}, details(), PEAKS, None)
+    assert [summary.ci for summary in found.metrics.values()] == [None] * 3
+
+
+def test_a_sweeps_batch_is_a_generation_of_that_size() -> None:
+    (workload,) = BatchSweep(batch_sizes=(4,), prompt_tokens=32, new_tokens=64).expand()
+    assert judged(64.0, workload=workload) == judged(
+        64.0, workload=DECODE.model_copy(update={"batch_size": 4})
+    )
+
+
+def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
+    facts = known_facts(parse_reference("preset:resnet-50"))
+    assert isinstance(facts, ImageFacts)
+    model = ImageFootprint(facts, streamed_bytes=51_000_000, flops=8_000_000_000, pixels=3 * 224 * 224)
+    seen = {"dtype": "bfloat16", "footprint": asdict(model)}
+    metrics = {"images_per_s": metric("images_per_s", 40.0)}
+    found = roofline_of(Classify(batch_size=8), metrics, seen, PEAKS, None)
+    assert found.step is not None
+    assert (found.step.bytes, found.step.flops) == (51_000_000 + 8 * 3 * 224 * 224 * 2, 64_000_000_000)
+    assert found.step.measured_s == pytest.approx(0.2)
+    assert found.metrics["mfu"].value == pytest.approx(40 * 8e9 / (4 * RATE))
+    assert found.dtype == "bfloat16"
+    default = seen | {"dtype": "float32", "cudnn_tf32": True}
+    assert roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None).reason == (
+        "no rate of tf32 products was measured"
+    ), "what cuDNN computes with by default"
+
+
+def test_the_scoring_of_text_has_no_roofline() -> None:
+    metrics = {"scored_tokens_per_s": metric("scored_tokens_per_s", 16.0)}
+    assert "quality" in missing(roofline_of(Quality(), metrics, details(), PEAKS, None))
 
 
 def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:

@@ -94,6 +94,46 @@ def generate(**shapes: Any) -> dict[str, Any]:
             "",
             ["stack:", "bf16", "generate"],
         ),
+        (
+            {"model": "preset:resnet-50"},
+            "",
+            ["model:", "preset:resnet-50 classifies images", "generate", "preset:gpt2"],
+        ),
+        (
+            {"workload": {"kind": "prefill"}, "model": "preset:vit-base"},
+            "",
+            ["model:", "prefill", "preset:gpt2"],
+        ),
+        (
+            {"workload": {"kind": "classify"}},
+            "",
+            ["model:", "preset:gpt2 generates text", "classify", "preset:resnet-50"],
+        ),
+        ({"workload": {"kind": "classify"}, "model": "bundled:tiny"}, "", ["model:", "generates text"]),
+        ({"workload": {"kind": "classify"}, "model": None}, "", ["model:", "preset:resnet-50"]),
+        (
+            {"workload": {"kind": "classify", "image_size": 256}, "model": "preset:vit-base"},
+            "",
+            ["workload:", "256", "224"],
+        ),
+        (
+            {"workload": {"kind": "kv_cache", "positions": [8, 1020]}},
+            "",
+            ["workload:", "1036", "1024 tokens"],
+        ),
+        (
+            {"workload": {"kind": "attention", "heads": 4, "kv_heads": 3}, "model": None},
+            "workload.attention",
+            ["kv_heads"],
+        ),
+        ({"workload": {"kind": "attention"}}, "", ["model:", "leave the field out"]),
+        (
+            {"workload": {"kind": "quality"}, "model": "bundled:tiny", "measure": {"meters": ["latency"]}},
+            "",
+            ["measure.meters", "'quality'"],
+        ),
+        ({"workload": {"kind": "quality"}}, "", ["model:", "random weights", "bundled:tiny"]),
+        ({"workload": {"kind": "quality"}, "model": None}, "", ["model:", "bundled:tiny"]),
         ({"stack": stack("fp16", "bf16")}, "", ["stack:", "fp16", "bf16", "exclude"]),
         ({"stack": stack("torch_compile", "no_kv_cache")}, "", ["stack:", "exclude"]),
         ({"stack": stack("bf16", "bf16")}, "", ["stack:", "twice"]),
@@ -127,6 +167,22 @@ def test_bad_input_is_refused_with_its_field_and_what_is_valid(
 def test_a_good_request_says_the_same_after_a_round_trip() -> None:
     posted = spec(stack=stack("torch_compile"), measure={"replicates": 5}, device="cuda", seed=2**63 - 1)
     assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_every_workload_can_be_posted_as_it_is(kind: str) -> None:
+    workload = WORKLOADS[kind]
+    model = workload.example_model if workload.needs_model else None
+    posted = spec(workload={"kind": kind}, model=model)
+    assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
+    variants = variants_of(posted)
+    assert len({variant.workload_digest for variant in variants}) == len(variants)
+
+
+@pytest.mark.parametrize("model", ["hub:google/vit-base-patch16-224", "path:mine"])
+def test_what_a_model_elsewhere_does_is_only_known_once_it_is_loaded(model: str) -> None:
+    assert spec(workload={"kind": "classify"}, model=model).model == model
+    assert spec(model=model).model == model
 
 
 def test_a_bare_model_name_is_a_hub_name() -> None:

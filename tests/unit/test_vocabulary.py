@@ -95,7 +95,7 @@ def test_out_of_memory_is_a_fault_of_the_measuring_process() -> None:
 
 
 def test_a_metric_s_name_carries_its_unit() -> None:
-    endings = {"_s": {"s", "1/s"}, "_bytes": {"B"}}
+    endings = {"_s": {"s", "1/s", "GB/s"}, "_bytes": {"B"}}
     for name, metric in METRICS.items():
         assert metric.meaning
         for ending, units in endings.items():

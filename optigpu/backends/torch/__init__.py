@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+from optigpu.backends.torch.passes import PassRuntime
 from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.base import Task
 
-__all__ = ["ModelRuntime", "TorchRuntime", "prepare"]
+__all__ = ["ModelRuntime", "PassRuntime", "TorchRuntime", "prepare"]
 
 
 def prepare(
@@ -15,8 +17,9 @@ def prepare(
     device: DeviceKind,
     seed: int,
     progress: Callable[[str], None],
-) -> TorchRuntime | ModelRuntime:
-    """The runtime for a workload: a model with the resolved stack applied, or the bare device.
+    task: Task = Task.DECODING,
+) -> TorchRuntime | ModelRuntime | PassRuntime:
+    """The runtime for a workload: a model, loaded for `task`, with the resolved stack applied; or the bare device.
 
     `progress` is told what it is busy with.
 
@@ -24,4 +27,6 @@ def prepare(
     """
     if model is None:
         return TorchRuntime(device, seed)
-    return ModelRuntime(model, stack, device, seed, progress)
+    if task is Task.DECODING:
+        return ModelRuntime(model, stack, device, seed, progress)
+    return PassRuntime(task, model, stack, device, seed, progress)

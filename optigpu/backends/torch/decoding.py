@@ -113,11 +113,9 @@ class DecodeStep:
 
     def __call__(self, tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
         import torch
-        from transformers import StaticCache
 
         mask = None
-        is_static = isinstance(cache, StaticCache)
-        if self._wants_mask and is_static:
+        if self._wants_mask and cache.is_compileable:
             # OPT makes a mask as long as what is cached, which a compiled graph cannot know; a full one is equal.
             shape = (tokens.shape[0], cache.layers[0].max_cache_len)
             mask = torch.ones(shape, device=tokens.device, dtype=torch.int64)

@@ -3,19 +3,17 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from optigpu.backends.torch.attention import attention_kernels
+from optigpu.backends.torch.attention import attention_kernels, require_kernel
+from optigpu.backends.torch.caches import cache_facts, require_cacheable
 from optigpu.backends.torch.clock import clock_for
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
-from optigpu.backends.torch.modes import mode_of
-from optigpu.models.facts import ModelFacts
+from optigpu.backends.torch.modes import mode_of, within
 from optigpu.models.load import count_weights, load_model, loaded_facts
 from optigpu.models.reference import parse_reference
+from optigpu.models.sampling import sampled
 from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Notes, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Generation
-
-SAMPLED_AT_ONCE = 16
-"""How many sequences are sampled together: enough to be quick, few enough for their cache to fit."""
 
 
 class TorchRuntime:
@@ -31,6 +29,16 @@ class TorchRuntime:
         self.notes = Notes({"threads": torch.get_num_threads()})
         self.model: Any = None
         self.weights = 0
+        self.modes = ModeOptions()
+
+    def attention_kernels(self, run: Callable[[], Any]) -> list[str]:
+        """Which attention kernels `run` executes; slow, and so never within a timed request.
+
+        Raises UnsupportedError when they are not the one that the stack asks for.
+        """
+        names = attention_kernels(run, self.device)
+        require_kernel(self.modes.attention_kernel, names)
+        return names
 
 
 class ModelRuntime(TorchRuntime):
@@ -51,16 +59,26 @@ class ModelRuntime(TorchRuntime):
         progress("loading")
         options = load_options(stack)
         reference = parse_reference(model)
+        place = device if options.placement == "device" else DeviceKind.CPU
         self.model = load_model(
-            reference, device=device.value, dtype=options.dtype, attention=options.attention, seed=seed
+            reference,
+            device=place.value,
+            dtype=options.dtype,
+            attention=options.attention,
+            seed=seed,
+            packed=options.packed,
         )
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
         progress("applying")
         cache, modes = cache_options(stack), mode_options(stack)
+        self.modes = modes
         self._mode = mode_of(modes, device)
+        require_cacheable(self.model, cache)
         for technique in stack:
             technique.modules(self.model, self.notes)
+        for technique in stack:
+            technique.finish(self.model, self.notes)
         self._decoder = self._make_decoder(stack, cache, modes)
         self._decode = self._loop(stack, self._decoder)
         self._replacing = [technique.name for technique in stack if _overrides(technique, "loop")]
@@ -85,6 +103,7 @@ class ModelRuntime(TorchRuntime):
         technique replaced the decode loop, the new one's own `score` is asked. Raises UnsupportedError when there is
         none.
         """
+        self._remember(tokens.shape[0], tokens.shape[1] + 1)
         if not self._replacing:
             return self._decoder.score(tokens, prefill)
         score: Callable[[Any, int], Iterator[Any]] | None = getattr(self._decode, "score", None)
@@ -93,7 +112,7 @@ class ModelRuntime(TorchRuntime):
                 f"{' + '.join(self._replacing)} replaces the decode loop by one that gives no logits, so its quality "
                 "is not known; leave it out."
             )
-        return score(tokens, prefill)
+        return within(self._mode, score(tokens, prefill))
 
     def whole(self, tokens: Any, first: int) -> Iterator[Any]:
         """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
@@ -104,26 +123,11 @@ class ModelRuntime(TorchRuntime):
 
         Each begins with the model's start token, which is not drawn; or with its end token, or with any.
         """
-        import torch
-
-        torch.manual_seed(self.seed)
-        config = self.model.config
-        known = [token for token in (config.bos_token_id, config.eos_token_id) if _is_id(token, self.facts)]
-        first = known[0] if known else int(torch.randint(self.facts.vocabulary, (1,)))
-        drawn = []
-        for done in range(0, rows, SAMPLED_AT_ONCE):
-            shape = (min(SAMPLED_AT_ONCE, rows - done), 1)
-            start = torch.full(shape, first, device=self.device.value)
-            drawn.append(
-                self.model.generate(
-                    start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-                )
-            )
-        return torch.cat(drawn)
+        return sampled(self.model, self.facts.vocabulary, rows, length, self.seed)
 
     def observe(self, prompt: Any) -> None:
         """Records which attention kernels run for this prompt; slow, and so never within a timed request."""
-        self.notes.record(attention_kernels=attention_kernels(lambda: self.generate(prompt, 2), self.device))
+        self.notes.record(attention_kernels=self.attention_kernels(lambda: self.generate(prompt, 2)))
 
     def _remember(self, batch: int, length: int) -> None:
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
@@ -151,10 +155,11 @@ class ModelRuntime(TorchRuntime):
         self.notes.record(
             dtype=options.dtype,
             attn_implementation=self.model.config._attn_implementation,
-            kv_cache=cache.kind,
             autograd=modes.autograd,
             decode_loop=self._decoder.name,
             transformers=transformers.__version__,
+            **cache_facts(cache, self.facts),
+            **({"autocast": modes.autocast} if modes.autocast else {}),
         )
 
 
@@ -184,11 +189,6 @@ def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
 
 def _overrides(technique: Technique, *hooks: str) -> bool:
     return any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
-
-
-def _is_id(token: Any, facts: ModelFacts) -> bool:
-    """Whether a configuration's special token is one id of the model; it may be missing, a list, or another model's."""
-    return isinstance(token, int) and 0 <= token < facts.vocabulary
 
 
 def _require(device: DeviceKind) -> None:

@@ -7,6 +7,7 @@ import optigpu.backends.torch as backend
 from optigpu import replicate
 from optigpu.techniques.base import Loop, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
+from optigpu.workloads.base import Task
 
 
 class Tampering(Technique):
@@ -92,9 +93,11 @@ if __name__ == "__main__":
     tampering = TAMPERINGS[sys.argv.pop(1)]()
     honest = backend.prepare
 
-    def prepare(model: Any, stack: Any, device: Any, seed: int, progress: Any) -> Any:
+    def prepare(
+        model: Any, stack: Any, device: Any, seed: int, progress: Any, task: Task = Task.DECODING
+    ) -> Any:
         """The honest stack and one more."""
-        return honest(model, (*stack, tampering), device, seed, progress)
+        return honest(model, (*stack, tampering), device, seed, progress, task)
 
     backend.prepare = prepare
     replicate.main()

@@ -1,0 +1,115 @@
+"""Images to compare a classifier's stack on, and the reference of a job: what the fp32 model finds in each of them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.quality.divergence import Agreement
+from optigpu.quality.reference import missing_reference
+from optigpu.vocabulary import Frozen, OptiGPUError
+
+IMAGES = 64
+"""How many are compared, rounded up to whole batches."""
+MADE = "noise with the spectrum of photographs: amplitudes fall with the inverse of the frequency"
+_SETTING, _LOGITS = "images.json", "images.npy"
+
+
+class ImageSetting(Frozen):
+    """What a reference is made for: `images` images of `shape` [channels, height, width] in batches of `batch_size`."""
+
+    model: str
+    seed: int
+    images: int
+    batch_size: int
+    shape: tuple[int, int, int]
+    classes: int
+
+
+def image_setting(model: str, seed: int, batch_size: int, runtime: Any) -> ImageSetting:
+    """What is compared on `runtime`, a PassRuntime of which a request was prepared."""
+    return ImageSetting(
+        model=model,
+        seed=seed,
+        images=-(-IMAGES // batch_size) * batch_size,
+        batch_size=batch_size,
+        shape=runtime.notes.facts["image_shape"],
+        classes=runtime.facts.classes,
+    )
+
+
+Classify = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Logits [batch, classes] of images [batch, channels, height, width]."""
+
+
+def classifier(runtime: Any, *, exact: bool = False) -> Classify:
+    """The pass that was timed, as a function of images; `runtime` is a PassRuntime.
+
+    `exact` is for a process that nothing is timed in: its float32 convolutions then round nothing to TF32, as cuDNN's
+    do by default.
+    """
+    import torch
+
+    if exact:
+        torch.backends.cudnn.allow_tf32 = False
+
+    def classify(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        inputs = torch.from_numpy(images).to(runtime.device.value, getattr(torch, runtime.dtype))
+        found: NDArray[np.float32] = runtime.forward(inputs).logits.detach().float().cpu().numpy()
+        return found
+
+    return classify
+
+
+def write_image_reference(folder: Path, setting: ImageSetting, classify: Classify) -> ImageSetting:
+    """Leaves the logits of the fp32 model, which `classify` gives, in the folder; returns the setting."""
+    np.save(folder / _LOGITS, _logits(setting, classify))
+    (folder / _SETTING).write_text(setting.model_dump_json())
+    return setting
+
+
+def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> Agreement:
+    """How far the logits that `classify` gives are from the reference's.
+
+    Raises OptiGPUError when there is no reference, when it was made for another setting, and when a logit is NaN or
+    infinite.
+    """
+    if not (folder / _SETTING).is_file():
+        raise missing_reference(folder)
+    if ImageSetting.model_validate_json((folder / _SETTING).read_bytes()) != setting:
+        raise OptiGPUError(
+            "The fp32 reference was made for other images or another model; post this variant as a job of its own."
+        )
+    agreement = Agreement()
+    reference = np.load(folder / _LOGITS, allow_pickle=False)
+    for expected, found in zip(reference, _logits(setting, classify), strict=True):
+        agreement.add(expected, found)
+    return agreement
+
+
+def _logits(setting: ImageSetting, classify: Classify) -> NDArray[np.float32]:
+    """[images, classes]"""
+    return np.concatenate([classify(images) for images in batches(setting)])
+
+
+def batches(setting: ImageSetting) -> Iterator[NDArray[np.float32]]:
+    """Made images, [batch_size, channels, height, width] at a time: noise with the spectrum of photographs.
+
+    Amplitudes fall with the inverse of the frequency (Field, Relations between the statistics of natural images and
+    the response properties of cortical cells, 1987). Each channel of an image has mean 0 and deviation 1, as pixels
+    that were scaled for a classifier.
+    """
+    channels, height, width = setting.shape
+    source = np.random.default_rng(setting.seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
+    falloff = np.divide(1.0, frequency, out=np.zeros_like(frequency), where=frequency > 0)
+
+    def image() -> NDArray[np.float32]:
+        noise = source.standard_normal((channels, height, width))
+        made = np.fft.irfft2(np.fft.rfft2(noise) * falloff, s=(height, width))
+        return np.asarray(made / made.std(axis=(1, 2), keepdims=True), np.float32)
+
+    for _ in range(0, setting.images, setting.batch_size):
+        yield np.stack([image() for _ in range(setting.batch_size)])

@@ -1,0 +1,60 @@
+"""MLPerf's scenarios in a job's table: what each of them judges a system by."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from optigpu.report.numbers import MISSING, short
+from optigpu.report.rows import Row
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario of MLPerf Inference (Reddi et al., 2019, arXiv:1911.02549).
+
+    It is judged by `field` of the summary of `metric`, times `scale`, under `heading`; `meaning` goes below the table.
+    """
+
+    metric: str
+    field: str
+    scale: float
+    heading: str
+    meaning: str
+
+    def figure(self, row: Row) -> str:
+        """The cell of a variant."""
+        value = (row.metric(self.metric) or {}).get(self.field)
+        return MISSING if value is None else short(value * self.scale)
+
+    def notes(self, rows: Sequence[Row]) -> Iterator[str]:
+        """What the figures are, and why one is missing."""
+        yield f"{self.meaning} The rules of its published results are stricter."
+        lacking = [row.label for row in rows if row.result and self.figure(row) == MISSING]
+        if lacking:
+            reasons = {(row.metric(self.metric) or {}).get("reason") for row in rows if row.label in lacking}
+            why = "; ".join(sorted(reason for reason in reasons if reason)) or "it was not measured"
+            yield f"no {self.heading} ({', '.join(lacking)}): {why}"
+
+
+SCENARIOS = {
+    "SingleStream": Scenario(
+        "latency_s",
+        "p90",
+        1e3,
+        "p90 latency (ms)",
+        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other.",
+    ),
+    "Offline": Scenario(
+        "requests_per_s",
+        "value",
+        1.0,
+        "samples/s",
+        "samples/s: what MLPerf's scenario Offline is judged by, all queries at once.",
+    ),
+}
+
+
+def scenario_of(rows: Sequence[Row]) -> Scenario | None:
+    """The scenario that all results of a job say they are of, where any of them has its figure."""
+    names = {row.result["details"].get("scenario") for row in rows if row.result}
+    found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
+    return found if found and any(found.figure(row) != MISSING for row in rows) else None

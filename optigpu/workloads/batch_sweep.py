@@ -1,0 +1,49 @@
+"""batch_sweep: throughput against latency, over the size of the batch."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ModelFacts
+from optigpu.workloads.base import DecodingRuntime, Workload
+from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
+
+BatchSize = Annotated[int, Field(ge=1, le=1024)]
+
+
+class BatchSweep(Workload):
+    """Greedy decoding as in generate, for each of `batch_sizes`: more tokens a second, and a longer wait for each."""
+
+    summary: ClassVar[str] = "greedy text generation in growing batches: throughput against latency"
+    primary: ClassVar[str] = "tokens_per_s"
+    metrics: ClassVar[tuple[str, ...]] = METRICS
+
+    kind: Literal["batch_sweep"] = "batch_sweep"
+    batch_sizes: tuple[BatchSize, ...] = Field((1, 2, 4, 8), min_length=1, max_length=16)
+    prompt_tokens: Annotated[int, Field(ge=1, le=131072)] = 64
+    new_tokens: Annotated[int, Field(ge=2, le=131072)] = 64
+
+    def expand(self) -> tuple[Workload, ...]:
+        """One workload for each batch size."""
+        return tuple(self.model_copy(update={"batch_sizes": (size,)}) for size in self.batch_sizes)
+
+    @property
+    def label(self) -> str:
+        """For example "batch 4"; several are joined while they are not expanded."""
+        return f"batch {'/'.join(map(str, self.batch_sizes))}"
+
+    @property
+    def generated_tokens(self) -> int:
+        """All sequences' of a single batch together."""
+        (size,) = self.batch_sizes
+        return self.new_tokens * size
+
+    def check(self, model: ModelFacts) -> str | None:
+        """Prompt and continuation must fit the model's context."""
+        total = self.prompt_tokens + self.new_tokens
+        return exceeds_context(model, total, "prompt_tokens + new_tokens")
+
+    def prepare(self, runtime: DecodingRuntime) -> DecodingRequest:
+        """Draws the prompts from the runtime's seed."""
+        (size,) = self.batch_sizes
+        return DecodingRequest(runtime, (size, self.prompt_tokens), self.new_tokens)

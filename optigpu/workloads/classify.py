@@ -1,0 +1,70 @@
+"""classify: batches of images through a classifier."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ImageFacts
+from optigpu.workloads.base import PassRuntime, Task, Workload
+from optigpu.workloads.requests.passes import PassRequest
+
+
+class Classify(Workload):
+    """One forward pass over a batch of square images of random normal pixels, up to the most likely class of each.
+
+    The images lie on the device in the weights' dtype before the pass; reading, scaling and copying them is not timed.
+    On CUDA PyTorch's default lets convolutions of float32 weights round to TF32, and that is the baseline; the result's
+    details say so (`cudnn_tf32`).
+    `image_size` is their side in pixels, null for the one that the model was trained with.
+    """
+
+    summary: ClassVar[str] = "image classification, up to the most likely class of each image"
+    primary: ClassVar[str] = "images_per_s"
+    metrics: ClassVar[tuple[str, ...]] = ("images_per_s", "latency_s", "requests_per_s")
+    task: ClassVar[Task] = Task.IMAGES
+    example_model: ClassVar[str] = "preset:resnet-50"
+
+    kind: Literal["classify"] = "classify"
+    batch_size: int = Field(1, ge=1, le=1024)
+    image_size: Annotated[int, Field(ge=32, le=4096)] | None = None
+
+    @property
+    def classified_images(self) -> int:
+        """The batch."""
+        return self.batch_size
+
+    def check(self, model: ImageFacts) -> str | None:
+        """A model with an embedding of each place takes images of one size."""
+        if not model.fixed_size or self.image_size in (None, model.image_size):
+            return None
+        return (
+            f"image_size is {self.image_size} and this {model.family} takes images of {model.image_size} pixels alone; "
+            "leave image_size out."
+        )
+
+    def prepare(self, runtime: PassRuntime) -> PassRequest:
+        """Draws the images from the runtime's seed, on the device itself."""
+        import torch
+
+        facts, device = _facts(runtime), runtime.device.value
+        side = self.image_size or facts.image_size
+        runtime.notes.record(image_shape=[facts.channels, side, side])
+        shape = (self.batch_size, facts.channels, side, side)
+        source = torch.Generator(device).manual_seed(runtime.seed)
+        dtype = getattr(torch, runtime.dtype)
+
+        def draw() -> Any:
+            return torch.randn(shape, generator=source, device=device, dtype=dtype)
+
+        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics)
+
+    def _metrics(self, seconds: float) -> Mapping[str, float]:
+        """An image is a request, as a prompt of a batch is one."""
+        rate = self.batch_size / seconds
+        return {"images_per_s": rate, "latency_s": seconds, "requests_per_s": rate}
+
+
+def _facts(runtime: PassRuntime) -> ImageFacts:
+    assert isinstance(runtime.facts, ImageFacts)
+    return runtime.facts

@@ -1,0 +1,51 @@
+"""kv_cache: what a token costs at a position of its sequence."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ModelFacts
+from optigpu.workloads.base import DecodingRuntime, Workload
+from optigpu.workloads.requests.decoding import DecodingRequest, exceeds_context
+
+Position = Annotated[int, Field(ge=1, le=131072)]
+
+
+class KvCache(Workload):
+    """A few tokens decoded after a prompt as long as the position, for each of `positions`; the prompt is not counted.
+
+    With a cache a token costs what reading the weights and the cache costs; without one (no_kv_cache) the whole
+    sequence is computed again for each token. The timed tokens stand at `position` and the `new_tokens` - 2 after it.
+    """
+
+    summary: ClassVar[str] = "time of a token against its position in the sequence"
+    primary: ClassVar[str] = "tpot_s"
+    metrics: ClassVar[tuple[str, ...]] = ("tpot_s", "tokens_per_s")
+
+    kind: Literal["kv_cache"] = "kv_cache"
+    positions: tuple[Position, ...] = Field((32, 128, 256, 448), min_length=1, max_length=16)
+    new_tokens: int = Field(16, ge=2, le=1024)
+    batch_size: int = Field(1, ge=1, le=1024)
+
+    def expand(self) -> tuple[Workload, ...]:
+        """One workload for each position."""
+        return tuple(self.model_copy(update={"positions": (position,)}) for position in self.positions)
+
+    @property
+    def label(self) -> str:
+        """For example "position 256"; several are joined while they are not expanded."""
+        return f"position {'/'.join(map(str, self.positions))}"
+
+    @property
+    def generated_tokens(self) -> int:
+        """All sequences' together."""
+        return self.new_tokens * self.batch_size
+
+    def check(self, model: ModelFacts) -> str | None:
+        """The furthest position and the tokens after it must fit the model's context."""
+        return exceeds_context(model, max(self.positions) + self.new_tokens, "position + new_tokens")
+
+    def prepare(self, runtime: DecodingRuntime) -> DecodingRequest:
+        """Draws the prompts from the runtime's seed."""
+        (position,) = self.positions
+        return DecodingRequest(runtime, (self.batch_size, position), self.new_tokens, self.metrics)

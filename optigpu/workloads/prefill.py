@@ -1,0 +1,52 @@
+"""prefill: the pass over a prompt by itself, up to the first token."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ModelFacts
+from optigpu.workloads.base import PassRuntime, Task, Workload
+from optigpu.workloads.requests.decoding import exceeds_context
+from optigpu.workloads.requests.passes import PassRequest
+
+
+class Prefill(Workload):
+    """One forward pass over `prompt_tokens` random tokens for each of a batch, into an empty cache; nothing is decoded.
+
+    The first token is chosen within the pass's time, so that it ends when a reader would see something.
+    """
+
+    summary: ClassVar[str] = "one pass over a prompt into an empty cache, up to the first token"
+    primary: ClassVar[str] = "prefill_tokens_per_s"
+    metrics: ClassVar[tuple[str, ...]] = ("prefill_tokens_per_s", "ttft_s", "latency_s")
+    task: ClassVar[Task] = Task.PREFILL
+
+    kind: Literal["prefill"] = "prefill"
+    prompt_tokens: Annotated[int, Field(ge=1, le=131072)] = 512
+    batch_size: int = Field(1, ge=1, le=1024)
+
+    def check(self, model: ModelFacts) -> str | None:
+        """The prompt must fit the model's context."""
+        return exceeds_context(model, self.prompt_tokens, "prompt_tokens")
+
+    def prepare(self, runtime: PassRuntime) -> PassRequest:
+        """Draws the prompts from the runtime's seed."""
+        import torch
+
+        source = torch.Generator().manual_seed(runtime.seed)
+        vocabulary, shape = _vocabulary(runtime), (self.batch_size, self.prompt_tokens)
+
+        def draw() -> Any:
+            return torch.randint(vocabulary, shape, generator=source).to(runtime.device.value)
+
+        return PassRequest(runtime, draw, (self.batch_size, vocabulary), self._metrics)
+
+    def _metrics(self, seconds: float) -> Mapping[str, float]:
+        tokens = self.batch_size * self.prompt_tokens
+        return {"prefill_tokens_per_s": tokens / seconds, "ttft_s": seconds, "latency_s": seconds}
+
+
+def _vocabulary(runtime: PassRuntime) -> int:
+    assert isinstance(runtime.facts, ModelFacts)
+    return runtime.facts.vocabulary

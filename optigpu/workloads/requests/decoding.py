@@ -1,0 +1,92 @@
+"""Decoding of random prompts, prefill and decode timed apart: the request of each workload that generates text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optigpu.models.facts import ModelFacts
+from optigpu.workloads.base import Check, DecodingRuntime
+
+METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
+"""What a decoding request can tell."""
+
+
+class DecodingRequest:
+    """The same prompts, decoded again and again."""
+
+    def __init__(
+        self,
+        runtime: DecodingRuntime,
+        shape: tuple[int, int],
+        new_tokens: int,
+        metrics: Sequence[str] = METRICS,
+        source: Any = None,
+    ) -> None:
+        """Prompts are int64 of `shape` [batch, prompt_tokens], drawn from `source`, a torch generator.
+
+        Without one they are drawn from the runtime's seed. `metrics` names those of METRICS that a request yields.
+        """
+        import torch
+
+        self._runtime = runtime
+        self._source = source or torch.Generator().manual_seed(runtime.seed)
+        vocabulary = runtime.facts.vocabulary
+        self._prompt = torch.randint(vocabulary, shape, generator=self._source).to(runtime.device.value)
+        self._new_tokens = new_tokens
+        self._metrics = tuple(metrics)
+        self._gaps_s: list[float] = []
+
+    def run(self) -> Mapping[str, float]:
+        """One timed request; the first token counts as prefill, the others as decode."""
+        gaps_s = self._runtime.generate(self._prompt, self._new_tokens).gaps_s
+        self._gaps_s = gaps_s
+        batch = self._prompt.shape[0]
+        decode_s = sum(gaps_s[1:])
+        latency_s = gaps_s[0] + decode_s
+        found = {
+            "ttft_s": gaps_s[0],
+            "tpot_s": decode_s / (self._new_tokens - 1),
+            "tokens_per_s": (self._new_tokens - 1) * batch / decode_s,
+            "latency_s": latency_s,
+            "requests_per_s": batch / latency_s,
+        }
+        return {name: found[name] for name in self._metrics}
+
+    def check(self) -> Check:
+        """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
+        import torch
+
+        generation = self._runtime.generate(self._prompt, self._new_tokens)
+        request_s = sum(generation.gaps_s)
+        expected = (self._prompt.shape[0], self._new_tokens)
+        if tuple(generation.tokens.shape) != expected:
+            shape = tuple(generation.tokens.shape)
+            return Check(request_s, f"Decoding gave tokens of shape {shape} instead of {expected}.")
+        logits = self._runtime.logits(torch.cat([self._prompt, generation.tokens[:, :-1]], dim=1))
+        wrong = int((~torch.isfinite(logits)).sum())
+        if wrong:
+            return Check(
+                request_s, f"{wrong} of {logits.numel()} logits of the last step are NaN or infinite."
+            )
+        return Check(request_s)
+
+    def observe(self) -> None:
+        """Records which kernels run."""
+        self._runtime.observe(self._prompt)
+
+    def described(self) -> Mapping[str, Sequence[float]]:
+        """The time of each token after the first; where tokens come together, that of each pass that gave some."""
+        gaps_s = self._gaps_s[1:]
+        passes_s = [gap for gap in gaps_s if gap > 0]
+        return {"token_s": gaps_s} if len(passes_s) == len(gaps_s) else {"pass_s": passes_s}
+
+    def fresh(self) -> "DecodingRequest":
+        """The next prompts of the same source."""
+        shape = (self._prompt.shape[0], self._prompt.shape[1])
+        return DecodingRequest(self._runtime, shape, self._new_tokens, self._metrics, self._source)
+
+
+def exceeds_context(model: ModelFacts, tokens: int, fields: str) -> str | None:
+    """Why so many tokens do not fit the model's context, or None; `fields` names what they are the sum of."""
+    if tokens <= model.context:
+        return None
+    return f"{fields} = {tokens} exceeds the model's context of {model.context} tokens; ask for fewer."

@@ -1,0 +1,52 @@
+"""One whole forward pass over random inputs: the request of each workload that decodes nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from optigpu.workloads.base import Check, PassRuntime
+
+
+class PassRequest:
+    """The same inputs, passed over again and again."""
+
+    def __init__(
+        self,
+        runtime: PassRuntime,
+        draw: Callable[[], Any],
+        expected: tuple[int, int],
+        metrics: Callable[[float], Mapping[str, float]],
+    ) -> None:
+        """`draw` makes new inputs at each call, `expected` is the logits' shape, `metrics` follow from the seconds."""
+        self._runtime, self._draw, self._expected, self._metrics = runtime, draw, expected, metrics
+        self._inputs = draw()
+
+    def run(self) -> Mapping[str, float]:
+        """One timed pass."""
+        return self._metrics(self._runtime.forward(self._inputs).seconds)
+
+    def check(self) -> Check:
+        """Looks at the shape of the logits, for NaN and infinity, and at what was chosen."""
+        import torch
+
+        done = self._runtime.forward(self._inputs)
+        if tuple(done.logits.shape) != self._expected:
+            shape = tuple(done.logits.shape)
+            return Check(done.seconds, f"The pass gave logits of shape {shape} instead of {self._expected}.")
+        wrong = int((~torch.isfinite(done.logits)).sum())
+        if wrong:
+            return Check(done.seconds, f"{wrong} of {done.logits.numel()} logits are NaN or infinite.")
+        if not done.chosen.equal(done.logits.argmax(dim=-1)):
+            return Check(done.seconds, "What the pass chose is not what its logits find the most likely.")
+        return Check(done.seconds)
+
+    def observe(self) -> None:
+        """Records which kernels run."""
+        self._runtime.observe(self._inputs)
+
+    def described(self) -> Mapping[str, Sequence[float]]:
+        """A pass has no parts."""
+        return {}
+
+    def fresh(self) -> "PassRequest":
+        """The same pass over the next inputs."""
+        return PassRequest(self._runtime, self._draw, self._expected, self._metrics)
