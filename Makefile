@@ -22,7 +22,7 @@ demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, 
 	@exec $(BIN)/python -m examples.demo
 
 test: setup ## run the tests; PostgreSQL and Redis are found, started or installed
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m tests $(ARGS)
 
 lint: setup ## check style, types, who imports whom, and that migrations match the tables
 	$(BIN)/ruff check .

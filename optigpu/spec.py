@@ -167,9 +167,10 @@ def _check_model(spec: JobSpec) -> None:
         return
     for_images = isinstance(facts, ImageFacts)
     if for_images != (workload.task is Task.IMAGES):
+        does = "classifies images" if for_images else "generates text"
         raise SpecError(
-            f"model: {spec.model} {'classifies images' if for_images else 'generates text'}, which {workload.kind} does "
-            f"not; name another, for example {workload.example_model}."
+            f"model: {spec.model} {does}, which {workload.kind} does not; name another, for example "
+            f"{workload.example_model}."
         )
     problem = workload.check(facts)
     if problem:

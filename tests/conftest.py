@@ -1,6 +1,7 @@
 """What every test can rely on: real servers, the datasets, and no GPU test where there is no GPU."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pynvml
@@ -9,20 +10,46 @@ import pytest
 pytest_plugins = [
     "pytester",
     "tests.engine.tiny_models",
+    "tests.engine.biased_models",
+    "tests.engine.normed_models",
     "tests.engine.trained_model",
     "tests.servers.fixtures",
 ]
 
+TESTS = Path(__file__).resolve().parent
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATASETS = ("books", "hellaswag", "wikitext-2")
 
 
+_FILES = (
+    *("caches", "generate", "matmul", "models", "ops", "quality", "techniques", "tiny_training"),
+    *("torch_backend", "weights", "work", "workload", "every"),
+)
+TOGETHER = ("unit/", "contract/", *(f"engine/test_{name}{end}" for name in _FILES for end in ("_", ".py")))
+"""Where the tests are that compute in one process of their own, and so may run side by side."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if gpu_count() > 0:
-        return
-    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=needs_gpu)
-    items[:] = [item for item in items if item not in needs_gpu]
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).as_posix().startswith(TOGETHER):
+            item.add_marker("together")
+    if gpu_count() == 0:
+        leave_out("gpu", config, items)
+    if not has_gptqmodel():
+        leave_out("gptq", config, items)
+
+
+def leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests of a marker."""
+    unmet = [item for item in items if item.get_closest_marker(marker)]
+    config.hook.pytest_deselected(items=unmet)
+    items[:] = [item for item in items if item not in unmet]
+
+
+def has_gptqmodel() -> bool:
+    """Whether the extra gptq is installed."""
+    return find_spec("gptqmodel") is not None
 
 
 def gpu_count() -> int:

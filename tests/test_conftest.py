@@ -20,6 +20,21 @@ def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 
 
+@pytest.mark.parametrize(
+    ("installed", "outcomes"), [(False, {"passed": 1, "deselected": 1}), (True, {"passed": 2})]
+)
+def test_a_test_that_needs_gptqmodel_is_deselected_where_it_is_not_installed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, installed: bool, outcomes: dict[str, int]
+) -> None:
+    monkeypatch.setattr("tests.conftest.has_gptqmodel", lambda: installed)
+    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
+    pytester.makeini("[pytest]\nmarkers = gptq")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gptq\ndef test_the_library(): pass\ndef test_anywhere(): pass\n"
+    )
+    pytester.runpytest_inprocess().assert_outcomes(**outcomes)
+
+
 def test_the_first_folder_that_holds_all_datasets_is_used(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     for name in DATASETS:

@@ -34,6 +34,7 @@ PACKAGES = (
     "safetensors",
     "torchao",
     "bitsandbytes",
+    "gptqmodel",
     "nvidia-ml-py",
 )
 """The packages whose versions explain a result."""

@@ -36,9 +36,10 @@ class ImageFootprint:
 
 
 def image_footprint_of(model: Any, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
-    """The footprint of an image classifier after the stack has changed it, for images of `shape` [channels, height, width].
+    """The footprint of an image classifier after the stack has changed it.
 
-    Operations are counted by torch over a model of the same configuration that has shapes and no numbers.
+    `shape` is that of an image, [channels, height, width]. Operations are counted by torch over a model of the same
+    configuration that has shapes and no numbers.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -22,6 +22,8 @@
 #include <immintrin.h>
 #endif
 
+#include "bfloat16.h"
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -38,20 +40,6 @@ struct Problem {
   bool y_is_bfloat16;
   int64_t rows, inner, outputs;
 };
-
-float from_bfloat16(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-uint16_t to_bfloat16(float value) {  // round to nearest, ties to even
-  if (value != value) return 0x7fc0;
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 void store_outputs(const Problem& problem, const float* sums, int64_t row, int64_t first) {
   const int64_t count = std::min<int64_t>(kTile, problem.outputs - first);

@@ -37,14 +37,15 @@ UNIT = 2**-7
 LARGEST = 127
 """Symmetric: -128 is not used."""
 _FOLDER = Path(__file__).parent
-_SOURCES = (_FOLDER / "int8_linear.cpp", _FOLDER / "int8_linear_kernel.h")
+_SOURCES = tuple(_FOLDER / name for name in ("int8_linear.cpp", "int8_linear_kernel.h", "bfloat16.h"))
 
 
 def quantize_rows(weight: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
     """Symmetric int8 quantization with one scale per output (absmax / 127, round to nearest).
 
     weight: [outputs, inner], floating point. Returns int8 [outputs, inner] and float32 [outputs]; the weight is
-    about `q * scale[:, None]`, wrong by at most half a scale. A row of zeros gets the scale 1.
+    about `q * scale[:, None]`, wrong by at most half a scale. A row of zeros, or of numbers
+    so small that its scale underflows, gets the scale 1.
     Raises ValueError when the weight is not a finite floating-point matrix.
     """
     import torch
@@ -55,7 +56,8 @@ def quantize_rows(weight: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]"
     largest = wide.abs().amax(dim=1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("quantize_rows needs finite weights: this matrix holds NaN or infinity.")
-    scale = torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
+    scale = largest / LARGEST
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     # A denormal scale can round the quotient past 127.
     q = (wide / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     return q, scale

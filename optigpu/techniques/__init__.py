@@ -9,19 +9,74 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from optigpu.techniques.base import Technique
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
+from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
+from optigpu.techniques.kernels.fused_gelu import FusedGelu
+from optigpu.techniques.kernels.fused_layernorm import FusedLayernorm
+from optigpu.techniques.kernels.fused_qkv import FusedQkv
+from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
+from optigpu.techniques.kernels.fused_swiglu import FusedSwiglu
+from optigpu.techniques.memory.autocast import Autocast
+from optigpu.techniques.memory.cpu_offload import CpuOffload
+from optigpu.techniques.memory.grad_enabled import GradEnabled
+from optigpu.techniques.memory.inference_mode import InferenceMode
+from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
+from optigpu.techniques.memory.kv_cache import KvCache
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
+from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.fp8 import Fp8
 from optigpu.techniques.quantization.fp16 import Fp16
+from optigpu.techniques.quantization.gptq import Gptq
+from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
+from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
+from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.techniques.quantization.llm_int8 import LlmInt8
+from optigpu.techniques.quantization.nf4 import Nf4
+from optigpu.techniques.quantization.tf32 import Tf32
+from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 
 AnyTechnique = Annotated[
-    # fmt: off
-    Fp16 | Bf16 | Int8WeightOnly | EagerAttention | FusedAttention | NoKvCache | StaticKvCache | TorchCompile,
-    # fmt: on
+    Fp16
+    | Bf16
+    | Tf32
+    | Int8WeightOnly
+    | Int8Dynamic
+    | Int8Hybrid
+    | Int4WeightOnly
+    | LlmInt8
+    | Nf4
+    | Fp8
+    | Gptq
+    | Awq
+    | EagerAttention
+    | FusedAttention
+    | FusedLayernorm
+    | FusedRmsnorm
+    | FusedGelu
+    | FusedSwiglu
+    | FusedQkv
+    | InferenceMode
+    | Autocast
+    | GradEnabled
+    | NoKvCache
+    | KvCache
+    | StaticKvCache
+    | Int8KvCache
+    | SlidingKvCache
+    | CpuOffload
+    | TorchCompile
+    | CudaGraphs
+    | ExportAot
+    | SpeculativeDecoding
+    | MagnitudePruning,
     Field(discriminator="name"),
 ]
 """The union that a request's `stack` is made of; the one list of all techniques."""

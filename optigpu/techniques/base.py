@@ -1,4 +1,4 @@
-"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of seven.
+"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of eight.
 
 A technique's file holds one class. The hooks run in the measuring process alone, so they may import torch; the facts
 (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read everywhere, so the module may not.
@@ -13,6 +13,15 @@ from typing import Any, ClassVar, Literal
 from optigpu.models.facts import ModelFacts
 from optigpu.result import Environment
 from optigpu.vocabulary import DeviceKind, Frozen, Layer
+
+DECODING = ("generate", "kv_cache", "batch_sweep", "quality")
+"""The workloads that decode: through the cache, the step and the loop of a stack."""
+FORWARD = ("prefill", "classify")
+"""The workloads that run one whole forward pass and decode nothing: through the hook `forward`."""
+ON_TEXT = (*DECODING, "prefill")
+"""The workloads of a model that generates text."""
+ON_MODELS = (*DECODING, *FORWARD)
+"""The workloads of any model."""
 
 
 class Phase(IntEnum):
@@ -40,30 +49,43 @@ class Choice(StrEnum):
     PRECISION = "matrix products run in one precision"
     WEIGHTS = "weights are quantized once"
     AUTOGRAD = "forward passes run under one autograd mode"
-    STEP = "the decode step is compiled or exported once"
+    STEP = "a model is compiled or exported once"
+    CAPTURE = "what runs is recorded as a CUDA graph once"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """How weights come in. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
 
-    `attention` None leaves the library's default.
+    `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
+    technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
+    technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it.
     """
 
     dtype: str = "float32"
     attention: str | None = None
+    placement: Literal["device", "host"] = "device"
+    packed: Literal["gptq", "awq"] | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
         """A copy with changes."""
         return replace(self, **changes)
 
 
+AttentionKernel = Literal["auto", "flash", "memory_efficient", "math", "flash_3"]
+"""What torch's scaled_dot_product_attention can run, or "auto"; flash_3 is FlashAttention-3 in the place of its own."""
+
+
 @dataclass(frozen=True)
 class ModeOptions:
-    """What forward passes run under. `autocast` is the dtype's name that torch.autocast computes in, None without."""
+    """What forward passes run under. `autocast` is the dtype's name that torch.autocast computes in, None without.
+
+    `attention_kernel` is the only one that scaled_dot_product_attention may run; "auto" leaves the choice to torch.
+    """
 
     autograd: Literal["no_grad", "inference", "grad"] = "no_grad"
     autocast: str | None = None
+    attention_kernel: AttentionKernel = "auto"
 
     def but(self, **changes: Any) -> "ModeOptions":
         """A copy with changes."""
@@ -75,13 +97,15 @@ class CacheOptions:
     """Which key-value cache decoding uses.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
-    keeps the last so many tokens alone, after the first `sinks` ones. None keeps all.
+    keeps the last so many tokens alone, after the first `sinks` ones. None keeps all. `mixed` says that keys and values
+    may come in two dtypes, as they do under autocast.
     """
 
     kind: Literal["dynamic", "static", "none"] = "dynamic"
     int8: bool = False
     window: int | None = None
     sinks: int = 0
+    mixed: bool = False
 
     def but(self, **changes: Any) -> "CacheOptions":
         """A copy with changes."""
@@ -137,7 +161,7 @@ class Technique(Frozen):
     summary: ClassVar[str]
     citation: ClassVar[str]
     expected: ClassVar[str]
-    workloads: ClassVar[tuple[str, ...]] = ("generate",)
+    workloads: ClassVar[tuple[str, ...]] = DECODING
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     requires: ClassVar[tuple[str, ...]] = ()
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -159,6 +183,14 @@ class Technique(Frozen):
         """Why this cannot run there, in one sentence, or None. Asked before anything is changed."""
         return None
 
+    def fits(self, workload: Any) -> str | None:
+        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted."""
+        return None
+
+    def chosen(self) -> tuple[Choice, ...]:
+        """The `choices` with these parameters."""
+        return self.choices
+
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Whether a stack that was not asked for by name should try this on that device."""
         return not self.cautionary and self.check(environment, device, None) is None
@@ -176,6 +208,9 @@ class Technique(Frozen):
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
+
+    def finish(self, model: Any, notes: Notes) -> None:
+        """Lays out anew, in place, what every technique's `modules` left of the model."""
 
     def cache(self, options: CacheOptions) -> CacheOptions:
         """Chooses the key-value cache."""
@@ -204,7 +239,11 @@ def conflict_between(one: type[Technique] | Technique, other: type[Technique] | 
         reason = mine.conflicts.get(_name(theirs))
         if reason:
             return reason
-    return next((choice.value for choice in one.choices if choice in other.choices), None)
+    return next((choice.value for choice in _choices(one) if choice in _choices(other)), None)
+
+
+def _choices(technique: type[Technique] | Technique) -> tuple[Choice, ...]:
+    return technique.choices if isinstance(technique, type) else technique.chosen()
 
 
 def _name(technique: type[Technique] | Technique) -> str:

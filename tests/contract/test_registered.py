@@ -1,5 +1,6 @@
 """To add something is one file and one name. This fails when the name, the documentation or the test is forgotten."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -88,6 +89,32 @@ def test_what_can_be_asked_for_has_a_test_of_what_it_does(name: str) -> None:
     """Among the tests of the engine, which run it."""
     tests = "\n".join(path.read_text() for path in (ROOT / "tests" / "engine").rglob("*.py"))
     assert re.search(rf"\b{name}\b", tests)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The identifiers of a piece of code."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def disabled_in(path: Path) -> set[str]:
+    """Classes that a test which sees itself fail without a hook names, or that stand in the constants it names."""
+    tree = ast.parse(path.read_text())
+    constants: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            constants |= {name: names_in(node.value) for target in targets for name in names_in(target)}
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    found = set().union(*(names_in(test) for test in tests if "assert_needs_hook" in names_in(test)))
+    for _ in constants:
+        found = found.union(*(constants[name] for name in found & set(constants)))
+    return found
+
+
+def test_a_technique_s_test_is_seen_to_fail_when_the_technique_does_nothing() -> None:
+    files = (ROOT / "tests" / "engine").glob("test_techniques_*.py")
+    disabled: set[str] = set().union(*map(disabled_in, files))
+    assert {name for name, kind in TECHNIQUES.items() if kind.__name__ not in disabled} == set()
 
 
 @pytest.mark.parametrize(("page", "text"), [("techniques", techniques_page()), ("metrics", metrics_page())])

@@ -13,6 +13,11 @@ from optigpu.quality.text import DATASETS_DIR
 
 WINDOW = 64
 STEPS = 200
+_SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 96},
+    "llama": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "max_position_embeddings": 96, "tie_word_embeddings": False},
+}
 _NOUNS = ("fox", "miller", "river", "lantern", "ship", "captain", "garden", "stone", "letter", "winter")
 _VERBS = ("follows", "watches", "carries", "forgets", "finds", "praises")
 _PLACES = ("near the mill", "by the sea", "under the bridge", "in the old town", "before the storm")
@@ -59,11 +64,11 @@ def made_items() -> bytes:
     return bz2.compress("\n".join(lines).encode())
 
 
-def save_trained_model(folder: Path) -> None:
-    """A GPT-2 of two layers with a byte-level BPE of 320 ids, trained on such sentences."""
+def save_trained_model(folder: Path, family: str = "gpt2") -> None:
+    """A GPT-2 or a Llama of two layers with a byte-level BPE of 320 ids, trained on such sentences."""
     tokenizer = _tokenizer(sentences(2000, seed=1))
     with _one_thread():
-        _model(tokenizer.encode(sentences(4000, seed=2))).save_pretrained(folder)
+        _model(tokenizer.encode(sentences(4000, seed=2)), family).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -87,15 +92,13 @@ def _tokenizer(text: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=learned._tokenizer, eos_token="<|endoftext|>")
 
 
-def _model(ids: list[int]) -> Any:
+def _model(ids: list[int], family: str) -> Any:
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = GPT2Config(
-        vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=96, bos_token_id=0, eos_token_id=0
-    )
+    config = AutoConfig.for_model(family, vocab_size=320, bos_token_id=0, eos_token_id=0, **_SHAPES[family])
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(config).train()
+    model = AutoModelForCausalLM.from_config(config).train()
     text = torch.tensor(ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(STEPS):

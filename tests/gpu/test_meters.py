@@ -54,7 +54,10 @@ def test_every_reading_of_the_driver_is_plausible() -> None:
 def test_work_draws_more_than_rest(tmp_path: Path) -> None:
     scene = multiplying(tmp_path)
     reading = EnergyMeter(window_s=3).read(scene)
-    assert reading.reasons == {"j_per_token": "matmul generates no tokens"}
+    assert reading.reasons == {
+        "j_per_token": "matmul generates no tokens",
+        "j_per_image": "matmul classifies no images",
+    }
     assert reading.values["energy_j"] > 0
     assert reading.values["power_w"] > reading.details["energy"]["idle_w"]
 

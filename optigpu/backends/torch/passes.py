@@ -132,7 +132,8 @@ class ImagePass:
 def _load(task: Task, model: str, options: LoadOptions, device: DeviceKind, seed: int) -> Any:
     place = device if options.placement == "device" else DeviceKind.CPU
     reference = parse_reference(model)
-    chosen: dict[str, Any] = {"device": place.value, "dtype": options.dtype, "attention": options.attention, "seed": seed}
+    chosen: dict[str, Any] = {"device": place.value, "dtype": options.dtype, "seed": seed}
+    chosen["attention"] = options.attention
     if task is Task.IMAGES:
         return load_image_model(reference, **chosen)
     return load_model(reference, **chosen, packed=options.packed)

@@ -1,10 +1,10 @@
 """int8_weight_only: weights as int8 with one scale for each output channel, activations as they are."""
 
-import functools
 from typing import Any, ClassVar, Literal
 
-from optigpu.techniques.base import Choice, Notes, Phase, Technique
-from optigpu.techniques.layers import checked_places, exchange, weight_of
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.int8_layers import int8_linear_of
+from optigpu.techniques.layers import checked_places, exchange
 from optigpu.vocabulary import Layer
 
 
@@ -17,6 +17,7 @@ class Int8WeightOnly(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "int8 weights with one scale for each output channel; activations stay as they are"
     )
@@ -34,38 +35,5 @@ class Int8WeightOnly(Technique):
         from optigpu.ops import int8_linear_backend
 
         places = checked_places(model, self.name)
-        exchange(places, _as_int8)
+        exchange(places, int8_linear_of)
         notes.record(int8_layers=len(places), int8_backend=int8_linear_backend(model.device))
-
-
-def _as_int8(layer: Any) -> Any:
-    """The int8 twin of a Linear or a Conv1D."""
-    return _int8_linear_class()(weight_of(layer), layer.bias)
-
-
-@functools.cache
-def _int8_linear_class() -> Any:
-    """Made at its first use, because its base class is torch's."""
-    import torch
-
-    from optigpu.ops import int8_linear, pack, quantize_rows
-
-    class Int8Linear(torch.nn.Module):
-        """y = (x @ q.T) * scale + bias, in the dtype of x."""
-
-        holds_quantized_weights = True
-        packed: torch.Tensor
-        scale: torch.Tensor
-        bias: torch.Tensor | None
-
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            super().__init__()
-            q, scale = quantize_rows(weight)
-            self.register_buffer("packed", pack(q))
-            self.register_buffer("scale", scale)
-            self.register_buffer("bias", None if bias is None else bias.detach().float())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return int8_linear(x, self.packed, self.scale, self.bias)
-
-    return Int8Linear

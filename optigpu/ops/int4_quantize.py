@@ -1,0 +1,189 @@
+"""Weights as 4-bit numbers in groups of inputs: which numbers, which scales.
+
+    weights = quantize_groups(weight, Int4Scheme())
+    weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
+
+Scales and offsets are bfloat16, which has the range of float32: one of each for every group of an output's inputs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
+    Fit = Callable[[torch.Tensor, torch.Tensor, Scales], Scales]
+
+ZERO = 8
+"""The 4-bit number that stands for nothing but the offset."""
+LEAST, MOST = -8, 7
+"""What the numbers are once ZERO is taken from them."""
+AT_ONCE = 2**18
+"""Weights that are quantized together: what is made on the way stays in a core's second cache."""
+
+SCALE_STARTS, SCALE_STEPS = (1.0, 0.95, 0.9, 0.85), 3
+"""Where the solver for scales starts, as shares of the scale that clips least, and its steps from each."""
+OFFSET_STEPS = 20
+SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
+"""p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
+TINY = 1e-6
+"""An error that is no outlier, in units of a step."""
+JUDGING_NORM = 3
+"""Of the solver's steps each group keeps the one with the least sum of its errors to this power."""
+
+
+@dataclass(frozen=True)
+class Int4Scheme:
+    """How weights become 4-bit numbers.
+
+    group_size: how many inputs of an output share a scale. symmetric: whether there are no offsets. solver: "min_max"
+    takes the scale from a group's extremes; "hqq" then improves it (offsets: Badri and Shaji, Half-Quadratic
+    Quantization, 2023, https://mobiusml.github.io/hqq_blog/; symmetric: the same splitting solved for the scale).
+    """
+
+    group_size: Literal[32, 64, 128] = 32
+    symmetric: bool = True
+    solver: Literal["min_max", "hqq"] = "hqq"
+
+    @property
+    def bits(self) -> float:
+        """Bits for each weight, with its share of the scales and offsets."""
+        return 4 + (1 if self.symmetric else 2) * 16 / self.group_size
+
+
+class Int4Weights(NamedTuple):
+    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None."""
+
+    q: "torch.Tensor"
+    scale: "torch.Tensor"
+    offset: "torch.Tensor | None"
+
+
+def quantize_groups(weight: "torch.Tensor", scheme: Int4Scheme) -> Int4Weights:
+    """The 4-bit numbers and scales of a weight, floating point [outputs, inner], on its device.
+
+    Raises ValueError when it is no finite floating-point matrix or the groups do not divide its inputs.
+    """
+    import torch
+
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"quantize_groups needs a floating-point matrix, not {weight.dtype} {list(weight.shape)}."
+        )
+    outputs, inner = weight.shape
+    if inner == 0 or inner % scheme.group_size:
+        raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
+    if not bool(weight.isfinite().all()):
+        raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
+    with torch.no_grad():
+        parts = [
+            _quantized(rows.float().reshape(-1, scheme.group_size), scheme)
+            for rows in weight.split(max(1, AT_ONCE // inner))
+        ]
+    q, scale, offset = (torch.cat(part) for part in zip(*parts, strict=True))
+    groups = (outputs, -1)
+    return Int4Weights(
+        q.view(outputs, inner), scale.view(groups), None if scheme.symmetric else offset.view(groups)
+    )
+
+
+def dequantize_groups(weights: Int4Weights) -> "torch.Tensor":
+    """The weights that the numbers stand for, float32; more dimensions than [outputs, inner] are kept."""
+    found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(ZERO)
+    found = found * weights.scale.float().unsqueeze(-1)
+    if weights.offset is not None:
+        found = found + weights.offset.float().unsqueeze(-1)
+    return found.flatten(-2)
+
+
+def _quantized(w: "torch.Tensor", scheme: Int4Scheme) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """Of groups, float32 [groups, size]: uint8 numbers, and bfloat16 scales and offsets [groups, 1]."""
+    import torch
+
+    scale, offset = _signed_scale(w) if scheme.symmetric else _range(w)
+    if scheme.solver == "hqq" and scheme.symmetric:
+        starts = [(_rounded_scale(scale * share), offset) for share in SCALE_STARTS]
+        scale, offset = _solved(w, starts, SCALE_STEPS, _fitted_scale)
+    elif scheme.solver == "hqq":
+        scale, offset = _solved(w, [(scale, offset)], OFFSET_STEPS, _fitted_offset)
+    q = (_numbers(w, scale, offset) + ZERO).to(torch.uint8)
+    return q, scale.to(torch.bfloat16), offset.to(torch.bfloat16)
+
+
+def _numbers(w: "torch.Tensor", scale: "torch.Tensor", offset: "torch.Tensor") -> "torch.Tensor":
+    return w.sub(offset).div_(scale).round_().clamp_(LEAST, MOST)
+
+
+def _signed_scale(w: "torch.Tensor") -> "Scales":
+    """The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
+
+    A weight of the other sign that is nearly as large is off by up to a step, all others by half a step at most.
+    """
+    largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
+    return _rounded_scale(largest / LEAST), w.new_zeros(w.shape[0], 1)
+
+
+def _range(w: "torch.Tensor") -> "Scales":
+    """From the least to the largest weight; the scale makes up for what the offset loses to bfloat16."""
+    import torch
+
+    least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
+    offset = _rounded(least + (most - least) * (-LEAST / (MOST - LEAST)))
+    return _rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST)), offset
+
+
+def _solved(w: "torch.Tensor", starts: "list[Scales]", steps: int, fit: "Fit") -> "Scales":
+    """Half-quadratic splitting: numbers for the scales, then scales for the numbers, without what counts as outliers.
+
+    The errors are split into outliers, which the shrinkage operator of an l_p norm takes out, and the rest, which `fit`
+    makes small by least squares. Each group keeps the best scales that it had.
+    """
+    import torch
+
+    unit, best, least = starts[0][0], starts[0], torch.full_like(starts[0][0], torch.inf)
+    for scales in starts:
+        beta = SHRINKAGE_START
+        for _ in range(steps):
+            scale, offset = scales
+            q = _numbers(w, scale, offset)
+            errors = w.sub(offset).sub_(q * scale).div_(unit)
+            size = errors.abs()
+            loss = size.pow(JUDGING_NORM).sum(dim=1, keepdim=True)
+            better = loss < least
+            least = torch.where(better, loss, least)
+            best = torch.where(better, scale, best[0]), torch.where(better, offset, best[1])
+            threshold = size.clamp(min=TINY).pow_(SHRINKAGE_NORM - 1).div_(beta)
+            outliers = size.sub_(threshold).clamp_(min=0).copysign_(errors).mul_(unit)
+            scales = fit(q, w - outliers, scales)
+            beta *= SHRINKAGE_GROWTH
+    return best
+
+
+def _fitted_scale(q: "torch.Tensor", target: "torch.Tensor", scales: "Scales") -> "Scales":
+    """The scale with which q is closest to the target; without offsets."""
+    import torch
+
+    scale = (target * q).sum(dim=1, keepdim=True) / q.square().sum(dim=1, keepdim=True)
+    return _rounded_scale(torch.where(scale.isfinite() & (scale != 0), scale, scales[0])), scales[1]
+
+
+def _fitted_offset(q: "torch.Tensor", target: "torch.Tensor", scales: "Scales") -> "Scales":
+    """The offset with which q is closest to the target; the scale stays, as in the paper."""
+    return scales[0], _rounded((target - q * scales[0]).mean(dim=1, keepdim=True))
+
+
+def _rounded(numbers: "torch.Tensor") -> "torch.Tensor":
+    """To what bfloat16 can hold."""
+    import torch
+
+    return numbers.to(torch.bfloat16).float()
+
+
+def _rounded_scale(scale: "torch.Tensor") -> "torch.Tensor":
+    """To what bfloat16 can hold; 1 where there is nothing to scale."""
+    import torch
+
+    rounded = _rounded(scale)
+    return torch.where(rounded == 0, torch.ones_like(rounded), rounded)

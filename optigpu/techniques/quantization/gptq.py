@@ -1,0 +1,71 @@
+"""gptq: 4-bit weights, each column rounded so that the next ones make up for its error on calibration text."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
+from optigpu.techniques.calibration import Calibration, check_text
+from optigpu.techniques.four_bit_checkpoints import Recipe, compute_in_four_bits, missing
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Gptq(Technique):
+    """Computes with the 4-bit layers of a GPTQ checkpoint; any other model is quantized first, which takes a while.
+
+    The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
+    itself with `seed` ("self"), or out of a file in the folder of datasets ("file:NAME"). The head stays as it is.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    summary: ClassVar[str] = "4-bit weights whose rounding errors cancel out on calibration text"
+    citation: ClassVar[str] = "Frantar et al., GPTQ, 2022, arXiv:2210.17323"
+    expected: ClassVar[str] = (
+        "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
+        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "grad_enabled": "4-bit weights have no gradient",
+        "magnitude_pruning": "what makes up for rounding errors would fill the zeros again",
+    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["gptq"] = "gptq"
+    bits: Literal[4] = 4
+    group_size: Literal[32, 64, 128] = 32
+    calibration: str = Field("self", max_length=200)
+    samples: int = Field(32, ge=1, le=1024)
+    length: int = Field(128, ge=2, le=8192)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+    @field_validator("calibration")
+    @classmethod
+    def _is_a_text(cls, calibration: str) -> str:
+        return check_text(calibration)
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """A model that is known before it is loaded is no ready checkpoint, and quantizing needs the extra."""
+        return missing(environment) if model else None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """Quantizing takes minutes, and its loss depends on the text."""
+        return False
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """The layers of a GPTQ checkpoint stay packed."""
+        return options.but(packed="gptq")
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Puts 4-bit layers in the place of the linear ones.
+
+        Raises UnsupportedError, with the model left as it was, when it is quantized already in another way, when
+        GPTQModel is not there or cannot quantize it, and when the calibration text does not fit it.
+        """
+        calibration = Calibration(self.calibration, self.samples, self.length, self.seed)
+        compute_in_four_bits(model, Recipe("gptq", self.group_size, calibration), notes)

@@ -1,0 +1,87 @@
+"""int4_weight_only: weights as 4-bit numbers in groups that share a scale, activations as they are."""
+
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
+
+from optigpu.models.facts import ModelFacts
+from optigpu.ops.int4_quantize import Int4Scheme
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.int4_layers import int4_linear_of
+from optigpu.techniques.layers import checked_places, exchange, weight_of
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+GroupSize = Literal[32, 64, 128]
+
+
+class Int4WeightOnly(Technique):
+    """Replaces every linear layer, GPT-2's Conv1D and the tied head by 4-bit ones.
+
+    `group_size` inputs of an output share a scale in bfloat16, and an offset where they are not `symmetric`: 4 bits of
+    a weight become 4.5, 4.25 or 4.125, or with offsets 5, 4.5 or 4.25. Symmetric groups of 32 cost less quality than
+    larger ones with offsets and as many bytes, and so are the default. `solver` "min_max" takes the scales from the
+    extremes of a group, "hqq" then improves them. Without `head` the head stays as it is. With it, a tied head becomes
+    a 4-bit copy while the embedding keeps its dtype: a lookup reads one row for each token, so its bytes cost no time.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = "4-bit weights in groups that share a scale; activations stay as they are"
+    citation: ClassVar[str] = (
+        "Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023, "
+        "mobiusml.github.io/hqq_blog"
+    )
+    expected: ClassVar[str] = (
+        "a seventh of the fp32 bytes; up to 1.8x of int8_weight_only where decoding is bound by memory, at a cost in "
+        "quality that is larger the smaller the model"
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["int4_weight_only"] = "int4_weight_only"
+    group_size: GroupSize = 32
+    symmetric: bool = True
+    solver: Literal["min_max", "hqq"] = "hqq"
+    head: bool = True
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The groups must divide the inputs of every layer, as far as those are known."""
+        inputs = _known_inputs(model) if model else set()
+        wrong = [number for number in sorted(inputs) if number % self.group_size]
+        if not wrong:
+            return None
+        fitting = [size for size in get_args(GroupSize) if not any(number % size for number in inputs)]
+        advice = f"ask for group_size {' or '.join(map(str, fitting))}" if fitting else "leave it out"
+        return (
+            f"{self.name}: the model has layers with {wrong[0]} inputs, which groups of {self.group_size} do not "
+            f"divide; {advice}."
+        )
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """Weights are quantized once, and int8_weight_only costs less quality."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Replaces the linear layers in place.
+
+        Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers, or
+        inputs that the groups do not divide.
+        """
+        from optigpu.ops.int4_linear import int4_linear_backend
+
+        places = checked_places(model, self.name, self.group_size)
+        if not self.head:
+            places = [place for place in places if place.layer is not model.get_output_embeddings()]
+        if not places:
+            raise UnsupportedError(f"{self.name} found nothing but a head in this model; ask for head=True.")
+        scheme = Int4Scheme(self.group_size, self.symmetric, self.solver)
+        weight = weight_of(places[0].layer)
+        backend = int4_linear_backend(weight.device, weight.dtype)
+        exchange(places, partial(int4_linear_of, scheme=scheme))
+        notes.record(int4_layers=len(places), int4_backend=backend, int4_bits_per_weight=scheme.bits)
+
+
+def _known_inputs(model: ModelFacts) -> set[int]:
+    """How many inputs the linear layers of a model's blocks and its head have."""
+    known = {model.hidden_size, model.embedding_size, model.heads * model.head_size}
+    return known if model.inner_size is None else known | {model.inner_size}

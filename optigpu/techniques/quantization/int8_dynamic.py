@@ -1,0 +1,76 @@
+"""int8_dynamic: int8 weights, and activations that are quantized to int8 as they come."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.capability import needs_capability
+from optigpu.techniques.int8_layers import int8_dynamic_linear_of
+from optigpu.techniques.layers import checked_places, exchange, weight_of
+from optigpu.techniques.smoothing import own_text, smooth
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+NEEDED_CAPABILITY = (7, 5)
+"""Turing was the first with matrix units for int8."""
+
+
+class Int8Dynamic(Technique):
+    """Replaces every linear layer, GPT-2's Conv1D and the tied head by int8 ones that quantize each token's inputs.
+
+    `smoothing`, from 0 to 1, first moves outliers of the activations into the weights (SmoothQuant's alpha, 0.5 in the
+    paper); the model writes the text for it by itself. A tied embedding keeps its dtype, as in int8_weight_only.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = (
+        "int8 weights, and int8 activations with one scale for each token, summed in int32"
+    )
+    citation: ClassVar[str] = (
+        "Yao et al., ZeroQuant, 2022, arXiv:2206.01861 (token-wise activations); smoothing: Xiao et al., SmoothQuant, "
+        "2022, arXiv:2211.10438"
+    )
+    expected: ClassVar[str] = (
+        "a quarter of the fp32 bytes; decoding as int8_weight_only, prompts and batches up to 4x where the CPU or GPU "
+        "multiplies int8; a larger error than with weights alone"
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["int8_dynamic"] = "int8_dynamic"
+    smoothing: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """A GPU needs matrix units for int8; every CPU can."""
+        if device is DeviceKind.CPU:
+            return None
+        return needs_capability(environment, NEEDED_CAPABILITY, "int8 matrix products")
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """int8_weight_only decodes as fast with a smaller error."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Replaces the linear layers in place.
+
+        Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers or a
+        layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
+        """
+        from optigpu.ops import int8_dynamic_backend
+        from optigpu.ops.int8_dynamic import MOST_INNER
+
+        places = checked_places(model, self.name)
+        for place in places:
+            inner = weight_of(place.layer).shape[1]
+            if inner > MOST_INNER:
+                raise UnsupportedError(
+                    f"{self.name}: {place.path} has {inner} inputs and 32-bit sums allow {MOST_INNER}; take "
+                    "int8_weight_only."
+                )
+        if self.smoothing is not None:
+            notes.record(smoothed_norms=smooth(model, own_text(model), self.smoothing))
+        exchange(places, int8_dynamic_linear_of)
+        notes.record(int8_layers=len(places), int8_backend=int8_dynamic_backend(model.device))

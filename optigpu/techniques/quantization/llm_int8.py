@@ -1,0 +1,67 @@
+"""llm_int8: int8 weights and activations of bitsandbytes, with the columns of outliers in 16 or 32 bits."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.bitsandbytes_layers import int8_outlier_linear_of, missing, places_but_the_head
+from optigpu.techniques.layers import exchange, weight_of
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+LARGEST = 65504.0
+"""Of float16, from which the library quantizes."""
+
+
+class LlmInt8(Technique):
+    """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
+
+    A column of activations in which any token reaches `threshold` is multiplied in the model's dtype with its weights;
+    0 multiplies all in int8.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = "int8 weights and activations, and columns of outliers in the model's dtype"
+    citation: ClassVar[str] = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
+    expected: ClassVar[str] = (
+        "a quarter of the fp32 bytes with next to no loss of quality; slower than fp16 for small models and batches, "
+        "since looking for outliers costs more than int8 saves"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "autocast": "the int8 operators take activations as they come, and autocast does not reach them",
+        "cuda_graphs": "how many columns hold outliers depends on the data, which no recording can follow",
+        "grad_enabled": "int8 weights have no gradient",
+    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["llm_int8"] = "llm_int8"
+    threshold: float = Field(6.0, ge=0, le=1e4, allow_inf_nan=False)
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The library is an extra."""
+        return missing(environment)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Replaces the linear layers in place.
+
+        Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
+        has weights that float16 does not hold.
+        """
+        places = places_but_the_head(model, self.name)
+        for place in places:
+            if float(weight_of(place.layer).abs().max()) > LARGEST:
+                raise UnsupportedError(
+                    f"{self.name} quantizes from float16, and {place.path} has weights beyond its range; take "
+                    "int8_weight_only."
+                )
+        exchange(places, int8_outlier_linear_of(self.threshold))
+        notes.record(int8_layers=len(places), int8_backend="bitsandbytes", outlier_threshold=self.threshold)

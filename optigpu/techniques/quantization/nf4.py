@@ -1,0 +1,63 @@
+"""nf4: 4-bit NormalFloat weights of bitsandbytes, whose statistics may be quantized as well."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.bitsandbytes_layers import missing, nf4_linear_of, places_but_the_head
+from optigpu.techniques.layers import exchange
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class Nf4(Technique):
+    """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
+
+    With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it lies as the library's fused operator reads it,
+    where its sizes fit (outputs in 32s, inputs in 64s). Its statistics are then bfloat16 numbers and not quantized
+    again, whatever `double_quantization` says. Every other layer is widened to the model's dtype for each product.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
+    citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
+    expected: ClassVar[str] = (
+        "an eighth of the fp32 bytes, closer to the weights than 4-bit integers of that size; faster than bf16 at "
+        "small batches with fused kernels, slower where each product widens the weights first"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "autocast": "the 4-bit operators take activations as they come, and autocast does not reach all of them",
+        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "grad_enabled": "4-bit weights have no gradient",
+    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["nf4"] = "nf4"
+    double_quantization: bool = True
+    packing: bool = True
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The library is an extra."""
+        return missing(environment)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It is for memory, and costs quality."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Replaces the linear layers in place, and records which kernel each kind of layer has.
+
+        Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
+        has weights that are no numbers.
+        """
+        places = places_but_the_head(model, self.name)
+        exchange(places, lambda layer: nf4_linear_of(layer, self.double_quantization, self.packing))
+        layers = [place.layer for place in places]
+        notes.record(
+            nf4_layers=len(layers),
+            nf4_fused_layers=sum(layer.fused for layer in layers),
+            nf4_double_quantized_layers=sum(layer.nested for layer in layers),
+        )

@@ -1,0 +1,54 @@
+"""tf32: float32 matrix products on tensor cores, with 10 bits of mantissa."""
+
+from typing import Any, ClassVar, Literal
+
+from optigpu.models.facts import ModelFacts
+from optigpu.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.capability import needs_capability
+from optigpu.vocabulary import DeviceKind, Layer
+
+NEEDED_CAPABILITY = (8, 0)
+"""Ampere."""
+
+
+class Tf32(Technique):
+    """Lets this process's float32 matrix products and convolutions round what goes in to TF32; sums stay float32."""
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.PRECISION
+    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    summary: ClassVar[str] = "float32 matrix products on tensor cores with 10 bits of mantissa; as many bytes"
+    citation: ClassVar[str] = (
+        "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "
+        "doi:10.1109/MM.2021.3061394"
+    )
+    expected: ClassVar[str] = (
+        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); nothing where memory bounds "
+        "decoding"
+    )
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+
+    name: Literal["tf32"] = "tf32"
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """Ampere and later have it."""
+        return needs_capability(environment, NEEDED_CAPABILITY, "TF32 matrix products")
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """bf16 is as fast there and halves the bytes as well; a stack holds one precision."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Sets what torch computes float32 with, for the whole process; the model itself stays as it is."""
+        import torch
+
+        # Not `fp32_precision`, although torch 2.9 brought it: with that set, reading the older settings raises, which
+        # TorchInductor does (torch 2.9 to 2.13).
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        notes.record(
+            float32_matmul_precision=torch.get_float32_matmul_precision(),
+            cudnn_tf32=torch.backends.cudnn.allow_tf32,
+        )

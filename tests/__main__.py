@@ -1,0 +1,33 @@
+"""`python -m tests`: all tests, those that bear company side by side on all cores, then the others alone.
+
+Arguments go to pytest. Tests that measure, or that start servers and watch processes, would disturb each other; those
+that compute in one process do not. Plain `pytest` runs everything one after the other.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+NOTHING_FOUND = 5
+"""pytest's exit status when no test was selected."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs both halves, the second even after a failure in the first; the status is pytest's of the worse one."""
+    workers = str(os.cpu_count() or 1)
+    company = ["-m", "together", "-n", workers, "--dist", "loadfile"]
+    statuses = [run([*company, *arguments]), run(["-m", "not together", *arguments])]
+    if statuses == [NOTHING_FOUND, NOTHING_FOUND]:
+        return NOTHING_FOUND
+    return max(status for status in statuses if status != NOTHING_FOUND)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One run of pytest; a thread that waits for work sleeps, since other workers need its core."""
+    variables = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], env=variables, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Every technique on models of GPT-2, Llama and Qwen and on two for images: it runs, or it says why not."""
+
+from typing import Any
+
+import pytest
+
+from optigpu.hardware import probe
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.image_models import image_runtime, prefill_runtime
+from tests.engine.tiny_models import prompt, runtime_of
+
+pytestmark = pytest.mark.usefixtures("models_dir")
+SHAPES = ("gpt2", "llama", "qwen2")
+IMAGES = ("resnet", "vit")
+NEW_TOKENS = 4
+REFUSED = {
+    ("fused_layernorm", "llama"): "LayerNorm",
+    ("fused_layernorm", "qwen2"): "LayerNorm",
+    ("fused_rmsnorm", "gpt2"): "RMSNorm",
+    ("fused_gelu", "llama"): "GELU",
+    ("fused_gelu", "qwen2"): "GELU",
+    ("fused_swiglu", "gpt2"): "gated",
+    ("fused_qkv", "gpt2"): "one matrix",
+    ("fused_attention", "resnet"): "attention",
+    ("eager_attention", "resnet"): "attention",
+    ("fused_gelu", "resnet"): "fused_gelu",
+    ("fused_qkv", "resnet"): "fused_qkv",
+    ("llm_int8", "resnet"): "llm_int8",
+    ("nf4", "resnet"): "nf4",
+    ("fp8", "any"): "FP8",
+    ("gptq", "any"): "gptq",
+    ("awq", "any"): "gptq",
+}
+"""What a technique cannot do to a shape, or on this machine to any, and a word of the sentence that says so."""
+
+ELSEWHERE = {
+    *(("torch_compile", shape) for shape in SHAPES),  # test_techniques_decoding.py
+    *(("export_aot", shape) for shape in ("gpt2", "llama")),  # test_techniques_export_aot.py
+}
+"""What takes half a minute and is tested on that very shape in the technique's own file."""
+
+
+def names_for(workload: str) -> list[str]:
+    return [
+        name
+        for name, kind in TECHNIQUES.items()
+        if workload in kind.workloads and DeviceKind.CPU in kind.devices
+    ]
+
+
+def refusal(name: str, shape: str) -> str | None:
+    return REFUSED.get((name, shape), REFUSED.get((name, "any")))
+
+
+GENERATING = [
+    (name, shape) for name in names_for("generate") for shape in SHAPES if (name, shape) not in ELSEWHERE
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), GENERATING)
+def test_it_generates_or_says_why_not(name: str, shape: str) -> None:
+    technique: Any = TECHNIQUES[name](name=name)
+    word = refusal(name, shape)
+    facts = runtime_of(f"path:{shape}").facts
+    if word:
+        reason = technique.check(probe(), DeviceKind.CPU, facts)
+        assert reason is not None
+        assert word in reason
+        with pytest.raises(UnsupportedError, match=word):
+            runtime_of(f"path:{shape}", technique)
+        return
+    assert technique.check(probe(), DeviceKind.CPU, facts) is None
+    runtime = runtime_of(f"path:{shape}", technique)
+    tokens = runtime.generate(prompt(1), NEW_TOKENS).tokens
+    assert tokens.shape == (1, NEW_TOKENS)
+    assert bool(runtime.logits(prompt(1)).isfinite().all())
+
+
+@pytest.mark.parametrize("name", names_for("prefill"))
+def test_it_prefills_or_says_why_not(name: str) -> None:
+    technique: Any = TECHNIQUES[name](name=name)
+    shape = "llama" if refusal(name, "gpt2") and not refusal(name, "llama") else "gpt2"
+    word = refusal(name, shape)
+    if word:
+        with pytest.raises(UnsupportedError, match=word):
+            prefill_runtime(f"path:{shape}", technique)
+        return
+    passed = prefill_runtime(f"path:{shape}", technique).forward(prompt(2))
+    assert passed.chosen.shape == (2,)
+    assert bool(passed.logits.isfinite().all())
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("name", names_for("classify"))
+def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
+    import torch
+
+    technique: Any = TECHNIQUES[name](name=name)
+    model, word = f"preset:tiny-{shape}-test", refusal(name, shape)
+    if word:
+        with pytest.raises(UnsupportedError, match=word):
+            image_runtime(model, technique)
+        return
+    runtime = image_runtime(model, technique)
+    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(runtime.model.dtype)
+    passed = runtime.forward(images)
+    assert passed.chosen.shape == (1,)
+    assert bool(passed.logits.isfinite().all())
+
+
+def test_the_others_run_on_cuda_alone() -> None:
+    others = set(TECHNIQUES) - set(names_for("generate"))
+    assert {TECHNIQUES[name].devices for name in others} == {(DeviceKind.CUDA,)}
