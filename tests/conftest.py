@@ -25,8 +25,16 @@ _FILES = (
     *("caches", "generate", "matmul", "models", "ops", "quality", "techniques", "tiny_training"),
     *("torch_backend", "weights", "work", "workload", "every"),
 )
-TOGETHER = ("unit/", "contract/", *(f"engine/test_{name}{end}" for name in _FILES for end in ("_", ".py")))
-"""Where the tests are that compute in one process of their own, and so may run side by side."""
+_SERVICE = (
+    *("api_bad_input", "api_compare", "api_hardware", "api_health", "api_jobs", "api_keys", "api_leaderboard"),
+    *("api_openapi", "artifacts", "store_"),
+)
+TOGETHER = (
+    *("unit/", "contract/"),
+    *(f"engine/test_{name}{end}" for name in _FILES for end in ("_", ".py")),
+    *(f"service/test_{name}" for name in _SERVICE),
+)
+"""Where the tests are that have a process and a database of their own, and so may run side by side."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

@@ -15,7 +15,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups
 from optigpu.spec import resolve
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.four_bit_checkpoints import int4_weights_of
 from optigpu.techniques.int4_layers import int4_bytes
@@ -164,6 +164,21 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(
     for technique in ((), (Gptq(),)):
         with pytest.raises(UnsupportedError, match=why):
             runtime_of(f"path:packed/{folder.name}", *technique)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("scales", "not all finite"), ("g_idx", "each group as many inputs")]
+)
+def test_damaged_tensors_are_refused_and_leave_the_model(name: str, why: str, models_dir: Path) -> None:
+    write_packed_tiny(models_dir / "packed" / f"damaged-{name}", "llama", Layout())
+    reference = parse_reference(f"path:packed/damaged-{name}")
+    model = load_model(reference, device="cpu", dtype="float32", packed="gptq")
+    *_, (_, layer) = packed_layers(model)
+    getattr(layer, name)[0] = float("nan") if name == "scales" else 1
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(UnsupportedError, match=why):
+        Gptq().modules(model, Notes())
+    assert [type(module) for module in model.modules()] == before
 
 
 def test_the_wrong_technique_and_a_second_quantization_are_refused(

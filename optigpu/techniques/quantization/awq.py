@@ -21,6 +21,7 @@ class Awq(Technique):
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
     itself with `seed` ("self"), or out of a file in the folder of datasets ("file:NAME"). The head stays as it is.
+    A ready checkpoint is compared with its own numbers in fp32, since the model that it was made of is not there.
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION

@@ -1,5 +1,6 @@
 """int4_weight_only: weights as 4-bit numbers in groups that share a scale, activations as they are."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -36,6 +37,11 @@ class Int4WeightOnly(Technique):
         "a seventh of the fp32 bytes; up to 1.8x of int8_weight_only where decoding is bound by memory, at a cost in "
         "quality that is larger the smaller the model"
     )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
+        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "grad_enabled": "4-bit weights have no gradient",
+    }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["int4_weight_only"] = "int4_weight_only"
