@@ -26,7 +26,15 @@ _FILES = (
     *("torch_backend", "weights", "work", "workload", "every"),
 )
 _SERVICE = (
-    *("api_bad_input", "api_compare", "api_hardware", "api_health", "api_jobs", "api_keys", "api_leaderboard"),
+    *(
+        "api_bad_input",
+        "api_compare",
+        "api_hardware",
+        "api_health",
+        "api_jobs",
+        "api_keys",
+        "api_leaderboard",
+    ),
     *("api_openapi", "artifacts", "store_"),
 )
 TOGETHER = (
