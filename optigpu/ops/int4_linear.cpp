@@ -45,9 +45,9 @@ constexpr int kMostGroup = 4096;  // inputs of a group whose two lower digits' p
 typedef int32_t Four __attribute__((vector_size(16)));
 
 struct Group {  // of one row of x
-  Four start;              // -8 times the sum of each digit: what makes 0 to 15 of -8 to 7
-  float step;              // NaN where an activation is not finite
-  float sum;               // of the activations
+  Four start;   // -8 times the sum of each digit: what makes -8 to 7 of 0 to 15
+  float step;   // NaN where an activation is not finite
+  float sum;    // of the activations
 };
 
 struct Problem {
@@ -75,14 +75,14 @@ void store_outputs(const Problem& problem, const float* sums, int64_t row, int64
   }
 }
 
-// A power of two in which the group's largest activation has 23 bits and a sign, as 1 / step and step.
+// A power of two in which the group's largest activation has 22 or 23 bits and a sign, as 1 / step and step.
 struct Step {
   float inverse, value;
 };
 
 Step step_for(uint32_t largest) {  // the bits of its magnitude
   constexpr uint32_t kInfinity = 0x7f800000, kLeast = 24;
-  constexpr uint32_t kMostMantissa = 0x7dfdfe;  // 8355711 = 127 * 65536 + 127 * 256 + 127 is the largest number
+  constexpr uint32_t kMostMantissa = 0x7efefe;  // of 127 * 65536 + 127 * 256 + 127, the largest of three digits
   if (largest >= kInfinity) return {0, std::numeric_limits<float>::quiet_NaN()};
   const uint32_t exponent = std::max(kLeast, (largest >> 23) + ((largest & 0x7fffff) > kMostMantissa ? 1 : 0));
   const uint32_t value = (exponent - 22) << 23, inverse = (254 - (exponent - 22)) << 23;

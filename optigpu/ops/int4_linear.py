@@ -139,8 +139,8 @@ def int4_linear(
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs].
     Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
     INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
-    The C++ operator takes each activation with 23 bits below the largest of its group of inputs, which is as precise
-    as the sum in float32 that they end in. torch's own operators round x and y to bfloat16.
+    The C++ operator rounds each activation to 2**-23 of the largest of its group of inputs, which is as precise as
+    the sum in float32 that they end in. torch's own operators round x and y to bfloat16.
     Raises ValueError for shapes and types that do not fit.
     """
     import torch

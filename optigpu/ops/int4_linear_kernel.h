@@ -1,5 +1,10 @@
 // The tile kernel of int4_linear, in GCC vector types. int4_linear.cpp includes this file once for each instruction
-// set, inside a namespace that defines kLanes, Ints, Partial, add_products() and widen().
+// set, inside a namespace that defines
+//   kLanes: int32 numbers in a vector register, and Ints, a vector of them
+//   kMaxRows, kMostSums: how many rows of x, and how many vectors of sums for a digit, fit the registers
+//   Partial, add_products(), widen(): sums of products with 4 inputs each, exact for kChunk inputs; kWidePartial where
+//     they are int32 and so exact for all
+//   load_halves(): kLanes numbers of 16 bits as Ints; by_digit(): the bytes of each four numbers, sorted by their place
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 

@@ -24,16 +24,15 @@ LEAST, MOST = -8, 7
 AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
 
-SCALE_STARTS, SCALE_STEPS = (1.0, 0.95, 0.9), 2
-"""Where the search for a scale starts, as shares of the one that clips least, and its steps from each."""
-OFFSET_STEPS = 20
+SCALE_STEPS, OFFSET_STEPS = 3, 20
+"""Of the solvers, the first of which looks at the scales that rounding alone takes."""
 SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 """p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
 TINY = 1e-6
 """An error that is no outlier, in units of a step."""
 JUDGING_NORM = 3
-"""Of a solver's steps each group keeps the one with the least sum of its errors to this power. With bundled:tiny, less
-weight on large errors (powers 0.7, 1 and 2) made a symmetric model diverge more than rounding alone does."""
+"""Of a solver's steps each group keeps the one with the least sum of its errors to this power. Searches with less
+weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,12 @@ def _quantized(w: "torch.Tensor", scheme: Int4Scheme) -> "tuple[torch.Tensor, to
     """Of groups, float32 [groups, size]: uint8 numbers, and bfloat16 scales and offsets [groups, 1]."""
     import torch
 
-    scale, offset = _signed_scale(w) if scheme.symmetric else _range(w)
+    scales = _signed_scale(w) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
-        starts = [(_rounded_scale(scale * share), offset) for share in SCALE_STARTS]
-        scale, offset = _solved(w, starts, SCALE_STEPS, _fitted_scale)
+        scales = _solved(w, scales, SCALE_STEPS, _fitted_scale)
     elif scheme.solver == "hqq":
-        scale, offset = _solved(w, [(scale, offset)], OFFSET_STEPS, _fitted_offset)
+        scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset)
+    scale, offset = scales
     q = (_numbers(w, scale, offset) + ZERO).to(torch.uint8)
     return q, scale.to(torch.bfloat16), offset.to(torch.bfloat16)
 
@@ -165,22 +164,21 @@ def _range(w: "torch.Tensor") -> "Scales":
     return _rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST)), offset
 
 
-def _solved(w: "torch.Tensor", starts: "list[Scales]", steps: int, fit: "Fit") -> "Scales":
+def _solved(w: "torch.Tensor", scales: "Scales", steps: int, fit: "Fit") -> "Scales":
     """Alternates between numbers for the scales and scales for the numbers; each group keeps the best that it had."""
     import torch
 
-    unit, best, least = starts[0][0], starts[0], torch.full_like(starts[0][0], torch.inf)
-    for scales in starts:
-        for step in range(steps):
-            scale, offset = scales
-            q = _numbers(w, scale, offset)
-            errors = w.sub(offset).sub_(q * scale).div_(unit)
-            loss = errors.abs().pow_(JUDGING_NORM).sum(dim=1, keepdim=True)
-            better = loss < least
-            least = torch.where(better, loss, least)
-            best = torch.where(better, scale, best[0]), torch.where(better, offset, best[1])
-            if step + 1 < steps:
-                scales = fit(Fitting(w, q, errors, step), scales)
+    unit, best, least = scales[0], scales, torch.full_like(scales[0], torch.inf)
+    for step in range(steps):
+        scale, offset = scales
+        q = _numbers(w, scale, offset)
+        errors = w.sub(offset).sub_(q * scale).div_(unit)
+        loss = errors.abs().pow_(JUDGING_NORM).sum(dim=1, keepdim=True)
+        better = loss < least
+        least = torch.where(better, loss, least)
+        best = torch.where(better, scale, best[0]), torch.where(better, offset, best[1])
+        if step + 1 < steps:
+            scales = fit(Fitting(w, q, errors, step), scales)
     return best
 
 

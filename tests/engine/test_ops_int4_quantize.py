@@ -1,0 +1,112 @@
+"""Weights as 4-bit numbers: how far off they are, with a solver and without."""
+
+import dataclasses
+
+import pytest
+import torch  # noqa: TID253 - types, and the parameters of the tests
+
+from optigpu.ops import int4_quantize
+from optigpu.ops.int4_quantize import (
+    JUDGING_NORM,
+    Int4Scheme,
+    Int4Weights,
+    dequantize_groups,
+    quantize_groups,
+)
+
+SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
+
+
+def exact_weight(weights: Int4Weights) -> torch.Tensor:
+    """float64 [outputs, inner], written apart from dequantize_groups."""
+    size = weights.q.shape[1] // weights.scale.shape[1]
+    found = (weights.q.double() - 8) * weights.scale.double().repeat_interleave(size, dim=1)
+    return found if weights.offset is None else found + weights.offset.double().repeat_interleave(size, dim=1)
+
+
+def weight_matrix() -> torch.Tensor:
+    """float32 [24, 256], with the long tails that trained weights have; a group of zeros and one of equal numbers."""
+    normal = torch.randn(24, 256, generator=torch.Generator().manual_seed(0))
+    weight = 0.02 * normal * normal.abs()
+    weight[3, :128] = 0
+    weight[5, 128:] = 0.3
+    return weight
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_rounding_alone_is_wrong_by_half_a_step(scheme: Int4Scheme) -> None:
+    weight = weight_matrix()
+    weights = quantize_groups(weight, dataclasses.replace(scheme, solver="min_max"))
+    groups = (24, 256 // scheme.group_size)
+    assert weights.q.dtype == torch.uint8
+    assert weights.q.shape == weight.shape
+    assert int(weights.q.max()) == 15
+    assert weights.scale.shape == groups
+    assert (weights.offset is None) == scheme.symmetric
+    step = weights.scale.double().abs().repeat_interleave(scheme.group_size, dim=1)
+    found = exact_weight(weights)
+    # A symmetric group's far end may be clipped by a step; bfloat16 has 1/256 of the scale's eight steps, and of 0.3.
+    assert torch.all(
+        (found - weight.double()).abs() <= step * (1.04 if scheme.symmetric else 0.54) + 0.3 / 256
+    )
+    assert not found[3, :128].any()
+    torch.testing.assert_close(dequantize_groups(weights).double(), found)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_the_solver_comes_closer_than_rounding_alone(scheme: Int4Scheme) -> None:
+    assert error(scheme) < 0.97 * error(dataclasses.replace(scheme, solver="min_max"))
+
+
+def error(scheme: Int4Scheme) -> float:
+    weight = weight_matrix()
+    return float((dequantize_groups(quantize_groups(weight, scheme)) - weight).square().sum())
+
+
+def test_no_group_is_worse_off_with_the_solver() -> None:
+    """By the measure that it keeps the best of."""
+    weight = weight_matrix()
+    for symmetric in (True, False):
+        losses = []
+        for solver in ("hqq", "min_max"):
+            found = dequantize_groups(quantize_groups(weight, Int4Scheme(32, symmetric, solver)))
+            losses.append((found - weight).double().abs().pow(JUDGING_NORM).view(-1, 32).sum(dim=1))
+        assert torch.all(losses[0] <= losses[1] * 1.0001)
+
+
+def test_torch_keeps_its_threads() -> None:
+    before = torch.get_num_threads()
+    quantize_groups(weight_matrix(), Int4Scheme())
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_rows_are_quantized_some_at_a_time(scheme: Int4Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = quantize_groups(weight_matrix(), scheme)
+    monkeypatch.setattr(int4_quantize, "AT_ONCE", {"cpu": 5 * 256})
+    parts = quantize_groups(weight_matrix(), scheme)
+    assert torch.equal(dequantize_groups(parts), dequantize_groups(whole))
+
+
+def test_four_bits_hold_sixteen_values_exactly() -> None:
+    steps = torch.arange(-8.0, 8.0).repeat(2)[None] * 0.25
+    for solver in ("min_max", "hqq"):
+        for symmetric in (True, False):
+            scheme = Int4Scheme(32, symmetric, solver)
+            assert torch.equal(dequantize_groups(quantize_groups(steps, scheme)), steps)
+
+
+@pytest.mark.parametrize(
+    ("weight", "sentence"),
+    [
+        (torch.zeros(32), "floating-point matrix, not torch.float32 \\[32\\]"),
+        (torch.zeros(3, 32, dtype=torch.int32), "floating-point matrix, not torch.int32"),
+        (torch.zeros(3, 40), "Groups of 32 do not divide 40 inputs"),
+        (torch.zeros(3, 0), "Groups of 32 do not divide 0 inputs"),
+        (torch.full((2, 32), torch.nan), "NaN or infinity"),
+        (torch.full((2, 32), torch.inf), "NaN or infinity"),
+    ],
+)
+def test_weights_that_cannot_be_quantized_are_refused(weight: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        quantize_groups(weight, Int4Scheme())
