@@ -12,8 +12,9 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import UnsupportedError
@@ -63,6 +64,21 @@ def load_library(sources: tuple[Path, ...]) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise UnsupportedError(f"The C++ operators in {path} could not be loaded: {error}.") from error
+
+
+def register(sources: tuple[Path, ...], best: str, fakes: Mapping[str, Callable[..., Any]]) -> int:
+    """Loads the operators of `sources` and returns their best instruction set here, what the function `best` says.
+
+    `fakes` gives for each operator what teaches torch.compile the shape of its result. Raises what `load_library` does.
+    """
+    import torch
+
+    library = load_library(sources)
+    for name, fake in fakes.items():
+        torch.library.register_fake(f"optigpu::{name}")(fake)
+    ask = library[best]
+    ask.restype = ctypes.c_int64
+    return int(ask())
 
 
 def _built(sources: tuple[Path, ...]) -> Path:

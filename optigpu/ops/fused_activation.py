@@ -10,14 +10,14 @@ whatever is stored, and round once. An activation is read and written once, wher
 eight times; for the one row of a decode step what is saved is mostly their calls.
 """
 
-import ctypes
 import functools
 import importlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from optigpu.ops.build import load_library
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def swiglu(
 
     _check(x, bias)
     if x.shape[-1] % 2:
-        raise ValueError(f"swiglu needs as many gates as others, not {_named(x)}.")
+        raise ValueError(f"swiglu needs as many gates as others, not {named(x)}.")
     backend = _backend_for(x)
     if backend == "torch":
         gate, up = _biased(x, bias).chunk(2, dim=-1)
@@ -153,13 +153,9 @@ def _biased(x: "torch.Tensor", bias: "torch.Tensor | None") -> "torch.Tensor":
 
 def _check(x: "torch.Tensor", bias: "torch.Tensor | None") -> None:
     if x.dim() == 0 or not x.is_floating_point():
-        raise ValueError(f"An activation needs floating-point numbers [..., columns], not {_named(x)}.")
+        raise ValueError(f"An activation needs floating-point numbers [..., columns], not {named(x)}.")
     if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
-        raise ValueError(f"An activation of {x.shape[-1]} columns needs as many biases, not {_named(bias)}.")
-
-
-def _named(tensor: "torch.Tensor") -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"An activation of {x.shape[-1]} columns needs as many biases, not {named(bias)}.")
 
 
 def _find_backend(device: str) -> ActivationBackend:
@@ -174,14 +170,10 @@ def _find_backend(device: str) -> ActivationBackend:
 
 @functools.cache
 def _register() -> int:
-    """Loads the operators, teaches torch.compile their results' shapes, and returns the best instruction set."""
-    import torch
-
-    library = load_library(_SOURCES)
-    library.optigpu_best_activation_instruction_set.restype = ctypes.c_int64
-    torch.library.register_fake("optigpu::bias_gelu")(_fake_gelu)
-    torch.library.register_fake("optigpu::swiglu")(_fake_swiglu)
-    return int(library.optigpu_best_activation_instruction_set())
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(
+        _SOURCES, "optigpu_best_activation_instruction_set", {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu}
+    )
 
 
 def _fake_gelu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001

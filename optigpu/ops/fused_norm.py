@@ -8,13 +8,13 @@ elsewhere they are plain torch, and `norm_backend` says which. A row is read and
 do so for every step; for the few rows of a decode step what is saved is mostly their calls.
 """
 
-import ctypes
 import functools
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from optigpu.ops.build import load_library
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -185,18 +185,14 @@ def _torch_norm(
 def _check(x: "torch.Tensor", residual: "torch.Tensor | None", *rows: "torch.Tensor | None") -> None:
     shape = x.shape
     if not shape or shape[-1] == 0 or not x.is_floating_point():
-        raise ValueError(f"A norm needs floating-point numbers [..., width], not {_named(x)}.")
+        raise ValueError(f"A norm needs floating-point numbers [..., width], not {named(x)}.")
     if residual is not None and (residual.shape != shape or not residual.is_floating_point()):
         raise ValueError(
-            f"A residual has the shape of what it is added to, {_named(x)}, and is not {_named(residual)}."
+            f"A residual has the shape of what it is added to, {named(x)}, and is not {named(residual)}."
         )
     for row in rows:
         if row is not None and (row.dim() != 1 or row.shape[0] != shape[-1] or not row.is_floating_point()):
-            raise ValueError(f"A norm over {shape[-1]} numbers needs as many weights, not {_named(row)}.")
-
-
-def _named(tensor: "torch.Tensor") -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            raise ValueError(f"A norm over {shape[-1]} numbers needs as many weights, not {named(row)}.")
 
 
 def _find_backend(device: str) -> NormBackend:
@@ -210,16 +206,10 @@ def _find_backend(device: str) -> NormBackend:
 
 @functools.cache
 def _register() -> int:
-    """Loads the operators, teaches torch.compile their results' shapes, and returns the best instruction set."""
-    import torch
-
-    library = load_library(_SOURCES)
-    library.optigpu_best_norm_instruction_set.restype = ctypes.c_int64
-    for name in ("add_layer_norm", "add_rms_norm"):
-        torch.library.register_fake(f"optigpu::{name}")(_fake_pair)
-    for name in ("layer_norm", "rms_norm"):
-        torch.library.register_fake(f"optigpu::{name}")(_fake_one)
-    return int(library.optigpu_best_norm_instruction_set())
+    """Loads what is compiled, once, and returns its best instruction set."""
+    pairs = dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
+    ones = dict.fromkeys(("layer_norm", "rms_norm"), _fake_one)
+    return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})
 
 
 def _fake_one(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001

@@ -8,13 +8,13 @@ On a CPU with a compiler this is our C++ operator (int4_linear.cpp); elsewhere i
 torch, and `int4_linear_backend` says which.
 """
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from optigpu.ops.build import load_library
+from optigpu.ops.build import register
 from optigpu.ops.int4_quantize import ZERO, Int4Weights, dequantize_groups
+from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _check(x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None") -
 
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
-            f"int4_linear needs float32, bfloat16 or float16 activations [..., inner], not {_named(x)}."
+            f"int4_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
         )
     numbers, scale = packed.numbers, packed.scale
     inner = {
@@ -230,24 +230,15 @@ def _check(x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None") -
     if inner.get(numbers.dim()) != x.shape[-1]:
         raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs, and x has {x.shape[-1]}.")
     if scale.dtype != torch.bfloat16 or (packed.offset is not None and packed.offset.dtype != torch.bfloat16):
-        raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {_named(scale)}.")
+        raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {named(scale)}.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (packed.outputs,)):
-        raise ValueError(f"int4_linear needs one float32 bias per output, not {_named(bias)}.")
-
-
-def _named(tensor: "torch.Tensor") -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"int4_linear needs one float32 bias per output, not {named(bias)}.")
 
 
 @functools.cache
 def _register() -> int:
-    """Loads the operator, teaches torch.compile the shape of its result, and returns its best instruction set."""
-    import torch
-
-    library = load_library(_SOURCES)
-    library.optigpu_best_int4_instruction_set.restype = ctypes.c_int64
-    torch.library.register_fake("optigpu::int4_linear")(_fake)
-    return int(library.optigpu_best_int4_instruction_set())
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(_SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake})
 
 
 def _fake(  # the operator's own signature

@@ -10,12 +10,12 @@ integers in float32, which rounds its sums; `int8_dynamic_backend` says which. O
 weights' bytes, as in int8_linear; what int8 activations buy is arithmetic, which counts for prompts and batches.
 """
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from optigpu.ops.build import load_library
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def pack_dynamic(q: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     if q.dim() != 2 or q.dtype != torch.int8:
-        raise ValueError(f"pack_dynamic needs an int8 matrix, not {_named(q)}.")
+        raise ValueError(f"pack_dynamic needs an int8 matrix, not {named(q)}.")
     if q.shape[1] > MOST_INNER:
         raise ValueError(f"pack_dynamic takes {MOST_INNER} inputs at the most, not {q.shape[1]}.")
     if not int8_dynamic_backend(q.device).startswith("native"):
@@ -174,11 +174,11 @@ def _check(
 
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
-            f"int8_dynamic needs float32, bfloat16 or float16 activations [..., inner], not {_named(x)}."
+            f"int8_dynamic needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
         )
     if (packed.dim(), packed.dtype) not in ((2, torch.int8), (4, torch.uint8)):
         raise ValueError(
-            f"int8_dynamic needs the weights as pack_dynamic() returns them, not {_named(packed)}."
+            f"int8_dynamic needs the weights as pack_dynamic() returns them, not {named(packed)}."
         )
     native = packed.dim() == 4
     inner = packed.shape[1] * GROUP if native else packed.shape[1]
@@ -187,24 +187,15 @@ def _check(
     outputs = packed.shape[0] * TILE if native else packed.shape[0]
     fits = scale.dim() == 1 and 0 <= outputs - scale.shape[0] < (TILE if native else CUDA_STEP)
     if scale.dtype != torch.float32 or not fits:
-        raise ValueError(f"int8_dynamic needs one float32 scale per output, not {_named(scale)}.")
+        raise ValueError(f"int8_dynamic needs one float32 scale per output, not {named(scale)}.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != scale.shape):
-        raise ValueError(f"int8_dynamic needs one float32 bias per output, not {_named(bias)}.")
-
-
-def _named(tensor: "torch.Tensor") -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"int8_dynamic needs one float32 bias per output, not {named(bias)}.")
 
 
 @functools.cache
 def _register() -> int:
-    """Loads the operator, teaches torch.compile the shape of its result, and returns its best instruction set."""
-    import torch
-
-    library = load_library(_SOURCES)
-    library.optigpu_best_dynamic_instruction_set.restype = ctypes.c_int64
-    torch.library.register_fake("optigpu::int8_dynamic")(_fake)
-    return int(library.optigpu_best_dynamic_instruction_set())
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(_SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake})
 
 
 def _fake(  # the operator's own signature

@@ -9,12 +9,12 @@ On a CPU with a compiler this is our C++ operator (int8_linear.cpp); elsewhere i
 its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what fp32 does.
 """
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from optigpu.ops.build import load_library
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def quantize_rows(weight: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]"
     import torch
 
     if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(f"quantize_rows needs a floating-point matrix, not {_named(weight)}.")
+        raise ValueError(f"quantize_rows needs a floating-point matrix, not {named(weight)}.")
     wide = weight.detach().float()
     largest = wide.abs().amax(dim=1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
     if not bool(torch.isfinite(largest).all()):
@@ -99,7 +99,7 @@ def pack(q: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     if q.dim() != 2 or q.dtype != torch.int8:
-        raise ValueError(f"pack needs an int8 matrix, not {_named(q)}.")
+        raise ValueError(f"pack needs an int8 matrix, not {named(q)}.")
     if not int8_linear_backend(q.device).startswith("native"):
         return q.contiguous()
     outputs, inner = q.shape
@@ -157,32 +157,23 @@ def _check(
 
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
-            f"int8_linear needs float32, bfloat16 or float16 activations [..., inner], not {_named(x)}."
+            f"int8_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
         )
     if packed.dtype != torch.int8 or packed.dim() not in (2, 3):
-        raise ValueError(f"int8_linear needs the weights as pack() returns them, not {_named(packed)}.")
+        raise ValueError(f"int8_linear needs the weights as pack() returns them, not {named(packed)}.")
     if packed.shape[1] != x.shape[-1]:
         raise ValueError(f"The weights take {packed.shape[1]} inputs, and x has {x.shape[-1]}.")
     unit = 1 if packed.dim() == 2 else TILE
     if scale.dtype != torch.float32 or scale.dim() != 1 or -(-scale.shape[0] // unit) != packed.shape[0]:
-        raise ValueError(f"int8_linear needs one float32 scale per output, not {_named(scale)}.")
+        raise ValueError(f"int8_linear needs one float32 scale per output, not {named(scale)}.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != scale.shape):
-        raise ValueError(f"int8_linear needs one float32 bias per output, not {_named(bias)}.")
-
-
-def _named(tensor: "torch.Tensor") -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"int8_linear needs one float32 bias per output, not {named(bias)}.")
 
 
 @functools.cache
 def _register() -> int:
-    """Loads the operator, teaches torch.compile the shape of its result, and returns its best instruction set."""
-    import torch
-
-    library = load_library(_SOURCES)
-    library.optigpu_best_instruction_set.restype = ctypes.c_int64
-    torch.library.register_fake("optigpu::int8_linear")(_fake)
-    return int(library.optigpu_best_instruction_set())
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake})
 
 
 def _fake(  # the operator's own signature
