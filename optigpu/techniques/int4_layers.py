@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from optigpu.ops.int4_linear import PackedInt4
     from optigpu.ops.int4_quantize import Int4Weights
 
+CONFLICTS = {
+    "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
+    "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+    "grad_enabled": "4-bit weights have no gradient",
+}
+"""What no technique goes with that computes with these layers, and why."""
+
 
 def int4_linear_of(layer: Any, scheme: Int4Scheme, readable: bool = False) -> Any:
     """The twin of a Linear or a Conv1D with 4-bit weights and activations as they are.

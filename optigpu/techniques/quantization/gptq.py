@@ -10,6 +10,7 @@ from optigpu.result import Environment
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
 from optigpu.techniques.calibration import Calibration, check_text
 from optigpu.techniques.four_bit_checkpoints import Recipe, compute_in_four_bits, missing
+from optigpu.techniques.int4_layers import CONFLICTS
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -29,10 +30,7 @@ class Gptq(Technique):
     expected: ClassVar[str] = (
         "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
-        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
-        "grad_enabled": "4-bit weights have no gradient",
+    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS | {
         "magnitude_pruning": "what makes up for rounding errors would fill the zeros again",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)

@@ -8,7 +8,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.ops.int4_quantize import Int4Scheme
 from optigpu.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.int4_layers import int4_linear_of
+from optigpu.techniques.int4_layers import CONFLICTS, int4_linear_of
 from optigpu.techniques.layers import checked_places, exchange, weight_of
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
@@ -37,11 +37,7 @@ class Int4WeightOnly(Technique):
         "a seventh of the fp32 bytes; up to 1.8x of int8_weight_only where decoding is bound by memory, at a cost in "
         "quality that is larger the smaller the model"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
-        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
-        "grad_enabled": "4-bit weights have no gradient",
-    }
+    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["int4_weight_only"] = "int4_weight_only"
