@@ -35,7 +35,7 @@ ACTIVATION_INSTRUCTION_SETS: dict[ActivationBackend, int] = {
 }
 """The operators' numbers; the enumeration InstructionSet in fused_activation.cpp."""
 _FOLDER = Path(__file__).parent
-_SOURCES = (_FOLDER / "fused_activation.cpp", _FOLDER / "fused_activation.h")
+_SOURCES = tuple(_FOLDER / name for name in ("fused_activation.cpp", "fused_activation.h", "vector_math.h"))
 _BACKENDS: dict[str, ActivationBackend] = {}
 """By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
 
