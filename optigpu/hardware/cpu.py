@@ -66,6 +66,14 @@ def allowed_cpus() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
+def one_cpu_of_each_core(root: Path = _ROOT) -> list[int]:
+    """Of the logical CPUs that this process may run on, the first of each physical core, in order."""
+    first: dict[str, int] = {}
+    for cpu in sorted(allowed_cpus()):
+        first.setdefault(_core(root, cpu), cpu)
+    return sorted(first.values())
+
+
 def _core(root: Path, cpu: int) -> str:
     """What names a CPU's core: the list of its siblings; the CPU itself where the kernel does not tell."""
     try:

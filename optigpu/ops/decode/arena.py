@@ -1,0 +1,77 @@
+"""One piece of memory for all weights of a decoder, in huge pages where the kernel has them.
+
+A step reads every weight once, so each page is looked up once a step: of pages of 2 MiB instead of 4 KiB there are 512
+times fewer, and on two AVX-512 cores decoding was a tenth faster.
+"""
+
+import math
+import mmap
+from typing import TYPE_CHECKING
+
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+HUGE = 2**21
+"""Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
+ALIGNMENT = 64
+"""Bytes that every tensor begins at a multiple of: a line of the cache, and the widest load."""
+
+
+def aligned(size: int) -> int:
+    """What so many bytes take of an arena."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """Memory that tensors are taken from, one after the other. They share one storage of `size` bytes.
+
+    `huge` says whether the kernel was asked for huge pages; whether it has any left, it does not say. Raises
+    UnsupportedError when there is no room for so many bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        import torch
+
+        try:
+            # Private: anonymous memory that is shared is not given huge pages by default.
+            area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise UnsupportedError(
+                f"There is no room for {size} bytes of weights in one piece ({error.strerror}); take fewer bits or a "
+                "smaller model."
+            ) from error
+        offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE
+        self.huge = _ask_for_huge_pages(area, offset, _whole(size))
+        self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
+        self._left = size
+
+    def take(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
+        """A tensor of zeros that nobody else has, at a multiple of ALIGNMENT.
+
+        Raises ValueError when less is left than it takes.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size > self._left:
+            raise ValueError(f"The arena has {self._left} bytes left, and {size} are asked for.")
+        begin = self._bytes.numel() - self._left
+        self._left = max(0, self._left - aligned(size))
+        return self._bytes[begin : begin + size].view(dtype).view(shape)
+
+
+def _whole(size: int) -> int:
+    """Up to whole huge pages, or the last weights would lie in small ones."""
+    return -(-size // HUGE) * HUGE
+
+
+def _ask_for_huge_pages(area: mmap.mmap, offset: int, size: int) -> bool:
+    """Before anything is written: a page keeps the size that it was first touched with. Not every system can."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None or not size:
+        return False
+    try:
+        area.madvise(advice, offset, size)
+    except OSError:
+        return False
+    return True

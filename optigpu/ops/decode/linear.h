@@ -1,0 +1,217 @@
+// Products with packed weights. Included once for each instruction set; see instruction_sets.h.
+//
+// A block is 16 outputs whose weights lie together: a chunk of 64 bytes holds 4 bytes of each, so a register meets 4
+// activations that stand in all of its lanes, and nothing is ever summed across lanes.
+
+constexpr int kParts = kBlockOutputs / kLanes;  // registers of a block's sums
+constexpr int64_t kChunkBytes = 64;
+constexpr int64_t kChunk = 32;           // inputs whose products with 4-bit weights fit 16 bits
+constexpr int64_t kPrefetchBytes = 4096;  // a hardware prefetcher stops at each page of 4 KiB
+
+INLINE Bits load_ints(const uint8_t* from) {
+  Bits value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+INLINE int32_t four_of(const int8_t* q) {
+  int32_t value;
+  std::memcpy(&value, q, sizeof value);
+  return value;
+}
+
+// totals[r] += products of a group of 4-bit weights with the rows' numbers.
+template <int kRows, int kChunks>
+INLINE void add_fours(const uint8_t* weights, const int8_t* q, int64_t stride, Bits (&totals)[kRows]) {
+  const Bits low = Bits{} + 0x0f0f0f0f;
+  // One row alone would wait for its own sums.
+  constexpr int kChains = kRows == 1 ? 2 : 1;
+  Sums4 sums[kRows][kChains] = {};
+#pragma GCC unroll 4
+  for (int c = 0; c < kChunks; ++c) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const uint8_t* from = weights + (c * 4 + j) * kChunkBytes;
+      if (kRows == 1) __builtin_prefetch(from + kPrefetchBytes);
+      const Bits both = load_ints(from);
+      const Bits first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const int8_t* a = q + r * stride + c * kChunk + j * 8;
+        sums[r][0] = add_products4(sums[r][0], first, four_of(a));
+        sums[r][kChains - 1] = add_products4(sums[r][kChains - 1], second, four_of(a + 4));
+      }
+    }
+    if (kWideSums && c + 1 < kChunks) continue;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int chain = 0; chain < kChains; ++chain) {
+        totals[r] += widened(sums[r][chain]);
+        sums[r][chain] = Sums4{};
+      }
+  }
+}
+
+template <int kRows, int kChunks>
+INLINE void add_eights(const uint8_t* weights, const int8_t* q, int64_t stride, Bits (&totals)[kRows]) {
+  Bits others[kRows] = {};
+#pragma GCC unroll 4
+  for (int c = 0; c < kChunks; ++c)
+#pragma GCC unroll 8
+    for (int j = c * 8; j < c * 8 + 8; ++j) {
+      const uint8_t* from = weights + j * kChunkBytes;
+      if (kRows == 1) __builtin_prefetch(from + kPrefetchBytes);
+      const Bits bytes = load_ints(from);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        Bits& sum = kRows == 1 && j % 2 ? others[r] : totals[r];  // one row alone would wait for its own sum
+        sum = add_products8(sum, bytes, four_of(q + r * stride + j * 4));
+      }
+    }
+  if constexpr (kRows == 1) totals[0] += others[0];
+}
+
+// results[r] = row r times the outputs of one part of a block.
+template <int kRows, int kChunks, bool kFour>
+INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
+                           Vector (&results)[kRows]) {
+  constexpr int64_t kGroup = kChunks * kChunk, kGroupBytes = kChunks * (kFour ? 4 : 8) * kChunkBytes;
+  const int64_t groups = matrix.inputs / kGroup;
+  const uint8_t* weights = matrix.numbers + block * groups * kGroupBytes + part * kLanes * 4;
+  const uint16_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
+  const int8_t* q = in.q + row * matrix.inputs;
+  const float* step = in.step + row * groups;
+  const int32_t* sum = in.sum + row * groups;
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) results[r] = Vector{};
+  for (int64_t g = 0; g < groups; ++g) {
+    Bits totals[kRows];
+    constexpr int32_t kZero = kFour ? 8 : kEightsZero;  // what the stored numbers are too large by
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) totals[r] = Bits{} - kZero * sum[r * groups + g];
+    if constexpr (kFour)
+      add_fours<kRows, kChunks>(weights, q, matrix.inputs, totals);
+    else
+      add_eights<kRows, kChunks>(weights, q, matrix.inputs, totals);
+    const Vector scales = load_bfloat16(scale);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+      results[r] += __builtin_convertvector(totals[r], Vector) * (scales * step[r * groups + g]);
+    weights += kGroupBytes;
+    scale += kBlockOutputs;
+    q += kGroup;
+  }
+}
+
+template <int kRows>
+INLINE void bfloat16_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
+                          Vector (&results)[kRows]) {
+  const uint8_t* weights = matrix.numbers + block * matrix.inputs / 2 * kChunkBytes + part * kLanes * 4;
+  constexpr int kChains = kRows == 1 ? 4 : 2;
+  Vector sums[kRows][kChains] = {};
+  const float* x = in.x + row * matrix.inputs;
+  for (int64_t k = 0; k < matrix.inputs; k += kChains) {
+#pragma GCC unroll 2
+    for (int c = 0; c < kChains; c += 2) {
+      if (kRows == 1) __builtin_prefetch(weights + kPrefetchBytes);
+      const Bits both = load_ints(weights);
+      const Vector first = float_of(both << 16), second = float_of(both & static_cast<int32_t>(0xffff0000));
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][c] += first * x[r * matrix.inputs + k + c];
+        sums[r][c + 1] += second * x[r * matrix.inputs + k + c + 1];
+      }
+      weights += kChunkBytes;
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    results[r] = sums[r][0] + sums[r][1];
+    if constexpr (kChains == 4) results[r] += sums[r][2] + sums[r][3];
+  }
+}
+
+template <int kRows>
+INLINE void sums_of(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
+                    Vector (&results)[kRows]) {
+  if (matrix.kind == kBfloat16Weights) return bfloat16_sums<kRows>(matrix, block, part, in, row, results);
+  const bool four = matrix.kind == kFourBits;
+  if (matrix.group == 32)
+    return four ? quantized_sums<kRows, 1, true>(matrix, block, part, in, row, results)
+                : quantized_sums<kRows, 1, false>(matrix, block, part, in, row, results);
+  if (matrix.group == 64)
+    return four ? quantized_sums<kRows, 2, true>(matrix, block, part, in, row, results)
+                : quantized_sums<kRows, 2, false>(matrix, block, part, in, row, results);
+  return four ? quantized_sums<kRows, 4, true>(matrix, block, part, in, row, results)
+              : quantized_sums<kRows, 4, false>(matrix, block, part, in, row, results);
+}
+
+// A block of outputs of some rows, with the bias.
+template <int kRows>
+void block_sums(const Matrix& matrix, int64_t block, const Activations& in, int64_t row, float (*sums)[kBlockOutputs]) {
+  for (int part = 0; part < kParts; ++part) {
+    Vector results[kRows];
+    sums_of<kRows>(matrix, block, part, in, row, results);
+    const int64_t place = part * kLanes;
+    const Vector bias = matrix.bias ? load_floats(matrix.bias + block * kBlockOutputs + place) : Vector{};
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) store_floats(sums[r] + place, results[r] + bias);
+  }
+}
+
+using BlockSums = void (*)(const Matrix&, int64_t, const Activations&, int64_t, float (*)[kBlockOutputs]);
+
+template <size_t... kIndex>
+constexpr std::array<BlockSums, sizeof...(kIndex)> block_sums_by_rows(std::index_sequence<kIndex...>) {
+  return {block_sums<static_cast<int>(kIndex) + 1>...};
+}
+
+INLINE Vector activated(Vector value, int64_t activation) {
+  if (activation == kGeluTanh) return gelu_tanh(value);
+  if (activation == kGelu) return gelu_erf(value);
+  if (activation == kSilu) return times_sigmoid(value, value);
+  return value > 0 ? value : (value != value ? value : Vector{});
+}
+
+// Writes a block of one row; the last block of a matrix may have fewer outputs than 16.
+void finish(const LinearTask& task, float* sums, const float* more, float* out, int64_t count) {
+  alignas(64) float before[kBlockOutputs] = {};
+  if (task.finish == Finish::kAdd) std::memcpy(before, out, count * sizeof(float));
+  for (int64_t i = 0; i < kBlockOutputs; i += kLanes) {
+    Vector value = load_floats(sums + i);
+    if (task.finish == Finish::kAdd) value += load_floats(before + i);
+    if (task.finish == Finish::kActivate || task.finish == Finish::kGate) value = activated(value, task.activation);
+    if (task.finish == Finish::kGate) value *= load_floats(more + i);
+    store_floats(sums + i, value);
+  }
+  std::memcpy(out, sums, count * sizeof(float));
+}
+
+void run_block(const LinearTask& task, const Matrix& matrix, int64_t block, float* out) {
+  static constexpr auto kBlockSums = block_sums_by_rows(std::make_index_sequence<kMaxRows>());
+  alignas(64) float sums[kMaxRows][kBlockOutputs], more[kMaxRows][kBlockOutputs];
+  const int64_t tiles = (task.rows + kMaxRows - 1) / kMaxRows;
+  const int64_t count = std::min(kBlockOutputs, matrix.outputs - block * kBlockOutputs);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t begin = task.rows * tile / tiles, end = task.rows * (tile + 1) / tiles;
+    kBlockSums[end - begin - 1](matrix, block, task.in, begin, sums);
+    if (task.finish == Finish::kGate) kBlockSums[end - begin - 1]((&matrix)[1], block, task.in, begin, more);
+    for (int64_t row = begin; row < end; ++row)
+      finish(task, sums[row - begin], more[row - begin], out + row * task.stride + block * kBlockOutputs, count);
+  }
+}
+
+void linear(const LinearTask& task, int64_t first, int64_t last) {
+  int64_t before = 0;
+  float* out = task.out;
+  const int64_t count = task.finish == Finish::kGate ? 1 : task.count;
+  for (int64_t i = 0; i < count; ++i) {
+    const Matrix& matrix = task.matrices[i];
+    const int64_t blocks = blocks_of(matrix);
+    for (int64_t block = std::max<int64_t>(0, first - before); block < std::min(blocks, last - before); ++block)
+      run_block(task, matrix, block, out);
+    before += blocks;
+    out += matrix.outputs;
+  }
+}

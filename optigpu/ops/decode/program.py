@@ -1,0 +1,111 @@
+"""A decoder as data: everything that one step of decoding reads, and nothing of how it is computed.
+
+A program is filled from a transformers model (techniques/decode_programs.py) and run by an operator: cpu.py's in C++,
+or cuda.py's in Triton. What a block computes, x float32 [rows, width] being the residual:
+
+    q, k, v = linear(norm(x, first), qkv);  k and v go to the cache
+    x = x + linear(attention(rotary(q), rotary(k), v), output)
+    h = norm(x, second)
+    x = x + linear(activation(linear(h, gate)) * linear(h, up), down)      without a gate: activation(linear(h, up))
+
+and the logits are linear(norm(x, final), head).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    RotaryTable = tuple[torch.Tensor, torch.Tensor]
+
+WeightKind = Literal["w4", "w8", "bf16"]
+"""How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a bfloat16 scale, or bfloat16."""
+CacheKind = Literal["bf16", "int8"]
+"""How keys and values are stored; int8 has one float32 scale for each head of each token."""
+Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
+GROUPS = (32, 64, 128)
+"""Inputs of an output that may share a scale. The activations that these meet are quantized by the same groups."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm ("layer") or RMSNorm ("rms"). weight, bias: float32 [width]."""
+
+    kind: Literal["layer", "rms"]
+    weight: "torch.Tensor"
+    bias: "torch.Tensor | None"
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer. `numbers` and `scale` lie as the operator wants them, which packing.py and cuda.py say.
+
+    `group` is 0 for bf16, which has no scale. bias: float32 [outputs].
+    """
+
+    kind: WeightKind
+    outputs: int
+    inputs: int
+    group: int
+    numbers: "torch.Tensor"
+    scale: "torch.Tensor | None"
+    bias: "torch.Tensor | None"
+
+
+@dataclass(frozen=True)
+class Block:
+    """`qkv` are matrices whose outputs, one after the other, are all heads' queries, then keys, then values.
+
+    GPT-2 has one, other families three. `scale` is what products of queries and keys are multiplied by; `window` is how
+    many tokens a token attends to, itself included, None for all.
+    """
+
+    first: Norm
+    qkv: tuple[Matrix, ...]
+    output: Matrix
+    second: Norm
+    gate: Matrix | None
+    up: Matrix
+    down: Matrix
+    scale: float
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole decoder.
+
+    embedding: bfloat16 [vocabulary, width]; positions: float32 [context, width], what is added to the embedding of the
+    token at each position, or None; rotary: gives for a length the cosines and sines, float32 [length, head_size / 2],
+    by which the pairs (i, i + head_size / 2) of a head's queries and keys are turned, or None.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    inner: int
+    vocabulary: int
+    context: int
+    activation: Activation
+    embedding: "torch.Tensor"
+    positions: "torch.Tensor | None"
+    rotary: "Callable[[int], RotaryTable] | None"
+    blocks: tuple[Block, ...]
+    final: Norm
+    head: Matrix
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a next token is chosen from its logits.
+
+    A temperature of 0 takes the most likely one; any other draws from softmax(logits / temperature), with numbers that
+    depend on the seed, the sequence and the position alone.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0

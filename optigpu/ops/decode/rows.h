@@ -1,0 +1,119 @@
+// Kernels of one row: embedding, norm, quantization, the choice of a token. Included once for each instruction set; see
+// instruction_sets.h.
+
+INLINE Vector load_floats(const float* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+INLINE void store_floats(float* to, Vector value) { std::memcpy(to, &value, sizeof value); }
+
+INLINE Vector load_bfloat16(const uint16_t* from) { return float_of(load_halves(from) << 16); }
+
+INLINE float sum_of(Vector value) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += value[i];
+  return sum;
+}
+
+INLINE float largest_of(Vector value) {
+  float most = value[0];
+  for (int i = 1; i < kLanes; ++i) most = value[i] > most ? value[i] : most;
+  return most;
+}
+
+void embed(const Program& program, int64_t token, int64_t position, float* x) {
+  const uint16_t* row = program.embedding + token * program.width;
+  const float* place = program.positions ? program.positions + position * program.width : nullptr;
+  for (int64_t i = 0; i < program.width; i += kLanes)
+    store_floats(x + i, place ? load_bfloat16(row + i) + load_floats(place + i) : load_bfloat16(row + i));
+}
+
+bool norm(const Norm& norm, const float* x, float* h, int64_t width) {
+  constexpr int kSums = 4;  // an addition takes 4 cycles
+  float mean = 0;
+  if (norm.kind == kLayerNorm) {
+    Vector sums[kSums] = {};
+    for (int64_t i = 0; i < width; i += kLanes) sums[i / kLanes % kSums] += load_floats(x + i);
+    mean = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(width);
+  }
+  Vector squares[kSums] = {};
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vector apart = load_floats(x + i) - mean;
+    squares[i / kLanes % kSums] += apart * apart;
+  }
+  const float variance = sum_of((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(width);
+  if (!std::isfinite(variance)) return false;
+  const float scale = 1 / std::sqrt(variance + static_cast<float>(norm.epsilon));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vector value = (load_floats(x + i) - mean) * scale * load_floats(norm.weight + i);
+    store_floats(h + i, norm.bias ? value + load_floats(norm.bias + i) : value);
+  }
+  return true;
+}
+
+bool quantize(const float* x, int64_t inputs, int64_t group, int8_t* q, float* step, int32_t* sum) {
+  constexpr float kRound = 0x1.8p23f;  // a sum with it has no fraction, and its last bits are the whole number
+  for (int64_t g = 0; g * group < inputs; ++g, x += group, q += group) {
+    Bits most = {};  // of the magnitudes' bits, among which NaN is larger than infinity
+    for (int64_t i = 0; i < group; i += kLanes) {
+      const Bits size = bits_of(load_floats(x + i)) & 0x7fffffff;
+      most = size > most ? size : most;
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits = std::max<int32_t>(bits, most[i]);
+    if (bits >= 0x7f800000) return false;
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    const float inverse = largest > 0x1p-120f ? 127 / largest : 0;
+    step[g] = inverse == 0 ? 0 : largest / 127;
+    Bits total = {};
+    for (int64_t i = 0; i < group; i += kLanes) {
+      Vector scaled = load_floats(x + i) * inverse;
+      OPAQUE(scaled);  // the product is rounded before the sum, not joined with it
+      const Bits whole = bits_of(scaled + kRound) - 0x4b400000;
+      total += whole;
+      store_bytes(q + i, whole);
+    }
+    sum[g] = 0;
+    for (int i = 0; i < kLanes; ++i) sum[g] += total[i];
+  }
+  return true;
+}
+
+int64_t largest(const float* x, int64_t count) {
+  Vector most = filled(-std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vector value = load_floats(x + i);
+    most = value > most ? value : most;
+  }
+  float found = largest_of(most);
+  for (; i < count; ++i) found = x[i] > found ? x[i] : found;
+  for (i = 0; i < count; ++i)
+    if (x[i] == found) return i;
+  return 0;
+}
+
+int64_t drawn(const float* x, int64_t count, float temperature, double point, float* scratch) {
+  const float most = x[largest(x, count)], inverse = 1 / temperature;
+  double total = 0;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t lanes = std::min<int64_t>(kLanes, count - i);
+    Vector value = filled(most);
+    std::memcpy(&value, x + i, lanes * sizeof(float));
+    value = exp_of(-at_most((most - value) * inverse, kFar), Vector{});
+    std::memcpy(scratch + i, &value, lanes * sizeof(float));
+    for (int64_t j = 0; j < lanes; ++j) total += value[j];
+  }
+  double left = point * total;
+  int64_t last = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (scratch[i] == 0) continue;
+    last = i;
+    left -= scratch[i];
+    if (left < 0) break;
+  }
+  return last;
+}

@@ -1,0 +1,63 @@
+// What the engine asks of the kernels, which are compiled once for each instruction set.
+
+#pragma once
+
+#include <cstdint>
+
+#include "interface.h"
+
+// Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups.
+struct Activations {
+  float* x;      // [rows, inputs]
+  int8_t* q;     // [rows, inputs], -127 to 127
+  float* step;   // [rows, inputs / group]: what a number of the group stands for
+  int32_t* sum;  // [rows, inputs / group]: of the group's numbers
+};
+
+enum class Finish { kStore, kAdd, kActivate, kGate };
+
+// y = matrices x, finished; the outputs of several matrices follow each other in a row of `out`. kGate takes two matrices
+// of one shape: out = activation(first) * second.
+struct LinearTask {
+  const Matrix* matrices;
+  int64_t count;
+  Activations in;
+  int64_t rows;
+  Finish finish;
+  int64_t activation;
+  float* out;
+  int64_t stride;  // floats of a row of `out`
+};
+
+// Attention of a block over `rows`, each the last known token of its sequence.
+struct AttentionTask {
+  const Program* program;
+  const Cache* cache;
+  int64_t layer, window;
+  float scale;
+  const float* qkv;  // [rows, (heads + 2 kv_heads) head_size]
+  float* out;        // [rows, heads head_size]
+  const int64_t* sequence;  // of each row
+  const int64_t* position;
+};
+
+struct Kernels {
+  // h = norm(x); false where x is not finite.
+  bool (*norm)(const Norm&, const float* x, float* h, int64_t width);
+  // One row; false where x is not finite.
+  bool (*quantize)(const float* x, int64_t inputs, int64_t group, int8_t* q, float* step, int32_t* sum);
+  // The blocks [first, last) of all matrices' blocks.
+  void (*linear)(const LinearTask&, int64_t first, int64_t last);
+  // Puts a head's key and value of a row into the cache.
+  void (*append)(const AttentionTask&, int64_t row, int64_t kv_head);
+  // A head's attention of a row; `scores` has room for the cache's capacity.
+  void (*attend)(const AttentionTask&, int64_t row, int64_t head, float* scores);
+  // x = embedding of the token + position
+  void (*embed)(const Program&, int64_t token, int64_t position, float* x);
+  // Index of the first of the largest in [0, count).
+  int64_t (*largest)(const float* x, int64_t count);
+  // The index at which the running sum of softmax(x / temperature) passes `point`, from 0 to 1.
+  int64_t (*drawn)(const float* x, int64_t count, float temperature, double point, float* scratch);
+};
+
+inline int64_t blocks_of(const Matrix& matrix) { return (matrix.outputs + kBlockOutputs - 1) / kBlockOutputs; }

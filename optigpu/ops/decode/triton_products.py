@@ -1,0 +1,174 @@
+"""What the matrix products of a decode step are made of, in Triton: norm, quantization, a tile of weights, products.
+
+Activations are float32 [ROWS, INPUTS], and a tile is TILE outputs of a matrix with all of their inputs, filled up to
+PADDED, a power of two. A tile is loaded once for all rows. How weights lie: cuda_packing.py.
+"""
+
+import triton  # noqa: TID253 - the functions are compiled by it,
+import triton.language as tl  # noqa: TID253 - and find the language among their globals
+
+UNIT = tl.constexpr(32)
+"""Inputs whose 4-bit numbers are one 16-byte load."""
+HIGH_HALVES = tl.constexpr(-0x0F0F0F10)
+"""0xF0F0F0F0: the upper four bits of each byte of a word."""
+ROUNDING = tl.constexpr(12582912.0)
+"""1.5 * 2^23, where float32 has no fractions: what is added is rounded half to even, into the last byte."""
+SMALLEST = tl.constexpr(1e-36)
+"""Groups with no larger activation count as zero, because 127 over it could be more than float32 holds."""
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def dot4(a, b, total, DP4A: tl.constexpr):  # type: ignore[no-untyped-def]
+    """total + the sum of four products of int8 numbers, the bytes of int32 words (of four dimensions)."""
+    a, b = tl.broadcast(a, b)
+    if DP4A:
+        total = tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        shift = 8 * tl.arange(0, 4)
+        a, b = a[:, :, :, :, None] << shift >> 24, b[:, :, :, :, None] << shift >> 24
+        total += tl.sum(a * b, axis=4)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def magnitude(values):  # type: ignore[no-untyped-def]
+    """|values| as integers of the same order. Unlike among floats, NaN is the largest and so gets through a maximum."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def over_largest(largest):  # type: ignore[no-untyped-def]
+    """127 / largest, or 0 where all that it is of is zero or not finite."""
+    enough = largest > SMALLEST
+    return tl.where(enough, tl.div_rn(127.0, tl.where(enough, largest, 1.0)), 0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def normed(  # type: ignore[no-untyped-def]
+    values, weight, bias, epsilon, inside, INPUTS: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """The norm of each row of values [ROWS, PADDED], 0 where they are not `inside`; NORM is rms, layer or none."""
+    if NORM == "layer":
+        # As in fused_norm.h: the second round takes away what the first one's own rounding left of a large mean.
+        values = tl.where(inside, values - (tl.sum(values, axis=1) / INPUTS)[:, None], 0.0)
+        values = tl.where(inside, values - (tl.sum(values, axis=1) / INPUTS)[:, None], 0.0)
+    if NORM != "none":
+        variance = tl.sum(values * values, axis=1) / INPUTS
+        values *= tl.div_rn(1.0, tl.sqrt_rn(variance + epsilon))[:, None]
+        column = tl.arange(0, values.shape[1])
+        values *= tl.load(weight + column, mask=column < INPUTS, other=0.0)[None, :]
+        if HAS_BIAS:
+            values += tl.load(bias + column, mask=column < INPUTS, other=0.0)[None, :]
+    return values
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def quantized(values, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int8 numbers of values [ROWS, PADDED], four to a word, and the steps that they count.
+
+    Of each UNIT the words of its first and of its second half, [ROWS, 1, units, 4] each, and steps [ROWS, 1, units].
+    """
+    ROWS: tl.constexpr = values.shape[0]
+    PADDED: tl.constexpr = values.shape[1]
+    groups = tl.reshape(values, (ROWS, PADDED // GROUP, GROUP))
+    largest = tl.max(magnitude(groups), axis=2).to(tl.float32, bitcast=True)
+    scaled = groups * over_largest(largest)[:, :, None] + ROUNDING
+    numbers = tl.reshape(scaled.to(tl.int32, bitcast=True) & 0xFF, (ROWS, PADDED // UNIT, 2, 4, 4))
+    words = tl.sum(numbers << (8 * tl.arange(0, 4)), axis=4)
+    first, second = tl.split(tl.permute(words, (0, 1, 3, 2)))
+    step = tl.div_rn(largest, 127.0)[:, :, None]
+    step = tl.reshape(
+        tl.broadcast_to(step, (ROWS, PADDED // GROUP, GROUP // UNIT)), (ROWS, 1, PADDED // UNIT)
+    )
+    return first[:, None, :, :], second[:, None, :, :], step
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def activations(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    bias,
+    epsilon,
+    row,
+    rows,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+):
+    """The normed rows of x [rows, INPUTS] as `products` wants them for weights of this KIND."""
+    column = tl.arange(0, PADDED)
+    inside = (row < rows)[:, None] & (column < INPUTS)[None, :]
+    values = tl.load(x + row[:, None] * INPUTS + column[None, :], mask=inside, other=0.0)
+    values = normed(values, weight, bias, epsilon, inside, INPUTS, NORM, NORM_BIAS)
+    if KIND == "bf16":
+        first = values[:, None, :]
+        second = first
+        step = first
+    else:
+        first, second, step = quantized(values, GROUP)
+        if KIND == "w4":
+            step *= 0.0625  # of weights that are sixteen times too large: see products
+    return first, second, step
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def weights(  # type: ignore[no-untyped-def]
+    numbers,
+    scale,
+    output,
+    outputs,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """What is stored of some outputs, `output` [TILE]; those beyond `outputs` are zero.
+
+    The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 both
+    are the same word, and for bf16 all three are the weights, [1, TILE, PADDED].
+    """
+    there = (output < outputs)[None, :, None]
+    far = output.to(tl.int64)[None, :, None]  # a head can have more numbers than an int32 counts
+    if KIND == "bf16":
+        column = tl.arange(0, PADDED)[None, None, :]
+        first = tl.load(numbers + far * INPUTS + column, mask=there & (column < INPUTS), other=0.0)
+        second = first
+        scales = first
+    else:
+        UNITS: tl.constexpr = INPUTS // UNIT
+        PLANES: tl.constexpr = 1 if KIND == "w4" else 2
+        unit = tl.arange(0, PADDED // UNIT)[None, None, :]
+        inside = there & (unit < UNITS)
+        word = tl.arange(0, 4)[None, None, None, :]
+        place = numbers + (far * (4 * PLANES * UNITS))[:, :, :, None] + (unit * 4)[:, :, :, None] + word
+        first = tl.load(place, mask=inside[:, :, :, None], other=0)
+        second = first
+        if KIND == "w8":
+            second = tl.load(place + 4 * UNITS, mask=inside[:, :, :, None], other=0)
+        scales = tl.load(scale + far * (INPUTS // GROUP) + unit * UNIT // GROUP, mask=inside, other=0.0)
+    return first, second, scales
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def products(  # type: ignore[no-untyped-def]
+    first, second, scale, x_first, x_second, step, KIND: tl.constexpr, DP4A: tl.constexpr
+):
+    """Weights times activations, float32 [ROWS, TILE], of what `weights` and `activations` give.
+
+    4-bit numbers stay in the upper half of their bytes, where they are int8 numbers sixteen times as large, with their
+    sign: no subtraction, and no sum of the activations.
+    """
+    if KIND == "bf16":
+        found = tl.sum(first.to(tl.float32) * x_first, axis=2)
+    else:
+        if KIND == "w4":
+            second = first & HIGH_HALVES
+            first = (first << 4) & HIGH_HALVES
+        total = dot4(second, x_second, dot4(first, x_first, 0, DP4A), DP4A)
+        found = tl.sum(tl.sum(total, axis=3).to(tl.float32) * step * scale.to(tl.float32), axis=2)
+    return found

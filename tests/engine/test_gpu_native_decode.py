@@ -1,0 +1,73 @@
+"""CudaDecoder on an NVIDIA GPU: compiled kernels against the reference, and their recorded graph against launches."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from optigpu.ops.decode.program import CacheKind, WeightKind
+
+if TYPE_CHECKING:
+    from optigpu.ops.decode.cuda import CudaDecoder
+
+pytestmark = [pytest.mark.gpu]
+CAPACITY = 60
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    "kinds", [("w4",), ("w8",), ("bf16",), ("w8", "w4", "w4", "bf16", "w4")], ids="+".join
+)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv: CacheKind) -> None:
+    from tests.engine.triton_decode import assert_step_as_reference
+
+    assert_step_as_reference(family, kinds, kv, device="cuda")
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_recorded_graph_does_what_its_launches_do_up_to_the_end(family: str, kv: CacheKind) -> None:
+    import torch
+
+    from tests.engine.triton_decode import SEQUENCES
+
+    prompt = torch.tensor([[5, 7, 1]] * SEQUENCES)
+    replayed, launched = (decoder_of(family, kv) for _ in range(2))
+    assert launched._step is not None
+    launched._step.run = launched._step._launch
+    texts = []
+    for decoder in (replayed, launched, replayed):
+        decoder.begin(SEQUENCES, CAPACITY)
+        first = decoder.extend(prompt).argmax(dim=1, keepdim=True)
+        texts.append((decoder.decode(first, CAPACITY - 3), decoder.logits))
+    assert replayed.length == CAPACITY
+    for tokens, logits in texts[1:]:
+        assert torch.equal(tokens, texts[0][0])
+        assert torch.equal(logits, texts[0][1])
+
+
+def test_the_token_is_the_most_likely_one_and_wrong_ones_are_refused() -> None:
+    import torch
+
+    from optigpu.vocabulary import ReplicateError
+    from tests.engine.triton_decode import SEQUENCES, VOCABULARY
+
+    decoder = decoder_of("llama", "bf16")
+    decoder.begin(SEQUENCES, CAPACITY)
+    token = torch.zeros(SEQUENCES, 1, dtype=torch.int64)
+    chosen = decoder.decode(token, 1)
+    assert torch.equal(chosen[:, 0], decoder.logits.argmax(dim=1))
+    with pytest.raises(ValueError, match="from 0 to"):
+        decoder.extend(token + VOCABULARY)
+    with pytest.raises(ReplicateError, match="beyond the cache"):
+        decoder.decode(token, CAPACITY)
+
+
+def decoder_of(family: str, kv: CacheKind) -> "CudaDecoder":
+    from optigpu.ops.decode.cuda import CudaDecoder
+    from optigpu.ops.decode.cuda_packing import pack_for_cuda
+    from tests.engine.triton_decode import SEQUENCES, tiny_program
+
+    decoder = CudaDecoder(tiny_program(pack_for_cuda, family, ("w4",), "cuda"), kv)
+    decoder.begin(SEQUENCES, CAPACITY)
+    return decoder

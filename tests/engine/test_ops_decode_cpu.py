@@ -1,0 +1,412 @@
+"""CpuDecoder against plain torch with the same rounding, on every instruction set that this CPU has."""
+
+import os
+import resource
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch  # noqa: TID253 - types
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optigpu.hardware.cpu import cpu_features
+from optigpu.ops.decode.cpu import INSTRUCTION_SETS, CpuDecoder, CpuInstructions, best_instruction_set
+from optigpu.ops.decode.program import CacheKind, Program, Sampling, WeightKind
+from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.engine.decode_reference import ReferenceDecoder, untied
+from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
+
+KINDS: list[tuple[WeightKind, int]] = [
+    *(("w4", group) for group in (32, 64, 128)),
+    *(("w8", group) for group in (32, 64, 128)),
+    ("bf16", 32),
+]
+SHAPES = {"gpt2": LIKE_GPT2, "llama": LIKE_LLAMA}
+PROMPT, STEPS = 9, 2
+SMALL = Shape(width=64, heads=4, kv_heads=4, head_size=16, inner=96, vocabulary=50)
+
+
+def instruction_sets() -> list[CpuInstructions]:
+    features = set(cpu_features())
+    needed = {
+        "portable": set(),
+        "avx2": {"avx2", "fma"},
+        "avx512_vnni": {"avx512bw", "avx512vl", "avx512_vnni"},
+    }
+    return [name for name in INSTRUCTION_SETS if name != "best" and needed[name] <= features]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).abs().max() / expected.abs().max())
+
+
+def begun(program: Program, sequences: int = 1, **options: object) -> CpuDecoder:
+    decoder = CpuDecoder(program, **options)  # type: ignore[arg-type]
+    decoder.begin(sequences, CONTEXT)
+    return decoder
+
+
+# ---- The same numbers as plain torch.
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize(("kind", "group"), KINDS, ids=str)
+def test_the_logits_are_those_of_the_reference(
+    kind: WeightKind, group: int, family: str, kv: CacheKind
+) -> None:
+    program = random_program(SHAPES[family], kind, group)
+    given_tokens, expected = untied(program, kv, 1, PROMPT + STEPS)
+    for name in instruction_sets():
+        decoder = begun(program, kv=kv, threads=2, instruction_set=name)
+        assert relative_error(decoder.extend(given_tokens[:, :PROMPT]), expected[PROMPT - 1]) < 1e-3, name
+        for token, logits in zip(given_tokens[:, PROMPT:].split(1, dim=1), expected[PROMPT:], strict=True):
+            assert relative_error(decoder.extend(token), logits) < 1e-3, name
+        assert decoder.length == PROMPT + STEPS
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.data())
+def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: st.DataObject) -> None:
+    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 3]))
+    shape = Shape(
+        rotary=data.draw(st.booleans()),
+        width=16 * data.draw(st.integers(1, 7)),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_size=4 * data.draw(st.integers(1, 12)),
+        inner=4 * data.draw(st.integers(3, 40)),
+        vocabulary=data.draw(st.integers(2, 70)),
+        blocks=data.draw(st.integers(1, 2)),
+        window=data.draw(st.sampled_from([None, 1, 5, 17, 40])),
+        activation=data.draw(st.sampled_from(["gelu_tanh", "gelu", "relu", "silu"])),
+    )
+    program = random_program(shape, "bf16", seed=data.draw(st.integers(0, 99)))
+    sequences, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
+    reference = ReferenceDecoder(program)
+    reference.begin(sequences, CONTEXT)
+    expected = reference.extend(tokens(shape, sequences, count))
+    for name in instruction_sets():
+        decoder = begun(program, sequences, threads=data.draw(st.integers(1, 3)), instruction_set=name)
+        assert relative_error(decoder.extend(tokens(shape, sequences, count)), expected) < 1e-3
+
+
+@pytest.mark.parametrize("outputs", range(16, 50))
+def test_every_remainder_of_a_block_of_outputs(outputs: int) -> None:
+    shape = SMALL._replace(vocabulary=outputs, blocks=1)
+    for kind in ("w4", "w8", "bf16"):
+        program = random_program(shape, kind)
+        given_tokens, expected = untied(program, "bf16", 1, 1)
+        for name in instruction_sets():
+            assert (
+                relative_error(begun(program, instruction_set=name).extend(given_tokens), expected[0]) < 1e-3
+            )
+
+
+def test_matrices_of_several_kinds_stand_in_one_program() -> None:
+    four, eight, whole = (random_program(LIKE_LLAMA, kind) for kind in ("w4", "w8", "bf16"))
+    first = replace(
+        four.blocks[0], qkv=(four.blocks[0].qkv[0], eight.blocks[0].qkv[1], whole.blocks[0].qkv[2])
+    )
+    second = replace(
+        eight.blocks[1], gate=whole.blocks[1].gate, up=four.blocks[1].up, down=whole.blocks[1].down
+    )
+    mixed = replace(four, blocks=(first, second), head=eight.head)
+    given_tokens, expected = untied(mixed, "bf16", 1, PROMPT)
+    assert relative_error(begun(mixed, threads=2).extend(given_tokens), expected[-1]) < 1e-3
+
+
+# ---- However it is called.
+
+
+@pytest.fixture
+def program() -> Program:
+    return random_program(LIKE_LLAMA, "w4")
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_threads_and_calls_change_nothing(program: Program, sequences: int) -> None:
+    prompt = tokens(LIKE_LLAMA, sequences, 30)
+    expected = begun(program, sequences, threads=1)
+    logits = expected.extend(prompt)
+    chosen = expected.decode(logits.argmax(1, keepdim=True), 8)
+    for threads in (2, 3, 5):
+        decoder = begun(program, sequences, threads=threads, cpus=sorted(os.sched_getaffinity(0)))
+        assert torch.equal(decoder.extend(prompt), logits)
+        assert torch.equal(decoder.decode(logits.argmax(1, keepdim=True), 8), chosen)
+        assert torch.equal(decoder.logits, expected.logits)
+    one_by_one = begun(program, sequences, threads=2)
+    last = one_by_one.extend(prompt).argmax(1, keepdim=True)
+    for step in range(8):
+        last = one_by_one.decode(last, 1)
+        assert torch.equal(last, chosen[:, step : step + 1])
+
+
+def test_a_prompt_at_once_and_token_by_token_agree(program: Program) -> None:
+    prompt = tokens(LIKE_LLAMA, 2, 40)
+    at_once, stepwise = begun(program, 2), begun(program, 2)
+    for token in prompt.split(1, dim=1):
+        stepwise.extend(token)
+    assert torch.equal(at_once.extend(prompt), stepwise.logits)
+
+
+def test_text_to_the_last_place_of_the_context_is_the_same_each_time(program: Program) -> None:
+    texts = []
+    decoder = CpuDecoder(program, threads=2)
+    for _ in range(2):
+        decoder.begin(1, CONTEXT)
+        first = decoder.extend(tokens(LIKE_LLAMA, 1, 5)).argmax(1, keepdim=True)
+        texts.append(decoder.decode(first, CONTEXT - 5))
+    assert decoder.length == CONTEXT
+    assert torch.equal(*texts)
+    assert texts[0].unique().numel() > 10
+
+
+def test_a_request_after_another_knows_nothing_of_it(program: Program) -> None:
+    decoder = begun(program)
+    expected = decoder.extend(tokens(LIKE_LLAMA, 1, 6))
+    decoder.extend(tokens(LIKE_LLAMA, 1, 20, seed=5))
+    decoder.begin(1, CONTEXT)
+    assert decoder.length == 0
+    assert torch.equal(decoder.extend(tokens(LIKE_LLAMA, 1, 6)), expected)
+
+
+# ---- Sampling.
+
+
+def drawn(
+    program: Program, temperature: float, seed: int, sequences: int = 1, threads: int = 1
+) -> torch.Tensor:
+    decoder = begun(program, sequences, threads=threads)
+    last = decoder.extend(tokens(SMALL, 1, 3).expand(sequences, -1)).argmax(1, keepdim=True)
+    return decoder.decode(last, 20, Sampling(temperature, seed))
+
+
+def test_a_seed_gives_the_same_text_and_another_seed_another() -> None:
+    program = random_program(SMALL, "w8")
+    assert torch.equal(drawn(program, 1.0, 7), drawn(program, 1.0, 7, threads=2))
+    assert not torch.equal(drawn(program, 1.0, 7), drawn(program, 1.0, 8))
+    assert torch.equal(drawn(program, 0.0, 7), drawn(program, 0.0, 8))
+    assert drawn(program, 1.0, 7, sequences=8).unique(dim=0).shape[0] == 8
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_as_often_as_their_probability_says(temperature: float) -> None:
+    program, sequences = random_program(SMALL, "w8"), 4000
+    decoder = begun(program, sequences, threads=2)
+    start = tokens(SMALL, 1, 1)
+    found = decoder.decode(start.expand(sequences, 1), 1, Sampling(temperature, 3))
+    expected = (decoder.logits[0].double() / temperature).softmax(0)
+    counts = torch.bincount(found[:, 0], minlength=SMALL.vocabulary).double()
+    likely = expected * sequences > 5
+    squares = ((counts - expected * sequences).square() / (expected * sequences))[likely].sum()
+    # The 0.9999 quantile of chi-square with so many degrees of freedom, by Wilson and Hilferty (1931).
+    degrees = int(likely.sum())
+    assert degrees > 5
+    assert squares < degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+# ---- What goes wrong is said.
+
+
+def test_a_position_beyond_the_cache_is_refused_and_nothing_is_lost(program: Program) -> None:
+    decoder = CpuDecoder(program)
+    decoder.begin(1, 10)
+    decoder.extend(tokens(LIKE_LLAMA, 1, 10))
+    with pytest.raises(ReplicateError, match="Position 10 is beyond the cache, which has room for 10 tokens"):
+        decoder.extend(tokens(LIKE_LLAMA, 1, 1))
+    assert decoder.length == 10
+    decoder.begin(1, 1000)
+    with pytest.raises(ReplicateError, match=f"Position {CONTEXT} is beyond"):
+        decoder.extend(tokens(LIKE_LLAMA, 1, CONTEXT + 1))
+
+
+POISON = 202
+
+
+def poisoned(program: Program, value: float) -> Program:
+    """With a token that is no number."""
+    embedding = program.embedding.clone()
+    embedding[POISON, 5] = value
+    return replace(program, embedding=embedding)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 20])
+def test_numbers_that_are_not_finite_are_found(
+    program: Program, value: float, threads: int, count: int
+) -> None:
+    decoder = begun(poisoned(program, value), threads=threads)
+    fine = tokens(LIKE_LLAMA, 1, count) % POISON
+    expected = decoder.extend(fine)
+    bad = fine.clone()
+    bad[0, -1] = POISON
+    with pytest.raises(ReplicateError, match="In block 0 the activations are no finite numbers any more"):
+        decoder.extend(bad)
+    assert decoder.length == count
+    decoder.begin(1, CONTEXT)
+    assert torch.equal(decoder.extend(fine), expected)
+
+
+def test_numbers_that_overflow_on_the_way_are_found() -> None:
+    program = random_program(SMALL, "bf16")
+    huge = replace(program.blocks[1].down, numbers=torch.full_like(program.blocks[1].down.numbers, 3e38))
+    broken = replace(program, blocks=(program.blocks[0], replace(program.blocks[1], down=huge)))
+    with pytest.raises(ReplicateError, match="Before the head the activations"):
+        begun(broken, threads=2).extend(tokens(SMALL, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("given_tokens", "sentence"),
+    [
+        (torch.tensor([[50]]), "Token 50 is not one of the model's 50"),
+        (torch.tensor([[-1]]), "Token -1 is not one of the model's 50"),
+        (torch.tensor([[1.0]]), r"takes int64 \[1, count\] tokens, not float32 \[1, 1\]"),
+        (torch.tensor([[1], [2]]), r"not int64 \[2, 1\]"),
+        (torch.tensor([1]), r"not int64 \[1\]"),
+        (torch.empty(1, 0, dtype=torch.int64), "at least one token"),
+    ],
+)
+def test_tokens_that_are_none_are_refused(given_tokens: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        begun(random_program(SMALL, "w8")).extend(given_tokens)
+
+
+def test_calls_that_make_no_sense_are_refused() -> None:
+    program = random_program(SMALL, "w8")
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match="at least one thread"):
+            CpuDecoder(program, threads=threads)
+    decoder = CpuDecoder(program)
+    with pytest.raises(ValueError, match="call begin first"):
+        decoder.extend(tokens(SMALL, 1, 1))
+    with pytest.raises(ValueError, match="room for nothing"):
+        decoder.begin(0, 5)
+    decoder.begin(1, 5)
+    with pytest.raises(ValueError, match="no logits before"):
+        _ = decoder.logits
+    with pytest.raises(ValueError, match="at least one step"):
+        decoder.decode(tokens(SMALL, 1, 1), 0)
+    with pytest.raises(ValueError, match="the last token"):
+        decoder.decode(tokens(SMALL, 1, 2), 1)
+    for temperature in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="A temperature"):
+            decoder.decode(tokens(SMALL, 1, 1), 1, Sampling(temperature))
+
+
+def test_programs_that_do_not_fit_together_are_refused() -> None:
+    program, other = random_program(SMALL, "w8"), random_program(LIKE_GPT2, "w8")
+    with pytest.raises(ValueError, match="head is 203 x 128 and must be 50 x 64"):
+        CpuDecoder(replace(program, head=other.head))
+    block = replace(program.blocks[1], down=program.blocks[1].up)
+    with pytest.raises(ValueError, match="Block 1: down is 96 x 64 and must be 64 x 96"):
+        CpuDecoder(replace(program, blocks=(program.blocks[0], block)))
+    with pytest.raises(ValueError, match="groups of 48 do not divide 64 inputs"):
+        CpuDecoder(replace(program, head=replace(program.head, group=48)))
+    with pytest.raises(ValueError, match="All groups of a program must have one size"):
+        CpuDecoder(replace(program, head=replace(program.head, group=64)))
+    with pytest.raises(ValueError, match="head size must be a multiple of 4"):
+        CpuDecoder(replace(program, head_size=6))
+
+
+def test_a_cache_that_cannot_be_had_is_refused_and_the_decoder_lives_on() -> None:
+    decoder = CpuDecoder(random_program(SMALL, "w8"))
+    with pytest.raises(UnsupportedError, match="not enough memory for a cache of 1099511627776 tokens"):
+        decoder.begin(1, 2**40)
+    decoder.begin(1, 5)
+    assert decoder.extend(tokens(SMALL, 1, 1)).isfinite().all()
+
+
+def test_activations_that_find_no_memory_are_an_error_and_no_crash() -> None:
+    # A vocabulary that is only claimed: the check of its shape comes first, so the head's claims must agree.
+    program = random_program(SMALL, "w8")
+    vocabulary = 2**36
+    claimed = replace(program, vocabulary=vocabulary, head=replace(program.head, outputs=vocabulary))
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**36, limit[1]))
+    try:
+        with pytest.raises(UnsupportedError, match="not enough memory for the decoder's activations"):
+            CpuDecoder(claimed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+
+
+def test_a_forked_child_is_told_that_the_threads_are_not_its_own() -> None:
+    decoder = begun(random_program(SMALL, "w8"), threads=2)
+    child = os.fork()
+    if child == 0:
+        try:
+            decoder.extend(tokens(SMALL, 1, 1))
+        except ValueError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in INSTRUCTION_SETS if name not in ("best", *instruction_sets())]
+)
+def test_an_instruction_set_that_is_missing_is_refused(name: CpuInstructions) -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        CpuDecoder(random_program(SMALL, "w8"), instruction_set=name)
+
+
+def test_the_best_instruction_set_is_one_that_there_is() -> None:
+    assert best_instruction_set() == instruction_sets()[-1]
+
+
+# ---- Threads.
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def test_threads_sleep_when_there_is_nothing_to_do() -> None:
+    decoder = begun(random_program(SMALL, "w8"), threads=4)
+    decoder.extend(tokens(SMALL, 1, 1))
+    time.sleep(0.05)
+    before = cpu_seconds()
+    time.sleep(1.0)
+    assert cpu_seconds() - before < 0.3
+    assert decoder.extend(tokens(SMALL, 1, 1)).isfinite().all()
+
+
+def test_the_caller_may_go_where_it_could_before() -> None:
+    before = os.sched_getaffinity(0)
+    begun(random_program(SMALL, "w8"), threads=2, cpus=sorted(before)).extend(tokens(SMALL, 1, 1))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_decoder_that_is_gone_leaves_no_threads() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = count()
+    decoder = begun(random_program(SMALL, "w8"), threads=6)
+    assert count() == before + 5
+    del decoder
+    assert count() == before
+
+
+# ---- Under sanitizers.
+
+
+@pytest.fixture(scope="session")
+def soaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("soak")
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizer: str, soaks: Path) -> None:
+    source = Path(__file__).parent / "native" / "soak.cpp"
+    program = soaks / sanitizer.replace(",", "-")
+    flags = ["-std=c++17", "-O1", "-g", "-w", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True, timeout=240)
+    done = subprocess.run([program, "1", "25", "4"], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]

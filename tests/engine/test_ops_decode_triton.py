@@ -1,0 +1,86 @@
+"""The CUDA decoder's Triton operators without a GPU: interpreted against float64, and compiled for one.
+
+In processes of their own, because a kernel is interpreted or not from the moment that its module is imported. What is
+checked: triton_decode.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch  # noqa: TID253 - types
+
+from optigpu.ops.decode.cuda_packing import joined, pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.packing import pack, unpack
+from optigpu.ops.decode.program import WeightKind
+
+SCENES = [
+    ("linear_layers", "linear_endings", "most_likely", "beginnings", "keys_and_values", "attentions"),
+    ("w4_steps", "w8_steps", "bf16_steps", "mixed_steps"),
+    ("prefills", "decoding"),
+]
+
+
+@pytest.mark.parametrize("names", SCENES, ids="+".join)
+def test_the_operators_are_right_where_they_are_interpreted(names: tuple[str, ...]) -> None:
+    calls = "".join(f"{name}()\n" for name in names)
+    code = f"from tests.engine.triton_decode import {', '.join(names)}\n{calls}print('right')"
+    assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Down to machine code for a Hopper GPU; Triton brings the assembler."""
+    code = (
+        "from tests.engine.triton_decode_compiled import every_kernel, no_decoder_without_a_gpu\n"
+        "every_kernel()\nno_decoder_without_a_gpu()\nprint('right')"
+    )
+    assert_right(code, {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"})
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("kind", ["w4", "w8", "bf16"])
+def test_packed_numbers_are_those_of_the_cpu(kind: WeightKind, group: int) -> None:
+    weight = torch.randn(37, 256, generator=torch.Generator().manual_seed(group))
+    assert torch.equal(
+        unpack_from_cuda(pack_for_cuda(weight, None, kind, group)), unpack(pack(weight, None, kind, group))
+    )
+
+
+def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:
+    weights = [torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)) for rows in (6, 2, 3)]
+    first, second = (pack_for_cuda(weight, None, "w8", 32) for weight in weights[:2])
+    third = pack_for_cuda(weights[2], torch.ones(3), "w8", 32)
+    (whole,) = joined([first, second, third])
+    assert torch.equal(
+        unpack_from_cuda(whole), torch.cat([unpack_from_cuda(each) for each in (first, second, third)])
+    )
+    assert whole.bias is not None
+    assert whole.bias.tolist() == [0] * 8 + [1] * 3
+    assert len(joined([first, pack_for_cuda(weights[1], None, "w4", 32), third])) == 3
+
+
+def test_packing_refuses_what_it_cannot_hold() -> None:
+    good = torch.ones(2, 64)
+    scenes: tuple[tuple[torch.Tensor, torch.Tensor | None, WeightKind, int, str], ...] = (
+        (good.long(), None, "w4", 32, "floating-point matrix"),
+        (good, None, "w4", 48, "Groups have"),
+        (torch.ones(2, 40), None, "w8", 32, "do not divide"),
+        (good / 0, None, "bf16", 0, "finite weights"),
+        (good, torch.ones(3), "w4", 32, "bias"),
+    )
+    for weight, bias, kind, group, words in scenes:
+        with pytest.raises(ValueError, match=words):
+            pack_for_cuda(weight, bias, kind, group)
+
+
+def assert_right(code: str, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "right\n", done.stderr

@@ -1,0 +1,468 @@
+"""Scenes for the decoder's Triton operators, and what each must show; run in processes of their own.
+
+A kernel is interpreted or compiled from the moment that its module is imported, so test_ops_decode_triton.py starts
+`python -c "from tests.engine.triton_decode import NAME; NAME()"` with the environment that they need.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253 - types
+
+from optigpu.ops.decode.cuda import CudaDecoder
+from optigpu.ops.decode.cuda_packing import pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda_prefill import prefill
+from optigpu.ops.decode.packing import pack
+from optigpu.ops.decode.program import (
+    Activation,
+    Block,
+    CacheKind,
+    Matrix,
+    Norm,
+    Program,
+    Sampling,
+    WeightKind,
+)
+from optigpu.ops.decode.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.triton_linear import Target, best_of, linear
+from optigpu.ops.decode.triton_steps import State, choose, embed, query_key_value
+from optigpu.vocabulary import ReplicateError, UnsupportedError
+from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
+
+DIVIDED = Target(warps=3, dp4a=False)
+"""As on a GPU, several tiles for each of several programs."""
+ROUNDING = 1e-6
+"""Of float32 sums, in terms of the sum of what is added without its signs."""
+VOCABULARY, CONTEXT, SEQUENCES = 150, 64, 2
+KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
+CACHES: tuple[CacheKind, ...] = ("bf16", "int8")
+Packing = Callable[[torch.Tensor, torch.Tensor | None, WeightKind, int], Matrix]
+
+
+class Draw:
+    """Seeded random tensors."""
+
+    def __init__(self, seed: int, device: str = "cpu") -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._device = device
+
+    def __call__(self, *shape: int, size: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=self._generator) * size).to(self._device)
+
+    def norm(self, kind: str, width: int) -> Norm:
+        bias = self(width) if kind == "layer" else None
+        return Norm("layer" if kind == "layer" else "rms", 1 + self(width, size=0.1), bias, 1e-5)
+
+
+def tiny_program(
+    packing: Packing, family: str, kinds: tuple[WeightKind, ...], device: str = "cpu"
+) -> Program:
+    """Two blocks like GPT-2's, or like Llama's with a window. `kinds` are taken in turns, in groups of 32."""
+    draw, kind = Draw(1, device), itertools.cycle(kinds)
+    llama = family == "llama"
+    width, heads, kv_heads, size, inner = (128, 4, 2, 32, 160) if llama else (96, 2, 2, 32, 128)
+    norm = "rms" if llama else "layer"
+
+    def matrix(outputs: int, inputs: int, bias: bool) -> Matrix:
+        weight, added = draw(outputs, inputs, size=inputs**-0.5), draw(outputs, size=0.1)
+        return packing(weight, added if bias else None, next(kind), 32)
+
+    def block() -> Block:
+        shapes = [heads, kv_heads, kv_heads] if llama else [heads + 2 * kv_heads]
+        return Block(
+            first=draw.norm(norm, width),
+            qkv=tuple(matrix(count * size, width, index != 1) for index, count in enumerate(shapes)),
+            output=matrix(width, heads * size, not llama),
+            second=draw.norm(norm, width),
+            gate=matrix(inner, width, False) if llama else None,
+            up=matrix(inner, width, not llama),
+            down=matrix(width, inner, not llama),
+            scale=size**-0.5,
+            window=3 if llama else None,
+        )
+
+    return Program(
+        *(width, heads, kv_heads, size, inner, VOCABULARY, CONTEXT),
+        activation="silu" if llama else "gelu_tanh",
+        embedding=draw(VOCABULARY, width).to(torch.bfloat16),
+        positions=None if llama else draw(CONTEXT, width),
+        rotary=(lambda length: rotary_table(length, size, device)) if llama else None,
+        blocks=(block(), block()),
+        final=draw.norm(norm, width),
+        head=matrix(VOCABULARY, width, False),
+    )
+
+
+def rotary_table(length: int, size: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    speeds = 10000.0 ** (-torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(length).float(), speeds).to(device)
+    return angles.cos(), angles.sin()
+
+
+def assert_step_as_reference(
+    family: str, kinds: tuple[WeightKind, ...], kv: CacheKind, device: str = "cpu"
+) -> None:
+    """The logits of whole steps, of two sequences; the largest error is at most 1e-3 of the largest logit."""
+    count = 4 if family == "llama" else 2  # past the window
+    tokens, expected = untied(tiny_program(pack, family, kinds), kv, SEQUENCES, count)
+    decoder = CudaDecoder(tiny_program(pack_for_cuda, family, kinds, device), kv)
+    decoder.begin(SEQUENCES, count)
+    for token, logits in zip(tokens.unbind(1), expected, strict=True):
+        found = decoder.extend(token[:, None]).cpu()
+        error = float((found - logits).abs().max() / logits.abs().max())
+        assert error <= 1e-3, (family, kinds, kv, decoder.length, error)
+
+
+def w4_steps() -> None:
+    assert_step_as_reference("llama", ("w4",), "bf16")
+    assert_step_as_reference("gpt2", ("w4",), "int8")
+
+
+def w8_steps() -> None:
+    assert_step_as_reference("llama", ("w8",), "int8")
+    assert_step_as_reference("gpt2", ("w8",), "bf16")
+
+
+def bf16_steps() -> None:
+    assert_step_as_reference("llama", ("bf16",), "int8")
+    assert_step_as_reference("gpt2", ("bf16",), "bf16")
+
+
+def mixed_steps() -> None:
+    assert_step_as_reference("llama", ("w8", "w4", "w4", "bf16", "w4"), "bf16")
+
+
+def linear_layers() -> None:
+    """Every remainder, against float64; the activations are rounded by the same float32 arithmetic."""
+    shapes = [  # rows, inputs, outputs, group: one of everything, remainders, whole tiles, several passes over rows
+        (1, 32, 1, 32),
+        (3, 96, 37, 32),
+        (5, 128, 66, 128),
+        (2, 192, 70, 64),
+        (1, 256, 64, 64),
+    ]
+    for (rows, inputs, outputs, group), kind in itertools.product(shapes, KINDS):
+        draw = Draw(inputs + outputs)
+        matrix = pack_for_cuda(draw(outputs, inputs), draw(outputs), kind, group)
+        x = draw(rows, inputs)
+        x[-1, : group // 2] *= 1e3  # outliers stay in their group
+        x[0, -group:] = 0
+        y = torch.full((rows, outputs), torch.nan)
+        linear(x, matrix, y, DIVIDED)
+        assert_near(y, *exact_linear(x, matrix))
+    draw = Draw(133)
+    odd = pack_for_cuda(draw(33, 100), None, "bf16", 0)
+    y = torch.full((2, 33), torch.nan)
+    linear(x := draw(2, 100), odd, y, DIVIDED)
+    assert_near(y, *exact_linear(x, odd))
+
+
+def linear_endings() -> None:
+    """Norms before, and activation, gate, residual and product after."""
+    draw = Draw(0)
+    x, residual = draw(3, 96) + 10, draw(3, 50)
+    up, gate = (pack_for_cuda(draw(50, 96, size=0.1), draw(50), "bf16", 0) for _ in range(2))
+    for kind in ("rms", "layer"):
+        norm = draw.norm(kind, 96)
+        h = norm_of(x, norm)
+        linear(x, up, y := torch.empty(3, 50), DIVIDED, norm=norm)
+        assert_near(y, *exact_linear(h, up))
+    exact, size = exact_linear(x, up)
+    beside, beside_size = exact_linear(x, gate)
+    linear(x, up, y := residual.clone(), DIVIDED, into="add")
+    assert_near(y, residual + exact, size)
+    linear(x, up, y := residual.clone(), DIVIDED, into="times")
+    assert_near(y, residual * exact, residual.abs() * size)
+    functions = torch.nn.functional
+    activations: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+        "silu": functions.silu,
+        "gelu": functions.gelu,
+        "relu": functions.relu,
+        "gelu_tanh": partial(functions.gelu, approximate="tanh"),
+    }
+    for name, function in activations.items():
+        linear(x, up, y := torch.empty(3, 50), DIVIDED, activation=name)
+        assert_near(y, function(exact), 2 * size)
+        linear(x, up, y, DIVIDED, gate=gate, activation=name)
+        assert_near(y, function(beside) * exact, 2 * beside_size * exact.abs() + beside.abs() * size)
+    eights = pack_for_cuda(draw(50, 96), None, "w8", 32), pack_for_cuda(draw(50, 96), draw(50), "w8", 32)
+    linear(x, eights[0], y, DIVIDED, gate=eights[1], activation="relu")
+    (exact, size), (beside, beside_size) = (exact_linear(x, matrix) for matrix in eights)
+    assert_near(y, beside.relu() * exact, beside_size * exact.abs() + beside.abs() * size)
+
+
+def most_likely() -> None:
+    """The head's best token, the first of equal ones, over programs and tiles; and logits that are not finite."""
+    draw = Draw(3)
+    head = pack_for_cuda(draw(90, 64), None, "bf16", 0)
+    best = best_of(head, 3, DIVIDED)
+    assert best.value.shape[1] > 1
+    state = State(
+        torch.tensor([1, 2, 3]), torch.tensor([4, 4, 4]).int(), torch.zeros(3).int(), torch.zeros(3, 8).long()
+    )
+    x, logits = draw(3, 64), torch.empty(3, 90)
+    linear(x, head, logits, DIVIDED, best=best)
+    choose(best, state)
+    assert torch.equal(state.tokens, logits.argmax(dim=1))
+    assert torch.equal(state.chosen[:, 4], state.tokens)
+    assert state.position.tolist() == [5, 5, 5]
+    assert state.odd.tolist() == [0, 0, 0]
+    linear(torch.zeros(3, 64), head, logits, DIVIDED, best=best)
+    choose(best, state)
+    assert state.tokens.tolist() == [0, 0, 0]
+    for row, value in enumerate((torch.nan, torch.inf)):
+        x[row, 7] = value
+    linear(x, head, logits, DIVIDED, best=best)
+    choose(best, state)
+    assert state.odd.tolist() == [1, 1, 0]
+    for kind in ("w4", "w8"):
+        matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
+        linear(x, matrix, logits, DIVIDED)
+        assert not logits[0].isfinite().any()
+        assert not logits[1].isfinite().any()
+        assert logits[2].isfinite().all()
+
+
+def beginnings() -> None:
+    """Embeddings with and without positions."""
+    draw = Draw(4)
+    embedding, positions = draw(20, 1100).to(torch.bfloat16), draw(9, 1100)
+    state = State(
+        torch.tensor([3, 19]), torch.tensor([8, 8]).int(), torch.zeros(2).int(), torch.zeros(2, 9).long()
+    )
+    embed(state, embedding, None, x := torch.empty(2, 1100))
+    assert torch.equal(x, embedding[state.tokens].float())
+    embed(state, embedding, positions, x)
+    assert torch.equal(x, embedding[state.tokens].float() + positions[8])
+
+
+def keys_and_values() -> None:
+    """Queries, keys and values with a norm, biases and rotary, in one matrix and in three, for both caches."""
+    for heads, kv_heads, size, turned in ((4, 2, 16, True), (3, 1, 80, True), (2, 2, 24, False)):
+        draw = Draw(size)
+        norm, x = draw.norm("layer", 64), draw(SEQUENCES, 64)
+        counts = (heads, kv_heads, kv_heads)
+        weights = [draw(count * size, 64, size=0.1) for count in counts]
+        biases = [draw(count * size) for count in counts]
+        table = rotary_table(7, size) if turned else None
+        whole = pack_for_cuda(torch.cat(weights), torch.cat(biases), "bf16", 0)
+        exact, _ = exact_linear(norm_of(x, norm), whole)
+        expected = turned_heads(exact.unflatten(1, (-1, size)), heads + kv_heads, table, 5)
+        parts = [pack_for_cuda(w, b, "bf16", 0) for w, b in zip(weights, biases, strict=True)]
+        for matrices in ([whole], parts):
+            for kv in CACHES:
+                query, layer = torch.empty(SEQUENCES, heads, size), empty_layer(kv_heads, 7, size, kv)
+                first = 0
+                for matrix in matrices:
+                    at = torch.full((SEQUENCES,), 5).int()
+                    query_key_value(x, norm, matrix, first, table, at, query, layer, DIVIDED)
+                    first += matrix.outputs // size
+                queries, keys, values = expected.split(counts, dim=1)
+                assert_near(query, queries, queries.abs() + 5)
+                if kv == "int8":
+                    assert_near(layer.fresh, torch.cat([keys, values], dim=1), keys.abs().max() + 5)
+                    continue
+                for cache, exact in ((layer.keys, keys), (layer.values, values)):
+                    assert bool(((cache[:, :, 5] - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
+                    cache[:, :, 5] = 0
+                    assert not cache.any()
+
+
+def attentions() -> None:
+    """Head sizes, shared heads, windows, lengths of one token to several blocks of several parts, both caches."""
+    scenes = [  # heads, kv_heads, size, window, positions
+        (1, 1, 64, None, (0, 127, 128, 299)),
+        (4, 1, 128, None, (0, 40)),
+        (6, 2, 16, 20, (5, 19, 20, 290)),
+        (1, 1, 80, 1, (0, 33)),
+        (3, 1, 24, 150, (149, 299)),
+    ]
+    for (heads, kv_heads, size, window, positions), kv in itertools.product(scenes, CACHES):
+        draw = Draw(heads * size)
+        query = draw(SEQUENCES, heads, size)
+        layer = empty_layer(kv_heads, 300, size, kv)
+        fill(layer, draw)
+        for warps, position in itertools.product((1, 32), positions):
+            parts = Parts.of(query, layer, Target(warps, dp4a=False))
+            assert (parts.tops.shape[1] > 1) == (warps > 1)
+            at = torch.full((SEQUENCES,), position).int()
+            y = torch.full_like(query, torch.nan)
+            attention(query, layer, parts, at, y, size**-0.5, window)
+            if kv == "int8":
+                assert_appended(layer.keys, layer.key_steps, layer.fresh[:, :kv_heads], position)
+                assert_appended(layer.values, layer.value_steps, layer.fresh[:, kv_heads:], position)
+            exact = exact_attention(query, layer, position, size**-0.5, window)
+            assert float((y - exact).abs().max()) <= 1e-5, (heads, kv_heads, size, window, position, kv)
+
+
+def assert_appended(
+    numbers: torch.Tensor, steps: torch.Tensor | None, fresh: torch.Tensor, position: int
+) -> None:
+    """The new token is in the int8 cache, rounded."""
+    expected, expected_steps = eight_bits(fresh)
+    assert torch.equal(numbers[:, :, position].float(), expected)
+    assert steps is not None
+    assert torch.equal(steps[:, :, position], expected_steps[..., 0])
+
+
+def prefills() -> None:
+    """What the cache has after many tokens at once is the model's, but for the rounding of bfloat16 operands."""
+    scenes: tuple[tuple[str, WeightKind, CacheKind], ...] = (
+        ("llama", "w4", "bf16"),
+        ("gpt2", "w8", "int8"),
+        ("gpt2", "bf16", "bf16"),
+    )
+    for family, kind, kv in scenes:
+        tokens = torch.randint(VOCABULARY, (SEQUENCES, 11), generator=torch.Generator().manual_seed(0))
+        reference = ReferenceDecoder(tiny_program(pack, family, (kind,)), kv, exact=True)
+        reference.begin(SEQUENCES, 11)
+        reference.extend(tokens)
+        program = tiny_program(pack_for_cuda, family, (kind,))
+        decoder = CudaDecoder(program, kv)
+        decoder.begin(SEQUENCES, 11)
+        step = decoder._step
+        assert step is not None
+        if family == "llama":
+            decoder.extend(tokens)  # the last one by the kernels
+            assert decoder.length == 11
+        else:
+            prefill(program, step.layers, step.rotary, tokens[:, :2], 0)
+            prefill(program, step.layers, step.rotary, tokens[:, 2:], 2)
+        for layer, exact in zip(step.layers, reference._cache, strict=True):
+            for found, numbers in zip(cached(layer, 11), exact.transpose(2, 3), strict=True):
+                error = float((found - numbers).norm() / numbers.norm())
+                assert error <= 1e-2, (family, kind, kv, error)
+
+
+def decoding() -> None:
+    """Greedy and seeded tokens, a cache that is used again, and what is refused."""
+    program = tiny_program(pack_for_cuda, "gpt2", ("w4",))
+    program = replace(program, blocks=program.blocks[:1])
+    decoder = CudaDecoder(program)
+    for call in (lambda: decoder.logits, lambda: decoder.extend(torch.zeros(1, 1).long())):
+        assert_raises(ValueError, call)
+    decoder.begin(SEQUENCES, 6)
+    assert decoder.cache_bytes == 2 * SEQUENCES * 2 * 6 * 32 * 2
+    prompt = torch.tensor([[5, 7], [9, 11]])
+    first = decoder.extend(prompt).argmax(dim=1, keepdim=True)
+    greedy, last = decoder.decode(first, 3), decoder.logits
+    assert decoder.length == 5
+    decoder.begin(SEQUENCES, 6)
+    decoder.extend(prompt)
+    forced = [decoder.extend(token[:, None]) for token in torch.cat([first, greedy], dim=1)[:, :3].unbind(1)]
+    assert torch.equal(forced[-1], last)
+    assert torch.equal(torch.stack(forced, dim=1).argmax(dim=2), greedy)
+    drawn = []
+    for sampling in (Sampling(1.5, 7), Sampling(1.5, 7), Sampling(1.5, 8), Sampling(1e-4, 9)):
+        decoder.begin(SEQUENCES, 6)
+        decoder.extend(prompt)
+        drawn.append(decoder.decode(first, 3, sampling))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[3], greedy)
+    refuses(decoder, program)
+
+
+def refuses(decoder: CudaDecoder, program: Program) -> None:
+    """`decoder` has a token's room left."""
+    wrong = [torch.zeros(1, 1).long(), torch.zeros(SEQUENCES, 1), torch.zeros(SEQUENCES).long()]
+    wrong += [torch.full((SEQUENCES, 1), id_) for id_ in (-1, VOCABULARY)]
+    for tokens in (*wrong, torch.zeros(SEQUENCES, 0).long()):
+        assert_raises(ValueError, partial(decoder.extend, tokens))
+    token = torch.zeros(SEQUENCES, 1).long()
+    assert_raises(ValueError, lambda: decoder.decode(token, 0))
+    assert_raises(ValueError, lambda: decoder.decode(token.expand(SEQUENCES, 2), 1))
+    assert_raises(ValueError, lambda: decoder.decode(token, 1, Sampling(-1.0)))
+    assert_raises(ReplicateError, lambda: decoder.decode(token, 2))
+    assert decoder.length == 5
+    decoder.extend(token)
+    assert_raises(ReplicateError, lambda: decoder.extend(token))
+    assert_raises(ValueError, lambda: decoder.begin(0, 5))
+    assert_raises(UnsupportedError, lambda: decoder.begin(10**7, 10**7))
+    fp8: Any = "fp8"
+    assert_raises(ValueError, lambda: CudaDecoder(program, fp8))
+    broken = CudaDecoder(replace(program, embedding=torch.full_like(program.embedding, torch.nan)))
+    broken.begin(SEQUENCES, 3)
+    assert_raises(ReplicateError, lambda: broken.decode(token, 1))
+    assert broken.length == 0
+
+
+def assert_raises(kind: type[Exception], call: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=r"\.$"):
+        call()
+
+
+def exact_linear(x: torch.Tensor, matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 [rows, outputs], and the sum of what is added without its signs."""
+    weight = unpack_from_cuda(matrix).double()
+    values = x.double()
+    if matrix.kind != "bf16":
+        numbers, step = eight_bits(x.unflatten(1, (-1, matrix.group)))
+        values = (numbers.double() * step.double()).flatten(1)
+    bias = torch.zeros(matrix.outputs) if matrix.bias is None else matrix.bias
+    return values @ weight.T + bias.double(), values.abs() @ weight.abs().T + bias.double().abs()
+
+
+def assert_near(y: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> None:
+    assert bool(((y - exact).abs() <= ROUNDING * size).all()), float(((y - exact).abs() / size).max())
+
+
+def turned_heads(
+    heads: torch.Tensor, count: int, table: tuple[torch.Tensor, torch.Tensor] | None, position: int
+) -> torch.Tensor:
+    """The first `count` of heads [rows, heads, size] turned, the others as they are."""
+    if table is None:
+        return heads
+    cosine, sine = (part[position].double() for part in table)
+    first, second = heads.chunk(2, dim=2)
+    turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=2)
+    return torch.cat([turned[:, :count], heads[:, count:]], dim=1)
+
+
+def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> Layer:
+    shape = (SEQUENCES, kv_heads, capacity)
+    dtype = torch.bfloat16 if kv == "bf16" else torch.int8
+    eight = kv == "int8"
+    return Layer(
+        keys=torch.zeros(*shape, size, dtype=dtype),
+        values=torch.zeros(*shape, size, dtype=dtype),
+        key_steps=torch.zeros(shape) if eight else None,
+        value_steps=torch.zeros(shape) if eight else None,
+        fresh=torch.zeros(SEQUENCES, 2 * kv_heads, size),
+    )
+
+
+def fill(layer: Layer, draw: Draw) -> None:
+    layer.fresh.copy_(draw(*layer.fresh.shape))
+    for numbers, steps in ((layer.keys, layer.key_steps), (layer.values, layer.value_steps)):
+        numbers.copy_(
+            draw(*numbers.shape, size=1 if steps is None else 50).clamp(-127, 127).round(decimals=2)
+        )
+        if steps is not None:
+            steps.copy_(draw(*steps.shape).abs() / 50)
+
+
+def cached(layer: Layer, stop: int) -> list[torch.Tensor]:
+    """Keys and values, float64 [sequences, kv_heads, stop, size]."""
+    pairs = ((layer.keys, layer.key_steps), (layer.values, layer.value_steps))
+    return [
+        (numbers.double() if steps is None else numbers.double() * steps.double()[..., None])[:, :, :stop]
+        for numbers, steps in pairs
+    ]
+
+
+def exact_attention(
+    query: torch.Tensor, layer: Layer, position: int, scale: float, window: int | None
+) -> torch.Tensor:
+    """float64, from what the cache has."""
+    sharing = query.shape[1] // layer.keys.shape[1]
+    first = 0 if window is None else max(0, position + 1 - window)
+    keys, values = (
+        part[:, :, first:].repeat_interleave(sharing, dim=1) for part in cached(layer, position + 1)
+    )
+    scores = torch.einsum("rhd,rhtd->rht", query.double(), keys) * scale
+    return torch.einsum("rht,rhtd->rhd", scores.softmax(dim=2), values)
