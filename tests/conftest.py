@@ -22,7 +22,7 @@ DATASETS = ("books", "hellaswag", "wikitext-2")
 
 
 _FILES = (
-    *("caches", "generate", "matmul", "models", "ops", "quality", "techniques", "tiny_training"),
+    *("caches", "generate", "matmul", "models", "ops", "peers", "quality", "techniques", "tiny_training"),
     *("torch_backend", "weights", "work", "workload", "every"),
 )
 _SERVICE = (

@@ -12,6 +12,7 @@ from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.torch_compile import TorchCompile
+from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
@@ -76,6 +77,7 @@ AnyTechnique = Annotated[
     | CudaGraphs
     | ExportAot
     | SpeculativeDecoding
+    | NativeDecode
     | MagnitudePruning,
     Field(discriminator="name"),
 ]

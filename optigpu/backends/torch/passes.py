@@ -104,15 +104,15 @@ class PrefillPass:
     """The pass that techniques wrap: a prompt through the model into a new cache; the logits of its last token."""
 
     def __init__(self, model: Any, cache: CacheOptions) -> None:
-        self._model = model
+        self.model = model
         self._options = cache
 
     def __call__(self, prompt: Any) -> Any:
         """Logits [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
         cache = None
         if self._options.kind != "none":
-            cache = new_cache(self._model, self._options, prompt.shape[1])
-        outputs = self._model(
+            cache = new_cache(self.model, self._options, prompt.shape[1])
+        outputs = self.model(
             input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
         )
         return outputs.logits[:, -1]

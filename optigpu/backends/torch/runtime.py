@@ -94,7 +94,11 @@ class ModelRuntime(TorchRuntime):
 
     def logits(self, tokens: Any) -> Any:
         """Logits after `tokens` through the timed path, float32 [batch, vocabulary]."""
-        return next(self._decoder.score(tokens, tokens.shape[1] - 1))
+        score = getattr(self._decode, "score", None)
+        prefill = tokens.shape[1] - 1
+        return next(
+            within(self._mode, score(tokens, prefill)) if score else self._decoder.score(tokens, prefill)
+        )
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].

@@ -1,0 +1,111 @@
+"""Tiny models of every family that a decoder's program is filled from, plain and packed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from optigpu.ops.decode.cpu import CpuDecoder
+from optigpu.ops.decode.packing import unpack
+from optigpu.ops.decode.program import CacheKind
+from optigpu.techniques.base import Notes
+from optigpu.techniques.decode_programs import attached
+from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.layers import linear_places, weight_of
+from tests.engine.tiny_models import FAMILIES, VOCABULARY
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_WINDOW = 5
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96, "n_head": 2}),
+    "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
+    "opt": ("opt", {}),
+    "opt-untied": ("opt", {"enable_bias": False, "tie_word_embeddings": False}),
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "head_dim": 32, "rms_norm_eps": 1e-2}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN, "num_key_value_heads": 4}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": _WINDOW}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
+    ),
+}
+"""By name: the family, and what its configuration says beside the shapes."""
+
+
+def decoder_model(name: str) -> Any:
+    """A model of DECODERS, as load_model would give it."""
+    family, changes = DECODERS[name]
+    return configured(family, **changes)
+
+
+def configured(family: str, **changes: Any) -> Any:
+    """A model with larger random weights than usual, and biases and norms that make a difference."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    shapes = FAMILIES["llama" if family == "mistral" else family]
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **special, **(shapes | changes))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(5)
+        else:
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Operations on models as small as these take longer on two threads, which wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Notes]:
+    """The model itself, its weights packed, and what was recorded."""
+    notes = Notes()
+    (technique or NativeDecode(calibration="none")).modules(model, notes)
+    return model, notes
+
+
+def twin(plain: Any, model: Any) -> Any:
+    """The plain model with the weights that the packed ones stand for, and a bfloat16 embedding."""
+    import torch
+
+    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(embedding.weight.clone(), requires_grad=False)
+    with torch.no_grad():
+        embedding.weight.copy_(embedding.weight.bfloat16())
+        for place in linear_places(plain):
+            weight_of(place.layer).copy_(unpack(model.get_submodule(place.path).matrix))
+    return plain
+
+
+def decoder_of(model: Any, kv: CacheKind = "bf16") -> CpuDecoder:
+    """The operator with a packed model's program."""
+    return CpuDecoder(attached(model), kv, threads=1)

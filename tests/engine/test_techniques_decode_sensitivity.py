@@ -1,0 +1,77 @@
+"""Bytes beyond 4 bits go where the divergence from the float model is largest, told before anything is rounded."""
+
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253 - types, and the parameters of the tests
+
+from optigpu.models.sampling import sampled
+from optigpu.quality.divergence import divergence
+from optigpu.techniques.decode_families import HEAD
+from optigpu.techniques.decode_sensitivity import ROWS as SEQUENCES
+from optigpu.techniques.decode_sensitivity import divergences, fisher_information
+from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.layers import linear_places, weight_of
+from tests.engine.decoder_models import one_thread, packed
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
+
+__all__ = ["one_thread"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_more_bytes_go_where_the_divergence_is_largest() -> None:
+    plain = runtime_of("bundled:tiny")
+    tokens = plain.sample(8, 96)
+    expected = plain.model(input_ids=tokens, use_cache=False).logits[:, 8:].numpy()
+
+    def loss(technique: NativeDecode) -> tuple[float, dict[str, Any]]:
+        runtime = runtime_of("bundled:tiny", technique)
+        found = torch.stack(list(runtime.score(tokens, 8)), dim=1).numpy()
+        return float(divergence(expected, found).mean()), runtime.notes.facts
+
+    least, base = loss(NativeDecode(calibration="none"))
+    most, _ = loss(NativeDecode(calibration="none", weights="w8"))
+    some, facts = loss(NativeDecode(calibration="none", extra_bytes=0.2))
+    assert 10 * most < least < 0.03
+    assert some < 0.65 * least
+    assert base["decode_bytes"] < facts["decode_bytes"] <= 1.2 * base["decode_bytes"]
+    kinds = {row["layer"]: row["kind"] for row in facts["decode_layers"]}
+    assert kinds[HEAD] == "w8"
+    told = divergences(plain.model, linear_places(plain.model), 32)
+    assert 0.5 < sum(told.values()) / (least - most) < 2
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.3, 1.0])
+def test_no_more_bytes_are_taken_than_were_offered(extra: float) -> None:
+    base = packed(tiny_model("llama"))[1].facts["decode_bytes"]
+    model, notes = packed(tiny_model("llama"), NativeDecode(calibration="none", extra_bytes=extra))
+    kinds = {row["kind"] for row in notes.facts["decode_layers"]}
+    assert kinds == {0.0: {"w4"}, 0.3: {"w4", "w8"}, 1.0: {"w8"}}[extra]
+    assert base <= notes.facts["decode_bytes"] <= (1 + extra) * base
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_information_is_the_mean_square_of_gradients(family: str) -> None:
+    """Of each sequence's log-likelihood; of a tied head, apart from the embedding's."""
+    model = tiny_model(family).requires_grad_(False)
+    places = linear_places(model)
+    found = fisher_information(model, places, 32)
+    tokens = sampled(model, VOCABULARY, SEQUENCES, 32, seed=0)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(embedding.weight.clone())
+    model.requires_grad_(True)
+    sums = {place.path: torch.zeros_like(weight_of(place.layer)) for place in places}
+    for row in tokens:
+        model.zero_grad()
+        model(input_ids=row[None], labels=row[None], use_cache=False).loss.mul(len(row) - 1).backward()
+        for place in places:
+            gradient = place.layer.weight.grad
+            turned = type(place.layer).__name__ == "Conv1D"
+            sums[place.path] += (gradient.T if turned else gradient).square()
+    predicted = SEQUENCES * (tokens.shape[1] - 1)
+    for place in places:
+        expected = sums[place.path].unflatten(1, (-1, 32)).mean(dim=2) / predicted
+        torch.testing.assert_close(found[place.path], expected, rtol=1e-3, atol=1e-6)
