@@ -16,8 +16,8 @@ from rich.table import Table
 
 from benchmarks import gpu_layers
 from benchmarks.document import write
-from benchmarks.peers import PEERS, Peer
-from benchmarks.turns import Figures, Stack, measure
+from benchmarks.peers import PEERS, PUBLISHED, Peer
+from benchmarks.turns import Case, Figures, Stack, measure
 from optigpu.report import console
 
 SHAPE = (32, 64)
@@ -25,8 +25,6 @@ SHAPE = (32, 64)
 AT_ONCE = 7
 """Processes that stand ready together beside the reference: their memory must fit."""
 COMPILED = ({"name": "static_kv_cache"}, {"name": "torch_compile"})
-PUBLISHED = {"gpt2": (0.27, 0.85), "gpt2-medium": (0.26, 0.93), "gpt2-large": (0.26, 0.99)}
-"""gpu-poor's published share of the bytes and speed against fp32; not measured here (the table of its README)."""
 
 
 def named(*names: str, compiled: bool = False, **parameters: Any) -> tuple[dict[str, Any], ...]:
@@ -36,7 +34,7 @@ def named(*names: str, compiled: bool = False, **parameters: Any) -> tuple[dict[
     return (*techniques, *(COMPILED if compiled else ()))
 
 
-def decode_stacks(preset: str) -> list[Stack]:
+def decode_stacks() -> list[Stack]:
     """Our stacks of the table `decode`, the baseline left out."""
     alone = ("bf16", "int8_weight_only", "int8_dynamic", "int4_weight_only", "torch_compile")
     compiled = (
@@ -49,29 +47,28 @@ def decode_stacks(preset: str) -> list[Stack]:
         ("fused_layernorm", "fused_gelu", "int4_weight_only"),
         ("bf16", "fused_layernorm", "fused_gelu", "int4_weight_only"),
     )
-    stacks = [Stack(name, preset, named(name)) for name in alone]
+    stacks = [Stack(name, named(name)) for name in alone]
     return stacks + [
-        Stack(" + ".join((*names, "torch_compile")), preset, named(*names, compiled=True))
-        for names in compiled
+        Stack(" + ".join((*names, "torch_compile")), named(*names, compiled=True)) for names in compiled
     ]
 
 
 def decode_table(preset: str, turns: int) -> list[Figures]:
     """Peers and stacks over Hugging Face eager fp32."""
     reference, *peers = PEERS
-    baseline = Stack("our baseline (no technique)", preset)
-    return in_groups(reference, [*peers, baseline, *decode_stacks(preset)], preset, turns)
+    baseline = Stack("our baseline (no technique)")
+    return in_groups(reference, [*peers, baseline, *decode_stacks()], preset, turns)
 
 
 def hybrid_table(preset: str, turns: int) -> list[Figures]:
     """int8_hybrid with eight and with four bits, alone and compiled, over the fp32 baseline."""
     subjects = [
-        Stack(f"int8_hybrid bits={bits}{' + torch_compile' * compiled}", preset, stack)
+        Stack(f"int8_hybrid bits={bits}{' + torch_compile' * compiled}", stack)
         for bits in (8, 4)
         for compiled in (False, True)
         for stack in [named("int8_hybrid", compiled=compiled, bits=bits)]
     ]
-    return in_groups(Stack("fp32 baseline", preset), subjects, preset, turns)
+    return in_groups(Stack("fp32 baseline"), subjects, preset, turns)
 
 
 def in_groups(
@@ -80,7 +77,7 @@ def in_groups(
     """Groups of AT_ONCE, each with the reference in it; its figures are those of the first group."""
     found: list[Figures] = []
     for start in range(0, len(subjects), AT_ONCE):
-        group = measure([reference, *subjects[start : start + AT_ONCE]], preset, SHAPE, turns)
+        group = measure([reference, *subjects[start : start + AT_ONCE]], Case(preset, *SHAPE), turns)
         found += group if not found else group[1:]
     return found
 

@@ -3,13 +3,15 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from rich.progress import track
 
 from benchmarks.pairs import bench_of
-from benchmarks.peers import Peer, running
+from benchmarks.peers import Asked, Peer, running
+from optigpu.cli.options import validated
 from optigpu.conductor.asking import ask
 from optigpu.conductor.company import Bench
 from optigpu.messages import Metered, Ready, Round, RunMeter, RunRound
@@ -19,14 +21,35 @@ from optigpu.spec import JobSpec
 from optigpu.vocabulary import OptiGPUError
 
 ROUND = RunRound(seconds=0, max_requests=1)
+FEWEST_NEW_TOKENS = 2
+"""That a request of our own has, of which only the first counts where prefill is measured."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What every subject does: decode `new_tokens` after `prompt_tokens`, or only get to the first of them.
+
+    `cache` is where peers keep converted models, None for their own choice.
+    """
+
+    preset: str
+    prompt_tokens: int
+    new_tokens: int
+    measure: Literal["decode", "prefill"] = "decode"
+    device: str = "cpu"
+    cache: Path | None = None
+
+    def asked(self) -> Asked:
+        """What a peer is told."""
+        model = f"preset:{self.preset}"
+        return Asked(model, self.measure, self.prompt_tokens, self.new_tokens, self.cache)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One of our own subjects: a name for the table, a preset, and the techniques as a job names them."""
+    """One of our own subjects: a name for the table, and the techniques as a job names them."""
 
     name: str
-    preset: str
     techniques: tuple[dict[str, Any], ...] = ()
 
 
@@ -34,7 +57,8 @@ class Stack:
 class Figures:
     """What a subject came to. `ratios` are its rate over that of the first subject, turn by turn.
 
-    A subject that could not be measured has a `reason` and nothing else.
+    `details` say how it was built and with what it ran. A subject that could not be measured has a `reason` and nothing
+    else.
     """
 
     name: str
@@ -42,6 +66,7 @@ class Figures:
     ratios: tuple[float, ...] = ()
     weight_bytes: int | None = None
     reason: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -57,31 +82,35 @@ class Figures:
 class Subject(Protocol):
     """What can be asked for one more request."""
 
-    weight_bytes: int
+    @property
+    def weight_bytes(self) -> int:
+        """Of all its weights as they lie there."""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """How it was built and with what it runs."""
 
     def rate(self) -> float:
         """tokens/s of one more request."""
 
 
-def measure(
-    subjects: Sequence[Stack | Peer], preset: str, shape: tuple[int, int], turns: int, device: str = "cpu"
-) -> list[Figures]:
+def measure(subjects: Sequence[Stack | Peer], case: Case, turns: int) -> list[Figures]:
     """Every subject's figures, the ratios against the first one, which must be measurable.
 
-    `shape` is (prompt tokens, new tokens). Raises OptiGPUError when the first subject fails.
+    Raises OptiGPUError when the first subject fails.
     """
     with ExitStack() as leave:
-        bench = leave.enter_context(bench_of(_spec(Stack("", preset), shape, device), variants=len(subjects)))
+        bench = leave.enter_context(bench_of(spec_of(Stack(""), case), variants=len(subjects)))
         ready: dict[int, Subject] = {}
         reasons: dict[int, str] = {}
         for index, subject in enumerate(track(subjects, "making ready", console=console(stderr=True))):
             try:
-                ready[index] = leave.enter_context(_made_ready(subject, preset, shape, bench, device))
+                ready[index] = leave.enter_context(_made_ready(subject, case, bench))
             except OptiGPUError as error:
                 reasons[index] = str(error)
         if 0 not in ready:
             raise OptiGPUError(f"{subjects[0].name} could not be measured: {reasons[0]}")
-        rates = _take_turns(ready, turns)
+        rates = _take_turns(ready, turns, reasons)
     return [
         Figures(subject.name, reason=reasons[index])
         if index in reasons
@@ -90,56 +119,73 @@ def measure(
             tuple(rates[index]),
             tuple(ours / theirs for ours, theirs in zip(rates[index], rates[0], strict=True)),
             ready[index].weight_bytes,
+            details=ready[index].details,
         )
         for index, subject in enumerate(subjects)
     ]
 
 
-def _take_turns(ready: dict[int, Subject], turns: int) -> dict[int, list[float]]:
-    """Who goes first rotates, so that nobody always follows the same neighbour's heat."""
+def _take_turns(ready: dict[int, Subject], turns: int, reasons: dict[int, str]) -> dict[int, list[float]]:
+    """Who goes first rotates, so that nobody always follows the same neighbour's heat.
+
+    Who fails is left out from then on, with the reason; the first subject's failure is raised.
+    """
     rates: dict[int, list[float]] = {index: [] for index in ready}
     order = list(ready)
     for _ in track(range(turns), "taking turns", console=console(stderr=True)):
-        for index in order:
-            rates[index].append(ready[index].rate())
+        for index in list(order):
+            try:
+                rates[index].append(ready[index].rate())
+            except OptiGPUError as error:
+                if index == 0:
+                    raise
+                reasons[index] = str(error)
+                order.remove(index)
         order = [*order[1:], order[0]]
     return rates
 
 
 @contextmanager
-def _made_ready(
-    subject: Stack | Peer, preset: str, shape: tuple[int, int], bench: Bench, device: str
-) -> Iterator[Subject]:
+def _made_ready(subject: Stack | Peer, case: Case, bench: Bench) -> Iterator[Subject]:
     if isinstance(subject, Peer):
-        with running(subject, preset, shape, bench.threads) as process:
+        with running(subject, case.asked(), bench.threads) as process:
             yield process
         return
-    spec = _spec(subject, shape, device)
-    (variant,) = variants_of(spec)
+    (variant,) = variants_of(spec_of(subject, case))
     with bench.child() as child:
-        ask(child, bench.assignment(variant, 0), Ready, bench.watch)
+        ready = ask(child, bench.assignment(variant, 0), Ready, bench.watch)
         memory = ask(child, RunMeter(meter="memory"), Metered, bench.watch)
-        yield _Ours(bench, child, int(memory.values["weight_bytes"]))
+        yield _Ours(case, bench, child, int(memory.values["weight_bytes"]), ready.details)
 
 
 @dataclass(frozen=True)
 class _Ours:
+    case: Case
     bench: Bench
     child: Any
     weight_bytes: int
+    details: dict[str, Any]
 
     def rate(self) -> float:
-        return float(ask(self.child, ROUND, Round, self.bench.watch).samples["tokens_per_s"][0])
+        samples = ask(self.child, ROUND, Round, self.bench.watch).samples
+        if self.case.measure == "prefill":
+            return self.case.prompt_tokens / float(samples["ttft_s"][0])
+        return float(samples["tokens_per_s"][0])
 
 
-def _spec(subject: Stack, shape: tuple[int, int], device: str) -> JobSpec:
-    prompt_tokens, new_tokens = shape
-    return JobSpec.model_validate(
+def spec_of(subject: Stack, case: Case) -> JobSpec:
+    """The job that a stack of our own is. Raises SpecError for a technique that there is not."""
+    workload = {
+        "kind": "generate",
+        "prompt_tokens": case.prompt_tokens,
+        "new_tokens": case.new_tokens if case.measure == "decode" else FEWEST_NEW_TOKENS,
+    }
+    return validated(
         {
-            "workload": {"kind": "generate", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens},
-            "model": f"preset:{subject.preset}",
+            "workload": workload,
+            "model": f"preset:{case.preset}",
             "stack": list(subject.techniques),
             "measure": {"replicates": 1},
-            "device": device,
+            "device": case.device,
         }
     )

@@ -1,28 +1,31 @@
-"""Other ways to decode, each a process of its own that answers with tokens/s: what the stack is compared with.
+"""Other ways to run a model, each a process of its own: what the stack is compared with.
 
-A peer prepares itself, prints "ready" and the bytes of its weights, and then for each line that it reads the tokens/s
-of one more request, after the first token, by greedy decoding. Nothing of OptiGPU is in the loop.
+A peer prepares itself and prints a line of JSON: the bytes of its weights and how it was built, or the reason why it
+cannot. Then it prints for each line that it reads the tokens/s of one more request. Nothing of OptiGPU is in the loop;
+the weights are those that the engine would load.
 """
 
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.peers.arguments import default_cache
 from optigpu.conductor.variables import child_variables
-from optigpu.models.presets import PRESETS
 from optigpu.vocabulary import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
+LLAMA_CPP = ("llama_cpp", "gguf")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`loop` is the module that decodes, `weights` what it is told of them, `packages` what it needs beside torch."""
+    """`loop` is the module that runs, `weights` what it is told of them, `packages` what it needs beside torch."""
 
     name: str
     loop: str
@@ -32,67 +35,115 @@ class Peer:
     def missing(self) -> str | None:
         """The sentence that says what is not installed, or None."""
         absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
-        return f'{", ".join(absent)} not installed: pip install -e ".[quant,peers]"' if absent else None
+        return f'{", ".join(absent)} not installed: pip install -e ".[peers]"' if absent else None
 
+
+@dataclass(frozen=True)
+class Asked:
+    """What a peer is to do. `model` is a reference; `measure` is one of arguments.MEASURES.
+
+    For logits `tokens` is the file of ids, of which `prefill` go at once, and `logits` the file to be written.
+    """
+
+    model: str
+    measure: str = "decode"
+    prompt_tokens: int = 32
+    new_tokens: int = 64
+    cache: Path | None = None
+    tokens: Path | None = None
+    prefill: int = 1
+    logits: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """As a peer's command line has them."""
+        values = {
+            "--model": self.model,
+            "--measure": self.measure,
+            "--prompt-tokens": self.prompt_tokens,
+            "--new-tokens": self.new_tokens,
+            "--cache": self.cache or default_cache(),
+            "--tokens": self.tokens,
+            "--prefill": self.prefill,
+            "--logits": self.logits,
+        }
+        return [word for name, value in values.items() if value is not None for word in (name, str(value))]
+
+
+FP32 = Peer("Hugging Face eager, fp32", "transformers_loop", "float32")
+Q4_0 = Peer("llama.cpp Q4_0", "llama_cpp_loop", "Q4_0", LLAMA_CPP)
+Q4_K_M = Peer("llama.cpp Q4_K_M", "llama_cpp_loop", "Q4_K_M", LLAMA_CPP)
 
 PEERS = (
-    Peer("Hugging Face eager, fp32", "transformers_loop", "float32"),
+    FP32,
     Peer("Hugging Face eager, bf16", "transformers_loop", "bfloat16"),
     Peer("PyTorch dynamic INT8", "transformers_loop", "dynamic_int8"),
     Peer("bitsandbytes NF4", "transformers_loop", "nf4", ("bitsandbytes",)),
     Peer("torchao int8 weight-only", "transformers_loop", "torchao_int8", ("torchao",)),
-    *(
-        Peer(f"llama.cpp {weights}", "llama_cpp_loop", weights, ("llama_cpp", "gguf"))
-        for weights in ("F16", "Q8_0", "Q4_0", "Q4_K_M")
-    ),
+    Peer("torchao int4 weight-only, bf16", "transformers_loop", "torchao_int4", ("torchao",)),
+    Peer("llama.cpp F16", "llama_cpp_loop", "F16", LLAMA_CPP),
+    Peer("llama.cpp Q8_0", "llama_cpp_loop", "Q8_0", LLAMA_CPP),
+    Q4_0,
+    Q4_K_M,
 )
-"""The peers of the tables, in their order; the first is what the others are divided by."""
+"""The peers of the tables, in their order."""
+
+PUBLISHED = {"gpt2": (0.27, 0.85), "gpt2-medium": (0.26, 0.93), "gpt2-large": (0.26, 0.99)}
+"""gpu-poor's published share of the bytes and speed against fp32; not measured here (the table of its README)."""
 
 
 class Running:
     """A peer's process that stands ready."""
 
     def __init__(self, process: "subprocess.Popen[str]", name: str) -> None:
+        """Waits until it is ready. Raises UnsupportedError with its reason when it cannot."""
         self._process = process
         self._name = name
-        word, _, number = self._line("").partition(" ")
-        if word != "ready":
-            raise UnsupportedError(f"{name} failed; what it printed is above.")
-        self.weight_bytes = int(number)
+        told = self._told("")
+        self.weight_bytes = int(told["weight_bytes"])
+        self.details: dict[str, Any] = told["details"]
 
     def rate(self) -> float:
-        """tokens/s of one more request."""
-        return float(self._line("\n"))
+        """tokens/s of one more request. Raises UnsupportedError when the process fails."""
+        return float(self._told("\n"))
 
-    def _line(self, said: str) -> str:
+    def _told(self, said: str) -> Any:
+        """The next line of JSON."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(said)
-        stdin.flush()
-        return stdout.readline().strip()
+        with suppress(BrokenPipeError):  # a process that has ended says nothing more, which is seen below
+            stdin.write(said)
+            stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise UnsupportedError(f"{self._name} failed; what it printed is above.")
+        told = json.loads(line)
+        if isinstance(told, dict) and "reason" in told:
+            raise UnsupportedError(told["reason"])
+        return told
 
 
 @contextmanager
-def running(peer: Peer, preset: str, shape: tuple[int, int], threads: int) -> Iterator[Running]:
-    """A peer that is ready to decode `shape` (prompt tokens, new tokens) with so many threads.
+def running(peer: Peer, asked: Asked, threads: int) -> Iterator[Running]:
+    """A peer that is ready to do what it is asked, with so many threads.
 
-    Raises UnsupportedError when a package is missing or the peer fails.
+    Raises UnsupportedError when a package is missing or the peer cannot or fails.
     """
     reason = peer.missing()
     if reason:
         raise UnsupportedError(reason)
-    known = PRESETS[preset]
-    prompt_tokens, new_tokens = shape
-    command = [
-        *(sys.executable, "-m", f"benchmarks.peers.{peer.loop}"),
-        *("--model-type", known.model_type, "--config", json.dumps(known.config)),
-        *("--weights", peer.weights, "--threads", str(threads)),
-        *("--prompt-tokens", str(prompt_tokens), "--new-tokens", str(new_tokens)),
-    ]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env=child_variables(threads), text=True, **pipes) as process:
+    arguments = ["--weights", peer.weights, *asked.arguments()]
+    with answering(f"benchmarks.peers.{peer.loop}", arguments, peer.name, threads) as process:
+        yield process
+
+
+@contextmanager
+def answering(module: str, arguments: Sequence[str], name: str, threads: int) -> Iterator[Running]:
+    """A process that answers as peers do, ready. Raises UnsupportedError when it cannot or fails."""
+    command = [sys.executable, "-m", module, "--threads", str(threads), *arguments]
+    pipe, variables = subprocess.PIPE, child_variables(threads)
+    with subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdin=pipe, stdout=pipe) as process:
         try:
-            yield Running(process, peer.name)
+            yield Running(process, name)
         finally:
             process.kill()

@@ -1,33 +1,72 @@
-"""`python -m benchmarks.peers.transformers_loop`: transformers' `generate` on weights that a library has prepared."""
+"""`python -m benchmarks.peers.transformers_loop`: transformers on weights that a library has prepared.
 
-import json
-from collections.abc import Callable
+Decoding is transformers' own `generate`; the pass over a prompt is a bare forward pass.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.bare_loop import Moments
 from benchmarks.peers.arguments import parse, serve
+from benchmarks.peers.preparations import PREPARE
+from optigpu.models.load import load_model
+from optigpu.models.reference import parse_reference
 
 
-def main() -> None:
-    """Loads, prepares, and decodes as often as it is asked to."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+class TransformersLoop:
+    """A prepared model on a CPU."""
 
-    options = parse(__doc__, tuple(PREPARE))
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    config = AutoConfig.for_model(options.model_type, **json.loads(options.config))
-    model = PREPARE[options.weights](AutoModelForCausalLM.from_config(config).eval())
-    prompt = torch.randint(config.vocab_size, (1, options.prompt_tokens))
-    model.generation_config.eos_token_id = None
+    def __init__(self, options: argparse.Namespace) -> None:
+        import torch
 
-    def rate() -> float:
+        torch.set_num_threads(options.threads)
+        plain = load_model(parse_reference(options.model), device="cpu", dtype="float32", seed=options.seed)
+        self._model = PREPARE[options.weights](plain)
+        self.vocabulary = self._model.config.vocab_size
+        self.weight_bytes = _weight_bytes(self._model)
+        self.details = {
+            "flags": f"ATen {torch.backends.cpu.get_cpu_capability()}",
+            "threads": torch.get_num_threads(),
+            "version": f"torch {torch.__version__}",
+        }
+
+    def decode_rate(self, prompt: Sequence[int], new_tokens: int) -> float:
+        """tokens/s after the first token, when a streamer has them."""
+        import torch
+
         stream = Moments()
-        model.generate(prompt, max_new_tokens=options.new_tokens, do_sample=False, streamer=stream)
+        tokens = torch.tensor([prompt])
+        self._model.generate(tokens, max_new_tokens=new_tokens, do_sample=False, streamer=stream)
         first, last = stream.moments[1], stream.moments[-1]
-        return float((options.new_tokens - 1) / (last - first))
+        return (new_tokens - 1) / (last - first)
 
-    serve(rate, _weight_bytes(model), options.warm_up)
+    def prefill_rate(self, prompt: Sequence[int]) -> float:
+        """Tokens of the prompt by the seconds until the first token is chosen, of a bare pass into a new cache."""
+        started = time.perf_counter()
+        self._forward(prompt, None)[0].argmax()
+        return len(prompt) / (time.perf_counter() - started)
+
+    def score(self, tokens: Sequence[int], prefill: int) -> Iterator[NDArray[np.float32]]:
+        """Logits after each of `tokens` from index `prefill` on, token by token after a prompt of `prefill`."""
+        _, cache = self._forward(tokens[:prefill], None)
+        for token in tokens[prefill:]:
+            logits, cache = self._forward([token], cache)
+            yield logits.float().numpy()
+
+    def _forward(self, tokens: Sequence[int], cache: Any) -> tuple[Any, Any]:
+        """Logits [vocabulary] after the last token, and the cache that then is."""
+        import torch
+
+        with torch.no_grad():
+            found = self._model(
+                input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+        return found.logits[0, -1], found.past_key_values
 
 
 def _weight_bytes(model: Any) -> int:
@@ -54,58 +93,5 @@ def _weight_bytes(model: Any) -> int:
     return sum(seen.values())
 
 
-def _as_linear(model: Any) -> Any:
-    """GPT-2's Conv1D as the Linear that the libraries know."""
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Conv1D):
-                linear = torch.nn.Linear(child.nx, child.nf)
-                linear.weight = torch.nn.Parameter(child.weight.T.contiguous())
-                linear.bias = child.bias
-                setattr(parent, name, linear)
-    return model
-
-
-def _dynamic_int8(model: Any) -> Any:
-    import torch
-
-    return torch.ao.quantization.quantize_dynamic(_as_linear(model), {torch.nn.Linear}, dtype=torch.qint8)
-
-
-def _nf4(model: Any) -> Any:
-    """Every linear layer but the head, as transformers' own integration does."""
-    import torch
-    from bitsandbytes.nn import Linear4bit
-
-    for parent in list(_as_linear(model).modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
-                layer = Linear4bit(
-                    child.in_features, child.out_features, child.bias is not None, torch.float32, True, "nf4"
-                )
-                layer.load_state_dict(child.state_dict())
-                setattr(parent, name, layer.to("cpu"))
-    return model
-
-
-def _torchao_int8(model: Any) -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    quantize_(_as_linear(model), Int8WeightOnlyConfig())
-    return model
-
-
-PREPARE: dict[str, Callable[[Any], Any]] = {
-    "float32": lambda model: model,
-    "bfloat16": lambda model: model.bfloat16(),
-    "dynamic_int8": _dynamic_int8,
-    "nf4": _nf4,
-    "torchao_int8": _torchao_int8,
-}
-
-
 if __name__ == "__main__":
-    main()
+    serve(TransformersLoop, parse(__doc__, tuple(PREPARE)))

@@ -1,0 +1,432 @@
+"""`python -m benchmarks.gpu_decode`: our CUDA decoder beside gpt-fast's recipe and Hugging Face eager, on a GPU.
+
+Batch 1, greedy, random weights of a preset's shapes. The three stand ready together and take turns, a text each; a
+figure is the median of its turns. `limit` is what the bandwidth that a copy reaches in the same run allows for the
+bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures.
+"""
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.document import write
+from optigpu.hardware import probe
+from optigpu.models.presets import PRESETS
+from optigpu.report import console
+from optigpu.vocabulary import DeviceKind, OptiGPUError
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.gpt_fast_recipe import Shapes, Weights
+    from optigpu.ops.decode.program import Matrix, Norm, Program, WeightKind
+
+NO_GPU = "Not measured: this machine has no NVIDIA GPU."
+SHAPE = (128, 128)
+"""Prompt tokens and new tokens."""
+WEIGHTS: tuple["Weights", ...] = ("int4", "int8", "bf16")
+OURS: dict[str, "WeightKind"] = {"int4": "w4", "int8": "w8", "bf16": "bf16"}
+GROUP = 32
+GOALS = {
+    ("llama-3.1-8b", "int4"): ("gpt-fast", 1.5),
+    ("llama-3.1-8b", "int8"): ("gpt-fast", 1.2),
+    ("llama-3.1-8b", "bf16"): ("gpt-fast", 1.05),
+    ("gpt2", "int4"): ("eager", 20.0),
+}
+"""Against whom, and how many times as fast at least."""
+WARM_UPS = 3
+COPIED_BYTES = 2**32
+COPIES = 20
+
+
+class Subject(Protocol):
+    """What decodes a text. `step_bytes`: what a step reads of weights and, in the middle of a text, of its cache."""
+
+    name: str
+    step_bytes: int
+
+    def start(self, prompt: "torch.Tensor") -> None:
+        """Takes the prompt, int64 [1, count]."""
+
+    def decode(self, steps: int) -> None:
+        """So many tokens."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A subject's figures; `ratios` are ours over its, turn by turn."""
+
+    name: str
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+    step_bytes: int
+    share: float
+
+    @property
+    def rate(self) -> float:
+        """The median in tokens/s."""
+        return statistics.median(self.rates)
+
+    @property
+    def ratio(self) -> float:
+        """The median over the turns."""
+        return statistics.median(self.ratios)
+
+
+class Ours:
+    """CudaDecoder on a random program."""
+
+    name = "ours"
+
+    def __init__(self, shapes: "Shapes", weights: "Weights", capacity: int) -> None:
+        from optigpu.ops.decode.cuda import CudaDecoder
+
+        program = random_program(shapes, OURS[weights], capacity)
+        self.step_bytes = program_bytes(program) + cache_bytes(shapes)
+        self._decoder = CudaDecoder(program)
+        self._capacity = capacity
+        self._token: torch.Tensor | None = None
+
+    def start(self, prompt: "torch.Tensor") -> None:
+        """An empty cache, and the prompt."""
+        self._decoder.begin(1, self._capacity)
+        self._token = self._decoder.extend(prompt).argmax(dim=1, keepdim=True)
+
+    def decode(self, steps: int) -> None:
+        """In one call."""
+        assert self._token is not None
+        self._decoder.decode(self._token, steps)
+
+
+class GptFast:
+    """gpt-fast's recipe. The prompt goes through the same step, token by token, which is not timed."""
+
+    name = "gpt-fast"
+
+    def __init__(self, shapes: "Shapes", weights: "Weights", capacity: int) -> None:
+        import torch
+
+        from benchmarks.gpt_fast_recipe import GptFastModel, compiled
+
+        with torch.device("cuda"):
+            model = GptFastModel(shapes, weights, capacity)
+        self.step_bytes = model.weight_bytes() + cache_bytes(shapes)
+        self._run = compiled(model)
+        self._token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
+        self._position = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def start(self, prompt: "torch.Tensor") -> None:
+        """From position 0."""
+        self._position.zero_()
+        for token in prompt.cuda().unbind(1):
+            self._token = self._run(token[:, None], self._position)
+            self._position += 1
+
+    def decode(self, steps: int) -> None:
+        """A replay for each token."""
+        for _ in range(steps):
+            self._token = self._run(self._token, self._position)
+            self._position += 1
+
+
+class Eager:
+    """transformers in bfloat16 as it comes, in a bare loop."""
+
+    name = "eager"
+
+    def __init__(self, preset: str, shapes: "Shapes") -> None:
+        from optigpu.models.load import load_model
+        from optigpu.models.reference import parse_reference
+
+        reference = parse_reference(f"preset:{preset}")
+        self._model = load_model(reference, device="cuda", dtype="bfloat16")
+        embeddings = self._model.get_input_embeddings().weight
+        tied = self._model.get_output_embeddings().weight is embeddings
+        read = sum(parameter.numel() for parameter in self._model.parameters())
+        self.step_bytes = 2 * (read - (0 if tied else embeddings.numel())) + cache_bytes(shapes)
+        self._token: Any = None
+        self._cache: Any = None
+
+    def start(self, prompt: "torch.Tensor") -> None:
+        """A new cache, and the prompt."""
+        self._cache = None
+        self._token = prompt.cuda()
+        self.decode(1)
+
+    def decode(self, steps: int) -> None:
+        """A forward pass for each token."""
+        import torch
+
+        with torch.no_grad():
+            for _ in range(steps):
+                found = self._model(input_ids=self._token, past_key_values=self._cache, use_cache=True)
+                self._cache = found.past_key_values
+                self._token = found.logits[:, -1:].argmax(dim=2)
+
+
+def shapes_of(preset: str) -> "Shapes":
+    """The shapes of a preset that is like GPT-2 or like Llama."""
+    from transformers import AutoConfig
+
+    from benchmarks.gpt_fast_recipe import Shapes
+
+    known = PRESETS[preset]
+    config = AutoConfig.for_model(known.model_type, **known.config)
+    width, heads, gated = config.hidden_size, config.num_attention_heads, known.model_type != "gpt2"
+    return Shapes(
+        gated=gated,
+        width=width,
+        heads=heads,
+        kv_heads=config.num_key_value_heads if gated else heads,
+        head_size=getattr(config, "head_dim", None) or width // heads,
+        inner=config.intermediate_size if gated else 4 * width,
+        layers=config.num_hidden_layers,
+        vocabulary=config.vocab_size,
+    )
+
+
+def random_program(shapes: "Shapes", kind: "WeightKind", context: int) -> "Program":
+    """On the GPU, block by block, packed from the start: random bits, and scales that keep their products' size."""
+    import torch
+
+    from benchmarks.gpt_fast_recipe import rotary
+    from optigpu.ops.decode.program import Block, Program
+
+    heads = shapes.heads + 2 * shapes.kv_heads
+    with torch.device("cuda"):
+        blocks = tuple(
+            Block(
+                first=_norm(shapes),
+                qkv=(_matrix(kind, heads * shapes.head_size, shapes.width),),
+                output=_matrix(kind, shapes.width, shapes.heads * shapes.head_size),
+                second=_norm(shapes),
+                gate=_matrix(kind, shapes.inner, shapes.width) if shapes.gated else None,
+                up=_matrix(kind, shapes.inner, shapes.width),
+                down=_matrix(kind, shapes.width, shapes.inner),
+                scale=shapes.head_size**-0.5,
+                window=None,
+            )
+            for _ in range(shapes.layers)
+        )
+        return Program(
+            width=shapes.width,
+            heads=shapes.heads,
+            kv_heads=shapes.kv_heads,
+            head_size=shapes.head_size,
+            inner=shapes.inner,
+            vocabulary=shapes.vocabulary,
+            context=context,
+            activation="silu" if shapes.gated else "gelu_tanh",
+            embedding=torch.randn(shapes.vocabulary, shapes.width, dtype=torch.bfloat16),
+            positions=None if shapes.gated else torch.randn(context, shapes.width),
+            rotary=(lambda length: rotary(length, shapes.head_size)) if shapes.gated else None,
+            blocks=blocks,
+            final=_norm(shapes),
+            head=_matrix(kind, shapes.vocabulary, shapes.width),
+        )
+
+
+def _matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
+    import torch
+
+    from optigpu.ops.decode.program import Matrix
+
+    if kind == "bf16":
+        weight = torch.randn(outputs, inputs, dtype=torch.bfloat16).mul_(inputs**-0.5)
+        return Matrix("bf16", outputs, inputs, 0, weight, None, None)
+    units = inputs // 32
+    shape = (outputs, units, 4) if kind == "w4" else (outputs, 2, units, 4)
+    numbers = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
+    deviation = 4.6 if kind == "w4" else 74.0  # of numbers that are all as likely
+    scale = torch.full((outputs, inputs // GROUP), inputs**-0.5 / deviation, dtype=torch.bfloat16)
+    return Matrix(kind, outputs, inputs, GROUP, numbers, scale, None)
+
+
+def _norm(shapes: "Shapes") -> "Norm":
+    import torch
+
+    from optigpu.ops.decode.program import Norm
+
+    if shapes.gated:
+        return Norm("rms", torch.ones(shapes.width), None, 1e-5)
+    return Norm("layer", torch.ones(shapes.width), torch.zeros(shapes.width), 1e-5)
+
+
+def program_bytes(program: "Program") -> int:
+    """Of the matrices, which a step reads whole; norms and one row of the embedding do not count."""
+    found = [program.head]
+    for block in program.blocks:
+        found += [*block.qkv, block.output, block.up, block.down, *([block.gate] if block.gate else [])]
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for matrix in found
+        for tensor in (matrix.numbers, matrix.scale)
+        if tensor is not None
+    )
+
+
+def cache_bytes(shapes: "Shapes") -> int:
+    """Keys and values in bfloat16 that a step in the middle of a text reads."""
+    prompt_tokens, new_tokens = SHAPE
+    return 2 * 2 * shapes.layers * shapes.kv_heads * shapes.head_size * (prompt_tokens + new_tokens // 2)
+
+
+def copy_bandwidth() -> float:
+    """Bytes/s that a large copy on the device reads and writes, the median of COPIES."""
+    import torch
+
+    source = torch.randint(256, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    seconds = [_seconds(lambda: target.copy_(source)) for _ in range(WARM_UPS + COPIES)]
+    return 2 * COPIED_BYTES / statistics.median(seconds[WARM_UPS:])
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> list[Line]:
+    """Ours first. Who begins rotates from turn to turn."""
+    import torch
+
+    shapes, (prompt_tokens, new_tokens) = shapes_of(preset), SHAPE
+    prompt = torch.randint(shapes.vocabulary, (1, prompt_tokens), generator=torch.Generator().manual_seed(0))
+    with _ready(preset, shapes, weights, sum(SHAPE) + 1) as subjects:
+        rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+        order = list(subjects)
+        for turn in track(range(WARM_UPS + turns), f"{preset} {weights}", console=console(stderr=True)):
+            for subject in order:
+                subject.start(prompt)
+                rate = new_tokens / _seconds(lambda subject=subject: subject.decode(new_tokens))  # type: ignore[misc]
+                if turn >= WARM_UPS:
+                    rates[subject.name].append(rate)
+            order = [*order[1:], order[0]]
+        return [
+            Line(
+                subject.name,
+                tuple(rates[subject.name]),
+                tuple(a / b for a, b in zip(rates["ours"], rates[subject.name], strict=True)),
+                subject.step_bytes,
+                statistics.median(rates[subject.name]) * subject.step_bytes / bandwidth,
+            )
+            for subject in subjects
+        ]
+
+
+@contextmanager
+def _ready(preset: str, shapes: "Shapes", weights: "Weights", capacity: int) -> Iterator[list[Subject]]:
+    """The three, and their memory given back afterwards."""
+    import torch
+
+    subjects: list[Subject] = [
+        Ours(shapes, weights, capacity),
+        GptFast(shapes, weights, capacity),
+        Eager(preset, shapes),
+    ]
+    try:
+        yield subjects
+    finally:
+        subjects.clear()
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def shown(title: str, lines: list[Line], bandwidth: float) -> Table:
+    """The figures as a table for a person."""
+    grid = Table(title=title, title_justify="left")
+    for heading in (
+        "what",
+        "tokens/s",
+        "ours against it",
+        "lowest..highest",
+        "bytes a token",
+        "limit",
+        "share",
+    ):
+        grid.add_column(heading, justify="left" if heading == "what" else "right")
+    for line in lines:
+        grid.add_row(
+            line.name,
+            f"{line.rate:.1f}",
+            f"{line.ratio:.2f}x",
+            f"{min(line.ratios):.2f}..{max(line.ratios):.2f}",
+            f"{line.step_bytes / 1e6:.0f} MB",
+            f"{bandwidth / line.step_bytes:.0f} tokens/s",
+            f"{line.share:.0%}",
+        )
+    return grid
+
+
+def goals(tables: dict[tuple[str, str], list[Line]]) -> list[tuple[str, bool]]:
+    """What was to be reached, and whether it was; of the tables that were measured."""
+    found = []
+    for (preset, weights), (name, least) in GOALS.items():
+        for line in tables.get((preset, weights), ()):
+            if line.name == name:
+                text = f"preset:{preset}, {weights}: {line.ratio:.2f}x of {name} (at least {least}x)"
+                found.append((text, line.ratio >= least))
+    return found
+
+
+def main() -> int:
+    """Measures and prints; ends with status 1 when a goal is missed, and 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_decode", description=__doc__)
+    parser.add_argument("--presets", nargs="+", default=["gpt2", "llama-3.1-8b"])
+    parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
+    parser.add_argument("--turns", type=int, default=9, help="texts of each subject")
+    parser.add_argument("--output", type=Path, help="where the figures go as JSON")
+    options = parser.parse_args()
+    try:
+        return _run(options)
+    except OptiGPUError as error:
+        console(stderr=True).print(str(error), markup=False)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not probe().has(DeviceKind.CUDA):
+        raise OptiGPUError(NO_GPU)
+    bandwidth = copy_bandwidth()
+    console().print(f"a copy moves {bandwidth / 1e9:.0f} GB/s, read and written", markup=False)
+    tables: dict[tuple[str, str], list[Line]] = {}
+    for preset in options.presets:
+        for weights in options.weights:
+            lines = tables[preset, weights] = measure(preset, weights, options.turns, bandwidth)
+            title = f"preset:{preset}, {weights}, batch 1, {SHAPE[0]} + {SHAPE[1]} tokens"
+            console().print(shown(title, lines, bandwidth))
+    reached = goals(tables)
+    for text, met in reached:
+        console().print(f"{'reached' if met else 'NOT reached'}: {text}", markup=False)
+    if options.output:
+        figures = {
+            f"{preset} {weights}": [asdict(line) for line in lines]
+            for (preset, weights), lines in tables.items()
+        }
+        goals_reached = [{"goal": text, "reached": met} for text, met in reached]
+        write(
+            options.output,
+            "gpu_decode",
+            {"shape": SHAPE, "bandwidth": bandwidth, "tables": figures, "goals": goals_reached},
+        )
+    return 0 if all(met for _, met in reached) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.stack_logits`: what a stack predicts of given tokens, answered as peers answer.
+
+Each token is forced through the decode step that a job would time. With --sample the tokens are first drawn from the
+model itself, and predicted by passes over whole sequences: what all others are compared with.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.peers.arguments import answer, refusing, write_logits
+from optigpu.child_process import use_threads
+from optigpu.cli.options import validated
+from optigpu.hardware import probe
+from optigpu.messages import Assignment
+from optigpu.meters.memory import weight_bytes
+from optigpu.plan import variants_of
+from optigpu.replicate import refusal
+from optigpu.vocabulary import UnsupportedError
+
+
+def main() -> None:
+    """Loads the model with the stack, then answers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stack_logits", description=__doc__)
+    parser.add_argument("--model", default="bundled:tiny")
+    parser.add_argument(
+        "--stack", type=json.loads, default=[], help="techniques as a job names them, as JSON"
+    )
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--tokens", type=Path, required=True, help="a .npy of ids [sequences, length]")
+    parser.add_argument("--prefill", type=int, default=1, help="leading tokens that go at once")
+    parser.add_argument("--logits", type=Path, required=True, help="the .npy to write")
+    parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
+    options = parser.parse_args()
+    use_threads(options.threads)
+    with refusing():
+        runtime = _runtime(options)
+        if options.sample:
+            np.save(options.tokens, runtime.sample(*options.sample).numpy())
+        predict = runtime.whole if options.sample else runtime.score
+
+        def score(tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+            import torch
+
+            for logits in predict(torch.tensor([tokens]), options.prefill):
+                yield logits[0].numpy()
+
+        answer(
+            lambda: write_logits(score, options.tokens, options.logits),
+            weight_bytes(runtime.model),
+            runtime.notes.facts,
+        )
+
+
+def _runtime(options: argparse.Namespace) -> Any:
+    """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
+    from optigpu.backends.torch import ModelRuntime
+
+    spec = validated(
+        {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}
+    )
+    (variant,) = variants_of(spec)
+    assignment = Assignment(
+        variant=variant, environment=probe(), measure=spec.measure, seed=spec.seed, replicate=0, folder=""
+    )
+    reason = refusal(assignment)
+    if reason:
+        raise UnsupportedError(reason)
+    return ModelRuntime(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
+
+
+if __name__ == "__main__":
+    main()

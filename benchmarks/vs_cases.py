@@ -1,0 +1,107 @@
+"""What `vs_peers` measures: our stacks, the cases, and what each is to reach."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks.layers import named
+from benchmarks.peers import FP32, PEERS, Q4_0, Peer
+from benchmarks.turns import Case, Stack
+
+OURS = (
+    Stack("native_decode w4", named("native_decode")),
+    Stack("native_decode w4, groups of 64", named("native_decode", group=64)),
+    Stack("native_decode w4, groups of 128", named("native_decode", group=128)),
+    Stack("native_decode w4, int8 cache", named("native_decode", kv="int8")),
+    Stack("native_decode w8", named("native_decode", weights="w8")),
+    Stack("native_decode bf16", named("native_decode", weights="bf16")),
+)
+"""Our stacks; the first one, with the technique's own defaults, is the one that goals are about."""
+COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
+"""The best that the stacks reach without an operator of a whole step."""
+
+_SLOW = "left out at this size, where a request takes minutes; the table of gpt2 has it"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """At least `least` times as fast as `against`; `aim` is what would be better still."""
+
+    against: Peer
+    least: float
+    aim: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Subjects beside the first goal's peer, `at_once` of them together beside it: their memory must fit.
+
+    Who is compared with a second peer stands in the same group with it, and so early in `subjects`. `left_out` are
+    those that are only named, with the reason.
+    """
+
+    case: Case
+    subjects: tuple[Stack | Peer, ...]
+    goals: tuple[Goal, ...]
+    at_once: int = 7
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def _peers(*without: Peer) -> tuple[Peer, ...]:
+    return tuple(peer for peer in PEERS if peer not in without)
+
+
+_LARGE = {peer.name: _SLOW for peer in PEERS if peer.weights in ("nf4", "torchao_int8")}
+
+SPEED = {
+    "decode-gpt2": Speed(
+        Case("gpt2", 32, 64),
+        (FP32, *OURS, COMPILED, *_peers(Q4_0, FP32)),
+        (Goal(Q4_0, 2.0, 2.7), Goal(FP32, 15, 25)),
+    ),
+    "decode-llama-3.2-1b": Speed(
+        Case("llama-3.2-1b", 32, 64),
+        (*OURS, *(peer for peer in _peers(Q4_0) if peer.name not in _LARGE)),
+        (Goal(Q4_0, 1.35, 1.7),),
+        at_once=2,
+        left_out=_LARGE,
+    ),
+    "prefill-gpt2": Speed(
+        Case("gpt2", 128, 0, "prefill"),
+        (*OURS, COMPILED, *_peers(Q4_0)),
+        (Goal(Q4_0, 1.0, 1.5),),
+    ),
+}
+"""The cases of speed by their names."""
+QUALITY = "quality-tiny"
+"""The case of quality."""
+
+
+def speed_goals(name: str, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each goal of the case with its figure, or that there is none."""
+    by_name = {line["name"]: line for line in lines}
+    ours = by_name[OURS[0].name]
+    return [_goal(name, goal, ours, by_name[goal.against.name]) for goal in SPEED[name].goals]
+
+
+def quality_goal(lines: Sequence[dict[str, Any]], least: str, aim: str) -> dict[str, Any]:
+    """Our first stack's divergence at most that of the line `least`, and better still that of `aim`."""
+    found = {line["name"]: line.get("kld_mean") for line in lines}
+    ours, theirs, better = (found.get(name) for name in (OURS[0].name, least, aim))
+    what = f"quality-tiny: KLD of {OURS[0].name} at most {least}'s"
+    if ours is None or theirs is None:
+        return {"goal": f"{what}: not measured", "reached": False}
+    text = f"{what}: {ours:.5f} against {theirs:.5f}"
+    if better is not None:
+        text += f" (aim {aim}'s {better:.5f}: {'reached' if ours <= better else 'not reached'})"
+    return {"goal": text, "reached": ours <= theirs}
+
+
+def _goal(name: str, goal: Goal, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    what = f"{name}: {OURS[0].name} at least {goal.least:g}x {goal.against.name}"
+    if not ours["rates"] or not theirs["rates"] or ours["group"] != theirs["group"]:
+        return {"goal": f"{what}: not measured", "reached": False}
+    ratio = median(own / other for own, other in zip(ours["rates"], theirs["rates"], strict=True))
+    aim = f"aim {goal.aim:g}x: {'reached' if ratio >= goal.aim else 'not reached'}"
+    return {"goal": f"{what}: {ratio:.2f}x ({aim})", "reached": ratio >= goal.least}

@@ -1,0 +1,115 @@
+"""The comparison with peers: which goals its figures reach, and what its page says. Figures are made up."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import FP32, PEERS, Q4_0, Peer
+from benchmarks.turns import Case, Stack, spec_of
+from benchmarks.vs_cases import OURS, SPEED, quality_goal, speed_goals
+from benchmarks.vs_peers import goals
+from benchmarks.vs_tables import markdown
+from optigpu.vocabulary import SpecError
+
+
+def line(name: str, rates: tuple[float, ...], group: int = 0, **more: Any) -> dict[str, Any]:
+    ratios = [rate / 100 for rate in rates]
+    measured = {"ratios": ratios, "ratio": ratios[0] if rates else None, "rate": rates[0] if rates else None}
+    about: dict[str, Any] = {
+        "weight_bytes": 83_000_000,
+        "reason": None if rates else "no compiler",
+        "details": {},
+    }
+    return {"name": name, "rates": rates, "group": group} | measured | about | more
+
+
+def test_goals_are_ratios_turn_by_turn() -> None:
+    lines = [
+        line(Q4_0.name, (100.0, 50.0, 100.0)),
+        line(FP32.name, (10.0, 5.0, 10.0)),
+        line(OURS[0].name, (210.0, 130.0, 190.0)),
+    ]
+    over_q4_0, over_fp32 = speed_goals("decode-gpt2", lines)
+    assert over_q4_0["reached"]
+    assert "at least 2x llama.cpp Q4_0: 2.10x (aim 2.7x: not reached)" in over_q4_0["goal"]
+    assert over_fp32["reached"]
+    assert "21.00x (aim 25x: not reached)" in over_fp32["goal"]
+    (prefill,) = speed_goals("prefill-gpt2", [lines[0], line(OURS[0].name, (99.0, 49.0, 120.0))])
+    assert not prefill["reached"]
+
+
+@pytest.mark.parametrize("ours", [line(OURS[0].name, ()), line(OURS[0].name, (900.0, 900.0), group=1)])
+def test_what_was_not_measured_in_the_same_turns_is_not_reached(ours: dict[str, Any]) -> None:
+    (goal,) = speed_goals("decode-llama-3.2-1b", [line(Q4_0.name, (100.0, 100.0)), ours])
+    assert not goal["reached"]
+    assert goal["goal"].endswith("not measured")
+
+
+@pytest.mark.parametrize("ours", [0.004, 0.008, 0.02])
+def test_quality_is_at_most_the_peers_divergence(ours: float) -> None:
+    lines = [{"name": name, "kld_mean": value} for name, value in (("worse", 0.01), ("better", 0.005))]
+    goal = quality_goal([*lines, {"name": OURS[0].name, "kld_mean": ours}], "worse", "better")
+    assert goal["reached"] == (ours <= 0.01)
+    assert ("0.00500: reached" in goal["goal"]) == (ours <= 0.005)
+    assert not quality_goal(lines, "worse", "better")["reached"]
+
+
+def test_the_page_has_every_figure_reason_and_flag() -> None:
+    details = {
+        "version": "llama-cpp-python 1",
+        "threads": 2,
+        "flags": "AVX2 = 1",
+        "tensor_types": {"Q4_0": 48},
+    }
+    speed = {
+        "case": {"preset": "gpt2", "prompt_tokens": 32, "new_tokens": 64},
+        "turns": 3,
+        "published": {"gpu-poor, published": "27% of the bytes"},
+        "lines": [
+            line(Q4_0.name, (100.0, 100.0), details=details),
+            line(OURS[0].name, ()),
+            line(FP32.name, (5.0, 5.0)),
+        ],
+    }
+    quality = {"model": "bundled:tiny", "sequences": 8, "length": 256, "positions": 1984, "beside": Q4_0.name}
+    figures = {"kld_mean": 0.0096, "kld_standard_error": 0.0004, "kld_p99": 0.04, "top1_agreement": 0.93}
+    beside = {"difference": 0.0, "standard_error": 0.0}
+    scored = {"name": Q4_0.name, "weight_bytes": 2_800_000, "beside": beside, **figures}
+    refused = {"name": "bitsandbytes NF4", "reason": "bitsandbytes not installed"}
+    document: dict[str, Any] = {
+        "speed": {"decode-gpt2": speed},
+        "quality": quality | {"lines": [scored, refused]},
+    }
+    document |= {"load_before": 0.1, "cores": 2}
+    page = markdown(document | {"goals": goals(document)})
+    assert "Others used" not in page
+    assert "Others used" in markdown(document | {"goals": [], "load_before": 2.0})
+    for row in (
+        "| llama.cpp Q4_0 | 100.0 | 1.00 | 1.00..1.00 | 83.0 | 0.00960 |",
+        "| native_decode w4 |  | no compiler |  |  |  |",
+        "| gpu-poor, published |  | 27% of the bytes |  |  |  |",
+        "| bitsandbytes NF4 | bitsandbytes not installed |  |  |  |  |",
+        "- llama.cpp Q4_0: llama-cpp-python 1, 2 threads, AVX2 = 1",
+        "- llama.cpp Q4_0 of `preset:gpt2`: 48 Q4_0",
+        "- NOT reached: decode-gpt2: native_decode w4 at least 2x llama.cpp Q4_0: not measured",
+    ):
+        assert row in page.splitlines()
+
+
+def test_a_missing_package_is_named() -> None:
+    reason = Peer("a peer", "loop", "weights", ("json", "no_such_package")).missing()
+    assert reason == 'no_such_package not installed: pip install -e ".[peers]"'
+
+
+def test_an_unknown_technique_is_a_reason_and_no_crash() -> None:
+    with pytest.raises(SpecError, match="no_such_technique"):
+        spec_of(Stack("wrong", ({"name": "no_such_technique"},)), Case("gpt2", 32, 64))
+
+
+def test_each_case_compares_the_first_stack_with_its_goals_peers_in_one_group() -> None:
+    for speed in SPEED.values():
+        together = (Q4_0, *speed.subjects)[: speed.at_once + 1]
+        assert OURS[0] in together
+        assert all(goal.against in together for goal in speed.goals)
+        named = {subject.name for subject in (Q4_0, *speed.subjects)} | set(speed.left_out)
+        assert {peer.name for peer in PEERS} <= named
