@@ -35,6 +35,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=Path, required=True, help="a .npy of ids [sequences, length]")
     parser.add_argument("--prefill", type=int, default=1, help="leading tokens that go at once")
     parser.add_argument("--logits", type=Path, required=True, help="the .npy to write")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="predict by passes of transformers' own layers over whole sequences",
+    )
     parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
     options = parser.parse_args()
     use_threads(options.threads)
@@ -42,7 +47,7 @@ def main() -> None:
         runtime = _runtime(options)
         if options.sample:
             np.save(options.tokens, runtime.sample(*options.sample).numpy())
-        predict = runtime.whole if options.sample else runtime.score
+        predict = runtime.whole if options.sample or options.whole else runtime.score
 
         def score(tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
             import torch

@@ -18,7 +18,7 @@ from benchmarks.document import write
 from benchmarks.peers import FP32, PEERS, PUBLISHED, Q4_0, Q4_K_M, Peer
 from benchmarks.peers.arguments import default_cache
 from benchmarks.turns import Case, Figures, Stack, measure
-from benchmarks.vs_cases import COMPILED, OURS, QUALITY, SPEED, Speed, quality_goal, speed_goals
+from benchmarks.vs_cases import ALONE, COMPILED, OURS, QUALITY, SPEED, Speed, quality_goal, speed_goals
 from benchmarks.vs_quality import measured
 from benchmarks.vs_tables import markdown
 from optigpu.vocabulary import OptiGPUError
@@ -75,7 +75,7 @@ def in_groups(
 
 def quality(sequences: int, cache: Path) -> dict[str, Any]:
     """Every peer's and every stack's divergence from the fp32 model."""
-    return measured([*OURS, COMPILED, *PEERS], Q4_0, sequences, cache)
+    return measured([*OURS, *ALONE, COMPILED, *PEERS], Q4_0, sequences, cache)
 
 
 def goals(document: dict[str, Any]) -> list[dict[str, Any]]:

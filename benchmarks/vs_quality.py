@@ -32,6 +32,11 @@ THREADS = 1
 
 
 @dataclass(frozen=True)
+class WeightsAlone(Stack):
+    """A stack's weights without what its own step rounds beside them: activations, keys and values."""
+
+
+@dataclass(frozen=True)
 class Scoring:
     """Where the tokens and the fp32 model's logits lie, and where peers keep converted models."""
 
@@ -63,6 +68,7 @@ class Scoring:
     def _ready(self, subject: Stack | Peer) -> AbstractContextManager[Running]:
         if isinstance(subject, Stack):
             arguments = self._stack_arguments(subject.techniques)
+            arguments += ["--whole"] if isinstance(subject, WeightsAlone) else []
             return answering("benchmarks.stack_logits", arguments, subject.name, THREADS)
         asked = Asked(
             MODEL, "logits", cache=self.cache, tokens=self.tokens, prefill=PREFILL, logits=self._logits

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optigpu.models.facts import ModelFacts
-from optigpu.ops.decode.program import Activation
+from optigpu.ops.decode.program import MOST_HEAD_SIZE, Activation
 from optigpu.techniques.layers import linear_places, weight_of
 
 
@@ -131,10 +131,8 @@ def known_refusal(model: ModelFacts, group: int) -> str | None:
         return f"its operator runs {', '.join(FAMILIES)}, and not {model.family}; leave it out of the stack"
     if model.embedding_size != model.hidden_size:
         return "its operator does not project an embedding to another width; leave it out of the stack"
-    if model.head_size % 2:
-        return (
-            f"its operator turns pairs of a head's numbers, and {model.head_size} are no pairs; leave it out"
-        )
+    if _other_head(model.head_size):
+        return f"{_other_head(model.head_size)}; leave it out of the stack"
     inputs = {model.hidden_size, model.heads * model.head_size, model.inner_size or model.hidden_size}
     wrong = [number for number in sorted(inputs) if number % group]
     if wrong:
@@ -170,6 +168,12 @@ def refusal(model: Any) -> str | None:
     return f"{reason}; leave it out of the stack" if reason else _damage(model)
 
 
+def _other_head(size: int) -> str | None:
+    if size % 4 == 0 and size <= MOST_HEAD_SIZE:
+        return None
+    return f"its operator takes heads of fours and at most {MOST_HEAD_SIZE} numbers, and this model's have {size}"
+
+
 def _other_architecture(config: Any, family: Family) -> str | None:
     """What the configuration asks for that a program cannot say, or None."""
     activation = getattr(config, family.activation)
@@ -193,8 +197,8 @@ def _other_shapes(model: Any, family: Family, decoder: Any, blocks: Any) -> str 
     norms = [block.get_submodule(path) for block in blocks for path in (family.first, family.second)]
     if any(getattr(norm, "weight", None) is None for norm in (*norms, getattr(decoder, family.final))):
         return "its operator does not run a model whose norms are missing or have no weights"
-    if size % 2:
-        return f"its operator turns pairs of a head's numbers, and {size} are no pairs"
+    if _other_head(size):
+        return _other_head(size)
     if hasattr(decoder, "rotary_emb") and 2 * decoder.rotary_emb.inv_freq.numel() != size:
         return "its operator does not run rotary embeddings of a part of a head"
     rows, outputs = (

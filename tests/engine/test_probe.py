@@ -91,6 +91,8 @@ def test_siblings_are_one_core_and_a_quota_is_respected(tmp_path: Path) -> None:
     for number in allowed:
         tree(tmp_path, **{f"sys__devices__system__cpu__cpu{number}__topology__thread_siblings_list": "0-127"})
     assert cpu.cpu_cores(tmp_path) == 1
+    assert cpu.one_cpu_of_each_core(tmp_path) == allowed[:1]
+    assert cpu.one_cpu_of_each_core(tmp_path / "nothing is told") == allowed
     quota = tree(tmp_path, proc__self__cgroup="0::/\n") / "sys/fs/cgroup/cpu.max"
     quota.parent.mkdir(parents=True)
     quota.write_text("50000 100000\n")

@@ -1,4 +1,4 @@
-"""Every curl line of the README, run against a real embedded service; and its example of the library."""
+"""Every curl line of the README, run against a real embedded service; and its examples of the library."""
 
 import json
 import os
@@ -56,3 +56,10 @@ def test_the_library_s_example_works_with_a_smaller_model(tmp_path: Path) -> Non
     baseline, int8 = ran.stdout.splitlines()[-2:]
     assert baseline == "baseline the baseline"
     assert float(int8.removeprefix("int8_weight_only ")) > 0
+
+
+def test_the_operator_s_example_writes_text() -> None:
+    (source,) = [block for block in blocks("python") if "new_decoder" in block]
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.split()) > 5

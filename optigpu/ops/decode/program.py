@@ -28,6 +28,9 @@ Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
 GROUPS = (32, 64, 128)
 """Inputs of an output that may share a scale. The activations that these meet are quantized by the same groups."""
 
+MOST_HEAD_SIZE = 512
+"""Numbers of a head, which are a multiple of four; kMostHeadSize in instruction_sets.h."""
+
 
 @dataclass(frozen=True)
 class Norm:
