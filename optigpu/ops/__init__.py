@@ -4,6 +4,7 @@
 `int8_dynamic` quantizes the activations as well.
 `int4_linear` has 4-bit weights in groups.
 `bias_gelu` and `swiglu` are activations with the bias before them, in one pass.
+`decode` is a package of its own: decoders as data, and the operators that run whole steps of them.
 `add_layer_norm` and `add_rms_norm` are norms with the residual's addition before them, in one pass.
 To add a kernel: one source file, one Python file with its functions, its public names here.
 """

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -337,7 +338,11 @@ def test_activations_that_find_no_memory_are_an_error_and_no_crash() -> None:
 
 def test_a_forked_child_is_told_that_the_threads_are_not_its_own() -> None:
     decoder = begun(random_program(SMALL, "w8"), threads=2)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # newer Pythons advise against what is tested here
+        child = os.fork()
     if child == 0:
         try:
             decoder.extend(tokens(SMALL, 1, 1))

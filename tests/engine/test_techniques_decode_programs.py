@@ -143,7 +143,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: configured("gpt2", n_embd=96, n_head=32),
         "heads of fours and at most 512 numbers, and this model's have 3",
     ),
-    "wide heads": (lambda: configured("llama", head_dim=544), "at most 512 numbers, and this model's have 544"),
+    "wide heads": (
+        lambda: configured("llama", head_dim=544),
+        "at most 512 numbers, and this model's have 544",
+    ),
     "group": (
         lambda: configured("llama", intermediate_size=40),
         "down_proj has 40 inputs, which groups of 32 do not divide",
