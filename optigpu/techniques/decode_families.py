@@ -131,6 +131,8 @@ def known_refusal(model: ModelFacts, group: int) -> str | None:
         return f"its operator runs {', '.join(FAMILIES)}, and not {model.family}; leave it out of the stack"
     if model.embedding_size != model.hidden_size:
         return "its operator does not project an embedding to another width; leave it out of the stack"
+    if model.hidden_size % 16:
+        return f"its operator norms rows by sixteens, and {model.hidden_size} are none; leave it out of the stack"
     if _other_head(model.head_size):
         return f"{_other_head(model.head_size)}; leave it out of the stack"
     inputs = {model.hidden_size, model.heads * model.head_size, model.inner_size or model.hidden_size}
@@ -197,6 +199,8 @@ def _other_shapes(model: Any, family: Family, decoder: Any, blocks: Any) -> str 
     norms = [block.get_submodule(path) for block in blocks for path in (family.first, family.second)]
     if any(getattr(norm, "weight", None) is None for norm in (*norms, getattr(decoder, family.final))):
         return "its operator does not run a model whose norms are missing or have no weights"
+    if model.config.hidden_size % 16:
+        return f"its operator norms rows by sixteens, and {model.config.hidden_size} are none"
     if _other_head(size):
         return _other_head(size)
     if hasattr(decoder, "rotary_emb") and 2 * decoder.rotary_emb.inv_freq.numel() != size:

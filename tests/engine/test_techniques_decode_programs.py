@@ -143,6 +143,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: configured("gpt2", n_embd=96, n_head=32),
         "heads of fours and at most 512 numbers, and this model's have 3",
     ),
+    "narrow rows": (
+        lambda: configured("gpt2", n_embd=72, n_head=9),
+        "norms rows by sixteens, and 72 are none",
+    ),
     "wide heads": (
         lambda: configured("llama", head_dim=544),
         "at most 512 numbers, and this model's have 544",

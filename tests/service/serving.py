@@ -24,7 +24,7 @@ from tests.service.records import a_plan, a_worker, an_outcome
 START_WITHIN_S = 30.0
 # pytest shows what the standard library's logging is given; structlog by itself would print.
 structlog.configure(
-    processors=[structlog.processors.format_exc_info, structlog.stdlib.render_to_log_kwargs],
+    processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
     logger_factory=structlog.stdlib.LoggerFactory(),
 )
 MANY = "1000000/minute"

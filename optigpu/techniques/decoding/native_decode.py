@@ -144,8 +144,8 @@ class NativeDecode(Technique):
 
     @property
     def _unit(self) -> int:
-        """What the inputs of every matrix must be a multiple of; norms take their rows by sixteens in any case."""
-        return 16 if self.weights == "bf16" and self.head != "w8" else self.group
+        """What the inputs of every matrix must be a multiple of; bfloat16 weights meet four of them at once."""
+        return 4 if self.weights == "bf16" and self.head != "w8" else self.group
 
     def _kind(self, place: Place) -> WeightKind:
         return self.head if place.path == HEAD and self.head != "same" else self.weights
