@@ -93,7 +93,15 @@ def begin_to_measure(processes: Processes) -> None:
 def worker_of(pid: int) -> int:
     """The process id of the service's worker, or 0."""
     children = psutil.Process(pid).children()
-    return next((child.pid for child in children if child.cmdline()[1:3] == ["-m", "worker"]), 0)
+    return next((child.pid for child in children if is_worker(child)), 0)
+
+
+def is_worker(child: psutil.Process) -> bool:
+    """A process that was killed, and that nobody has waited for yet, has no command line any more."""
+    try:
+        return child.cmdline()[1:3] == ["-m", "worker"]
+    except psutil.NoSuchProcess:  # zombies among them
+        return False
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> None:
