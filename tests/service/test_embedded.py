@@ -99,7 +99,7 @@ def worker_of(pid: int) -> int:
 def is_worker(child: psutil.Process) -> bool:
     """A process that was killed, and that nobody has waited for yet, has no command line any more."""
     try:
-        return child.cmdline()[1:3] == ["-m", "worker"]
+        return bool(child.cmdline()[1:3] == ["-m", "worker"])
     except psutil.NoSuchProcess:  # zombies among them
         return False
 
