@@ -4,9 +4,6 @@ In processes of their own, because a kernel is interpreted or not from the momen
 checked: triton_decode.py.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch  # noqa: TID253 - types
 from optigpu.ops.decode.cuda_packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.packing import pack, unpack
 from optigpu.ops.decode.program import WeightKind
+from tests.engine.triton_processes import assert_right
 
 SCENES = [
     ("linear_layers", "linear_endings", "most_likely", "beginnings", "keys_and_values", "attentions"),
@@ -73,14 +71,3 @@ def test_packing_refuses_what_it_cannot_hold() -> None:
     for weight, bias, kind, group, words in scenes:
         with pytest.raises(ValueError, match=words):
             pack_for_cuda(weight, bias, kind, group)
-
-
-def assert_right(code: str, variables: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "right\n", done.stderr

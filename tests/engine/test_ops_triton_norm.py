@@ -3,10 +3,9 @@
 In processes of their own, because a kernel is interpreted or not from the moment that its module is imported.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.engine.triton_processes import assert_right
 
 INTERPRETED = """
 import torch
@@ -61,14 +60,3 @@ def test_the_kernel_agrees_with_float64() -> None:
 def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """Down to machine code for a Hopper GPU; Triton brings the assembler."""
     assert_right(COMPILED, {"TRITON_CACHE_DIR": str(tmp_path)})
-
-
-def assert_right(code: str, variables: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "right\n", done.stderr
