@@ -146,6 +146,28 @@ def test_threads_and_calls_change_nothing(program: Program, sequences: int) -> N
         assert torch.equal(last, chosen[:, step : step + 1])
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 8, 20])
+def test_tokens_come_in_parts_as_they_come_at_once(program: Program, at_once: int) -> None:
+    first = tokens(LIKE_LLAMA, 2, 1)
+    decoder = begun(program, 2, threads=2)
+    expected, logits = decoder.decode(first, 8), decoder.logits.clone()
+    decoder.begin(2, CONTEXT)
+    found = torch.zeros(2, 8, dtype=torch.int64)
+    parts = list(decoder.decode_into(found, first, at_once))
+    assert parts == [min(at_once, 8 - done) for done in range(0, 8, at_once)]
+    assert torch.equal(found, expected)
+    assert torch.equal(decoder.logits, logits)
+    assert decoder.length == 8
+
+
+def test_what_a_prompt_gave_stays_when_tokens_are_decoded(program: Program) -> None:
+    decoder = begun(program)
+    logits = decoder.extend(tokens(LIKE_LLAMA, 1, 6))
+    before = logits.clone()
+    decoder.decode(logits.argmax(1, keepdim=True), 2)
+    assert torch.equal(logits, before)
+
+
 def test_a_prompt_at_once_and_token_by_token_agree(program: Program) -> None:
     prompt = tokens(LIKE_LLAMA, 2, 40)
     at_once, stepwise = begun(program, 2), begun(program, 2)
@@ -294,6 +316,9 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         decoder.decode(tokens(SMALL, 1, 1), 0)
     with pytest.raises(ValueError, match="the last token"):
         decoder.decode(tokens(SMALL, 1, 2), 1)
+    for wrong in (torch.zeros(1, 2), torch.zeros(2, 1).long(), torch.zeros(1, 4).long()[:, ::2]):
+        with pytest.raises(ValueError, match="decode fills int64"):
+            list(decoder.decode_into(wrong, tokens(SMALL, 1, 1), 1))
     for temperature in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="A temperature"):
             decoder.decode(tokens(SMALL, 1, 1), 1, Sampling(temperature))

@@ -356,6 +356,11 @@ def decoding() -> None:
     forced = [decoder.extend(token[:, None]) for token in torch.cat([first, greedy], dim=1)[:, :3].unbind(1)]
     assert torch.equal(forced[-1], last)
     assert torch.equal(torch.stack(forced, dim=1).argmax(dim=2), greedy)
+    decoder.begin(SEQUENCES, 6)
+    decoder.extend(prompt)
+    parts = torch.zeros(SEQUENCES, 3).long()
+    assert list(decoder.decode_into(parts, first, 2)) == [2, 1]
+    assert torch.equal(parts, greedy)
     drawn = []
     for sampling in (Sampling(1.5, 7), Sampling(1.5, 7), Sampling(1.5, 8), Sampling(1e-4, 9)):
         decoder.begin(SEQUENCES, 6)

@@ -4,12 +4,15 @@ decoder = CpuDecoder(program, kv="bf16", threads=2)
 decoder.begin(sequences=1, capacity=160)
 logits = decoder.extend(prompt)                       # the prompt, int64 [1, 32]
 tokens = decoder.decode(logits.argmax(-1, keepdim=True), steps=127)
+
+Between two tokens as little as possible is done: a step pushes everything else out of the caches, so that an operation
+of torch that takes a microsecond takes twenty there.
 """
 
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +67,8 @@ class CpuDecoder:
         self._kv = kv
         self._cache: _Cache | None = None
         self._logits: torch.Tensor | None = None
+        self._decoded: torch.Tensor | None = None
+        self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         kept: list[Any] = [program]
         described = _program(program, kept)
         handle = ctypes.c_void_p()
@@ -89,7 +94,7 @@ class CpuDecoder:
         described = cache.described(capacity)
         self._call(self._library.optigpu_decoder_begin, self._handle, ctypes.byref(described))
         self._cache = cache
-        self._logits = None
+        self._logits = self._decoded = None
 
     @property
     def length(self) -> int:
@@ -98,7 +103,10 @@ class CpuDecoder:
 
     @property
     def logits(self) -> "torch.Tensor":
-        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before there was any."""
+        """Of the last step, float32 [sequences, vocabulary]. What `decode` gave is written over by the next `decode`.
+
+        Raises ValueError before there was any.
+        """
         if self._logits is None:
             raise ValueError("There are no logits before a token was given: call extend or decode first.")
         return self._logits
@@ -114,21 +122,56 @@ class CpuDecoder:
         Raises ValueError for ids that the model does not have, and ReplicateError for a position beyond the cache and
         when numbers are not finite any more.
         """
-        self._run(tokens, 0, Sampling())
-        return self.logits
+        import torch
+
+        request = self._request(tokens, Sampling())
+        logits = torch.empty(tokens.shape[0], self._program.vocabulary)
+        request.logits = logits.data_ptr()
+        self._run(request)
+        self._logits = logits
+        return logits
 
     def decode(self, tokens: "torch.Tensor", steps: int, sampling: Sampling | None = None) -> "torch.Tensor":
         """The next `steps` tokens, int64 [sequences, steps], in one call. tokens: int64 [sequences, 1], the last ones.
 
         They are not in the cache yet, and the last that is chosen is not afterwards. Raises what `extend` does.
         """
-        if steps < 1:
-            raise ValueError(f"decode takes at least one step, not {steps}.")
-        if tokens.dim() == 2 and tokens.shape[1] != 1:
-            raise ValueError(f"decode takes the last token of each sequence, not {named(tokens)}.")
-        return self._run(tokens, steps, sampling or Sampling())
+        import torch
 
-    def _run(self, tokens: "torch.Tensor", steps: int, sampling: Sampling) -> "torch.Tensor":
+        chosen = torch.empty(tokens.shape[0], max(0, steps), dtype=torch.int64)
+        for _ in self.decode_into(chosen, tokens, steps, sampling):
+            pass
+        return chosen
+
+    def decode_into(
+        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
+
+        `chosen`, contiguous int64 [sequences, steps], is filled when the last one has ended.
+        """
+        import torch
+
+        request, steps = self._request(tokens, sampling or Sampling()), chosen.shape[1]
+        if min(steps, at_once) < 1:
+            raise ValueError(f"decode takes at least one step, not {min(steps, at_once)}.")
+        if tokens.shape[1] != 1:
+            raise ValueError(f"decode takes the last token of each sequence, not {named(tokens)}.")
+        if chosen.dtype != torch.int64 or chosen.shape[0] != tokens.shape[0] or not chosen.is_contiguous():
+            raise ValueError(f"decode fills int64 [{tokens.shape[0]}, steps], not {named(chosen)}.")
+        if self._decoded is None:
+            self._decoded = torch.empty(tokens.shape[0], self._program.vocabulary)
+        request.logits, request.stride, request.chosen = self._decoded.data_ptr(), steps, chosen.data_ptr()
+        for left in range(steps, 0, -at_once):
+            request.steps = min(at_once, left)
+            self._run(request)
+            self._logits = self._decoded
+            yield request.steps
+            request.tokens = None  # goes on from those that it chose
+            request.chosen += request.steps * 8
+
+    def _request(self, tokens: "torch.Tensor", sampling: Sampling) -> Any:
+        """It keeps the tokens, and has no room yet for what comes out."""
         import torch
 
         if self._cache is None:
@@ -138,27 +181,20 @@ class CpuDecoder:
             raise ValueError(f"The decoder takes int64 [{sequences}, count] tokens, not {named(tokens)}.")
         if not 0 <= sampling.temperature < float("inf"):
             raise ValueError(f"A temperature is a number from 0 on, not {sampling.temperature}.")
-        tokens = tokens.contiguous()
-        chosen = torch.empty(sequences, steps, dtype=torch.int64)
-        logits = torch.empty(sequences, self._program.vocabulary)
         request = _RequestC(
-            tokens.data_ptr(),
-            tokens.shape[1],
-            steps,
-            sampling.temperature,
-            sampling.seed % 2**64,
-            chosen.data_ptr(),
-            logits.data_ptr(),
+            count=tokens.shape[1], temperature=sampling.temperature, seed=sampling.seed % 2**64
         )
+        request.kept = tokens.contiguous()
+        request.tokens = request.kept.data_ptr()
+        return request
+
+    def _run(self, request: Any) -> None:
         self._call(self._library.optigpu_decoder_run, self._handle, ctypes.byref(request))
-        self._logits = logits
-        return chosen
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        outcome = function(*arguments, message)
+        outcome = function(*arguments, self._message)
         if outcome:
-            raise _ERRORS[outcome](message.value.decode())
+            raise _ERRORS[outcome](self._message.value.decode())
 
 
 class _Cache:
@@ -248,7 +284,9 @@ _RequestC: Any = _structure(
     *_numbers("count", "steps"),
     ("temperature", ctypes.c_float),
     ("seed", ctypes.c_uint64),
-    *_pointers("chosen", "logits"),
+    *_pointers("chosen"),
+    *_numbers("stride"),
+    *_pointers("logits"),
 )
 
 

@@ -9,6 +9,7 @@ The program's matrices are those of cuda_packing.py. With TRITON_INTERPRET=1 in 
 runs in Triton's interpreter: slowly, and with the same results but for the order of sums.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -98,24 +99,39 @@ class CudaDecoder:
 
         The last chosen one is not in the cache yet. Raises what `extend` does.
         """
-        if steps < 1:
-            raise ValueError(f"decode takes at least one step, not {steps}.")
+        chosen = tokens.new_empty(tokens.shape[0], max(0, steps))
+        for _ in self.decode_into(chosen, tokens, steps, sampling):
+            pass
+        return chosen
+
+    def decode_into(
+        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
+
+        `chosen`, int64 [sequences, steps], is filled when the last one has ended.
+        """
+        steps, sampling = chosen.shape[1], sampling or Sampling()
+        if min(steps, at_once) < 1:
+            raise ValueError(f"decode takes at least one step, not {min(steps, at_once)}.")
         if tokens.dim() == 2 and tokens.shape[1] != 1:
             raise ValueError(f"decode takes the last token of each sequence, not {named(tokens)}.")
-        sampling = sampling or Sampling()
         if not 0 <= sampling.temperature < float("inf"):
             raise ValueError(f"A temperature is a number from 0 on, not {sampling.temperature}.")
         step = self._ready(tokens, steps)
         before = self._length
         step.state.tokens.copy_(tokens[:, 0])
-        for done in range(before, before + steps):
-            step.run()
-            if sampling.temperature > 0:
-                drawn = _drawn(step.logits, sampling, done + 1)
-                step.state.tokens.copy_(drawn)
-                step.state.chosen[:, done] = drawn
-        self._advance(step, before + steps)
-        return step.state.chosen[:, before : before + steps].clone()
+        for start in range(0, steps, at_once):
+            count = min(at_once, steps - start)
+            for done in range(before + start, before + start + count):
+                step.run()
+                if sampling.temperature > 0:
+                    drawn = _drawn(step.logits, sampling, done + 1)
+                    step.state.tokens.copy_(drawn)
+                    step.state.chosen[:, done] = drawn
+            self._advance(step, before + start + count)
+            yield count
+        chosen.copy_(step.state.chosen[:, before : before + steps])
 
     def _made_step(self, sequences: int, capacity: int) -> "Step":
         from optigpu.ops.decode.cuda_step import Step

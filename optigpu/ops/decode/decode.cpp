@@ -156,7 +156,10 @@ extern "C" int64_t optigpu_decoder_run(void* handle, const Request* request, cha
   if (total > room)
     return say(message, kCannotGoOn, "Position " + std::to_string(total - 1) + " is beyond the cache, which has room for " +
                                         std::to_string(room) + " tokens.");
-  const std::string wrong = wrong_tokens(engine.program(), request->tokens, engine.cache().sequences * request->count);
+  if (request->tokens == nullptr && (request->count != 1 || !engine.chosen()))
+    return say(message, kWrongCall, "The last call chose no tokens to go on from.");
+  const int64_t count = request->tokens ? engine.cache().sequences * request->count : 0;
+  const std::string wrong = wrong_tokens(engine.program(), request->tokens, count);
   if (!wrong.empty()) return say(message, kWrongCall, wrong);
   const int64_t block = engine.run(*request);
   if (block == Engine::kNoFault) return kDone;

@@ -1,7 +1,7 @@
 // A decoder at work: runs the program's blocks over rows, which are tokens of any sequences. A prompt is many rows of one
 // sequence, a step of decoding is one row of each.
 //
-// Threads share every matrix by its blocks of outputs and attention by its heads. They wait for each other where one
+// Threads share every matrix by its blocks of outputs (shares.h) and attention by its heads. They wait for each other where one
 // needs what another has computed. With few rows each thread norms and quantizes all of them for itself, which takes less
 // time than waiting for the others; so results never depend on the number of threads.
 
@@ -14,23 +14,25 @@
 #include <vector>
 
 #include "instruction_sets.h"
+#include "shares.h"
 #include "team.h"
 
 // What a call asks for.
 struct Request {
-  const int64_t* tokens;   // [sequences, count]
+  const int64_t* tokens;   // [sequences, count], or null for one of each: that which the last call chose
   int64_t count;
   int64_t steps;           // further tokens of each sequence, 0 for none
   float temperature;
   uint64_t seed;
-  int64_t* chosen;         // [sequences, steps]
+  int64_t* chosen;         // [sequences, steps], `stride` from row to row
+  int64_t stride;
   float* logits;           // [sequences, vocabulary], of the last step
 };
 
 class Engine {
  public:
   Engine(const Program& program, std::vector<int64_t> cpus, int64_t instruction_set)
-      : program_(program), kernels_(kernels_for(instruction_set)), team_(std::move(cpus)) {
+      : program_(program), kernels_(kernels_for(instruction_set)), shares_(static_cast<int64_t>(cpus.size())), team_(std::move(cpus)) {
     inputs_ = std::max({program.width, program.inner, program.heads * program.head_size});
     groups_ = inputs_ / 32 + 1;
     alone_.resize(team_.size());
@@ -48,6 +50,7 @@ class Engine {
   void begin(const Cache& cache) {
     cache_ = cache;
     length_ = 0;
+    chosen_ = false;
     scores_.assign(team_.size(), {});
     for (std::vector<float>& scores : scores_) scores.resize(cache.stored);
     best_.resize(team_.size() * cache.sequences);
@@ -57,6 +60,8 @@ class Engine {
   int64_t length() const { return length_; }
   const Cache& cache() const { return cache_; }
   const Program& program() const { return program_; }
+  // Whether the last call chose tokens that another can go on from.
+  bool chosen() const { return chosen_; }
 
   // The block in which numbers were found that are not finite (the last one's successor is the head), or kNoFault. The
   // cache then holds what it held before.
@@ -65,6 +70,7 @@ class Engine {
     fault_.store(kNoFault);
     const int64_t before = length_;
     team_.run([](void* self, int64_t id) { static_cast<Engine*>(self)->work(id); }, this);
+    chosen_ = request.steps > 0 && fault_.load() == kNoFault;
     if (fault_.load() == kNoFault) return kNoFault;
     length_ = before;
     return fault_.load() % (program_.block_count + 1);
@@ -82,8 +88,12 @@ class Engine {
     std::vector<int32_t> sum;
   };
   struct Best {
-    float value;
-    int64_t index;
+    float value = -std::numeric_limits<float>::infinity();
+    int64_t index = 0;
+    // Of several that are as good the first.
+    void improve(Best other) {
+      if (other.value > value || (other.value == value && other.index < index)) *this = other;
+    }
   };
   // Rows [first, first + rows) of all sequences' new tokens, sequence after sequence. `stamp` grows from block to block
   // and from pass to pass.
@@ -108,7 +118,7 @@ class Engine {
   void work(int64_t id) {
     const Request& request = *request_;
     int64_t stamp = 0;
-    bool good = run_passes(id, request.tokens, request.count, stamp);
+    bool good = run_passes(id, request.tokens ? request.tokens : next_.data(), request.count, stamp);
     for (int64_t step = 0; good && step < request.steps; ++step) {
       choose(id, step);
       if (step + 1 < request.steps) good = run_passes(id, next_.data(), 1, stamp);
@@ -200,31 +210,29 @@ class Engine {
     float* logits = request_->logits + first_sequence * program_.vocabulary;
     const Activations in =
         normed(id, pass.stamp + program_.block_count, program_.final, last_.data(), rows, wants_quantized(&program_.head, 1));
-    multiply(id, {&program_.head, 1, in, rows, Finish::kStore, 0, logits, program_.vocabulary});
-    if (request_->steps > 0 && request_->temperature == 0)
-      for (int64_t row = 0; row < rows; ++row) find_best(id, first_sequence + row, logits + row * program_.vocabulary);
+    const bool greedy = request_->steps > 0 && request_->temperature == 0;
+    for (int64_t row = 0; row < rows; ++row) best_at(id, first_sequence + row) = Best{};
+    multiply(id, {&program_.head, 1, in, rows, Finish::kStore, 0, logits, program_.vocabulary}, [&](Stretch blocks) {
+      for (int64_t row = 0; greedy && row < rows; ++row)
+        find_best(blocks, logits + row * program_.vocabulary, best_at(id, first_sequence + row));
+    });
     team_.meet();
   }
 
-  // The largest of the logits that the thread itself has just computed.
-  void find_best(int64_t id, int64_t sequence, const float* logits) {
-    const int64_t blocks = blocks_of(program_.head);
-    const int64_t begin = blocks * id / team_.size() * kBlockOutputs;
-    const int64_t end = std::min(blocks * (id + 1) / team_.size() * kBlockOutputs, program_.vocabulary);
-    Best& best = best_[sequence * team_.size() + id];
-    best = {-std::numeric_limits<float>::infinity(), 0};
-    if (begin >= end) return;
-    best.index = begin + kernels_.largest(logits + begin, end - begin);
-    best.value = logits[best.index];
+  Best& best_at(int64_t id, int64_t sequence) { return best_[sequence * team_.size() + id]; }
+
+  // The largest of the logits that the thread itself has just computed, if it is better still.
+  void find_best(Stretch blocks, const float* logits, Best& best) const {
+    const int64_t begin = blocks.first * kBlockOutputs;
+    const int64_t count = std::min(blocks.last * kBlockOutputs, program_.vocabulary) - begin;
+    const int64_t index = begin + kernels_.largest(logits + begin, count);
+    best.improve({logits[index], index});
   }
 
-  // Of several the first.
-  int64_t best_of(int64_t sequence) const {
-    const Best* found = best_.data() + sequence * team_.size();
-    int64_t winner = 0;
-    for (int64_t id = 1; id < team_.size(); ++id)
-      if (found[id].value > found[winner].value) winner = id;
-    return found[winner].index;
+  int64_t best_of(int64_t sequence) {
+    Best winner;
+    for (int64_t id = 0; id < team_.size(); ++id) winner.improve(best_at(id, sequence));
+    return winner.index;
   }
 
   // The next token of every sequence, into the request's and into next_.
@@ -236,7 +244,7 @@ class Engine {
                             ? kernels_.drawn(logits, program_.vocabulary, request.temperature,
                                              point(request.seed, sequence, length_), scratch_[id].data())
                             : best_of(sequence);
-      request.chosen[sequence * request.steps + step] = next_[sequence];
+      request.chosen[sequence * request.stride + step] = next_[sequence];
     });
     team_.meet();
   }
@@ -300,10 +308,20 @@ class Engine {
     return to;
   }
 
-  void multiply(int64_t id, const LinearTask& task) const {
-    int64_t blocks = 0;
-    for (int64_t i = 0; i < (task.finish == Finish::kGate ? 1 : task.count); ++i) blocks += blocks_of(task.matrices[i]);
-    kernels_.linear(task, blocks * id / team_.size(), blocks * (id + 1) / team_.size());
+  void multiply(int64_t id, const LinearTask& task) {
+    multiply(id, task, [](Stretch) {});
+  }
+
+  // Calls done(blocks) after each stretch of blocks that is the thread's.
+  template <typename Done>
+  void multiply(int64_t id, const LinearTask& task, const Done& done) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < (task.finish == Finish::kGate ? 1 : task.count); ++i) count += blocks_of(task.matrices[i]);
+    shares_.begin(id);
+    for (Stretch blocks = shares_.take(id, count); blocks.size() > 0; blocks = shares_.take(id, count)) {
+      kernels_.linear(task, blocks.first, blocks.last);
+      done(blocks);
+    }
   }
 
   template <typename Do>
@@ -323,5 +341,7 @@ class Engine {
   std::vector<std::vector<float>> scores_, scratch_;  // of each thread
   std::vector<Best> best_;
   std::vector<int64_t> next_;
+  bool chosen_ = false;
+  Shares shares_;
   Team team_;  // last: its threads use everything above
 };

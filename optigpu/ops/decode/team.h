@@ -7,6 +7,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -52,11 +53,13 @@ class Barrier {
   alignas(64) std::atomic<uint64_t> phase_{0};
 };
 
-// Keeps the calling thread on one CPU as long as it lives; elsewhere the caller goes where it likes.
+// Keeps the calling thread on one CPU as long as it lives; elsewhere the caller goes where it likes. A caller that is on
+// that CPU already, as it is from the second token on, has no reason to leave it within a token, and is let be: the
+// kernel takes some 10 microseconds to pin a thread and let it go.
 class Pinned {
  public:
   explicit Pinned(int64_t cpu) {
-    pinned_ = cpu >= 0 && pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) == 0;
+    pinned_ = cpu >= 0 && sched_getcpu() != cpu && pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) == 0;
     if (pinned_) pin(cpu);
   }
   ~Pinned() {
@@ -108,7 +111,9 @@ class Team {
   }
 
  private:
-  static constexpr int64_t kSpinsBeforeSleep = 5000;   // about 100 microseconds
+  // Between two tokens Python takes up to a third of this, its own memory being pushed out of the caches by the weights;
+  // a thread that sleeps would take that long to wake.
+  static constexpr std::chrono::microseconds kSpinBeforeSleep{500};
 
   void publish() {
     orders_.fetch_add(1);
@@ -134,7 +139,8 @@ class Team {
   }
 
   uint64_t next_order(uint64_t seen) {
-    for (int64_t spins = 0; spins < kSpinsBeforeSleep; ++spins, relax())
+    using Clock = std::chrono::steady_clock;
+    for (const Clock::time_point end = Clock::now() + kSpinBeforeSleep; Clock::now() < end; relax())
       if (orders_.load(std::memory_order_acquire) != seen) return seen + 1;
     std::unique_lock<std::mutex> lock(mutex_);
     sleeping_.fetch_add(1);

@@ -200,13 +200,13 @@ class NativeLoop:
         self._notes.record(**self._facts)
         marks = [clock.mark()]
         self._decoder.begin(prompt.shape[0], prompt.shape[1] + new_tokens)
-        found = [self._decoder.extend(prompt).argmax(dim=1, keepdim=True)]
+        first = self._decoder.extend(prompt).argmax(dim=1, keepdim=True)
         marks.append(clock.mark())
-        while len(marks) <= new_tokens:
-            steps = min(self._tokens_at_once, new_tokens + 1 - len(marks))
-            found.append(self._decoder.decode(found[-1][:, -1:], steps))
-            marks += [clock.mark()] * steps
-        return torch.cat(found, dim=1), marks
+        others = first.new_empty(prompt.shape[0], new_tokens - 1)
+        calls = self._decoder.decode_into(others, first, self._tokens_at_once) if new_tokens > 1 else ()
+        for chosen in calls:
+            marks += [clock.mark()] * chosen
+        return torch.cat([first, others], dim=1), marks
 
     def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary]."""

@@ -6,6 +6,7 @@
 
 #include "../../../optigpu/ops/decode/decode.cpp"
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <random>
@@ -175,25 +176,26 @@ Outcomes decoded(const Scene& scene, int64_t threads, int64_t instruction_set, i
   demand(optigpu_decoder_begin(decoder, &memory.cache, message), kDone, message);
   const int64_t count = static_cast<int64_t>(prompt.size()) / sequences;
   Outcomes found{std::vector<int64_t>(sequences * steps), std::vector<float>(sequences * scene.program.vocabulary)};
-  std::vector<int64_t> last(sequences), chosen(sequences * steps);
-  Request request{prompt.data(), count, 1, 0.7f, 5, last.data(), found.logits.data()};
+  std::vector<int64_t> last(sequences);
+  Request request{prompt.data(), count, 1, 0.7f, 5, last.data(), 1, found.logits.data()};
   demand(optigpu_decoder_run(decoder, &request, message), kDone, message);
   for (int64_t step = 0; step < steps; step += at_once ? steps : 1) {
     const int64_t now = at_once ? steps : 1;
     const std::vector<int64_t> given = last;
-    request = {given.data(), 1, now, 0, 0, chosen.data(), found.logits.data()};
+    // The decoder knows them as well.
+    request = {pick(0, 1) ? given.data() : nullptr, 1, now, 0, 0, found.tokens.data() + step, steps, found.logits.data()};
     demand(optigpu_decoder_run(decoder, &request, message), kDone, message);
-    for (int64_t s = 0; s < sequences; ++s) {
-      for (int64_t i = 0; i < now; ++i) found.tokens[s * steps + step + i] = chosen[s * now + i];
-      last[s] = chosen[s * now + now - 1];
-    }
+    for (int64_t s = 0; s < sequences; ++s) last[s] = found.tokens[s * steps + step + now - 1];
   }
   const int64_t room = scene.program.context - optigpu_decoder_length(decoder);
-  request = {last.data(), 1, room + 1, 0, 0, chosen.data(), found.logits.data()};
+  std::vector<int64_t> chosen(sequences * (room + 1));
+  request = {last.data(), 1, room + 1, 0, 0, chosen.data(), room + 1, found.logits.data()};
   demand(optigpu_decoder_run(decoder, &request, message), kCannotGoOn, "a position beyond the cache was not refused");
   const std::vector<int64_t> unknown(sequences, scene.program.vocabulary);
-  request = {unknown.data(), 1, 0, 0, 0, chosen.data(), found.logits.data()};
+  request = {unknown.data(), 1, 0, 0, 0, nullptr, 0, found.logits.data()};
   if (room > 0) demand(optigpu_decoder_run(decoder, &request, message), kWrongCall, "an unknown token was not refused");
+  request = {nullptr, 2, 0, 0, 0, nullptr, 0, found.logits.data()};
+  if (room > 1) demand(optigpu_decoder_run(decoder, &request, message), kWrongCall, "two tokens were gone on from");
   optigpu_decoder_destroy(decoder);
   return found;
 }
@@ -213,10 +215,45 @@ void compare(int64_t most_threads) {
   }
 }
 
+// Every block of a few products goes to one thread, whoever is slow.
+void hand_out(int64_t most_threads) {
+  const int64_t threads = pick(1, most_threads), products = pick(1, 40), most = pick(1, 200);
+  std::vector<int64_t> counts(products);
+  for (int64_t& count : counts) count = pick(0, most);
+  std::vector<std::vector<std::atomic<int64_t>>> taken;
+  for (int64_t count : counts) taken.emplace_back(count);
+  struct Work {
+    Shares shares;
+    Team team;
+    const std::vector<int64_t>& counts;
+    std::vector<std::vector<std::atomic<int64_t>>>& taken;
+  } all{Shares(threads), Team(std::vector<int64_t>(threads, -1)), counts, taken};
+  all.team.run(
+      [](void* context, int64_t id) {
+        Work& work = *static_cast<Work*>(context);
+        for (size_t product = 0; product < work.counts.size(); ++product) {
+          work.shares.begin(id);
+          const int64_t count = work.counts[product];
+          for (Stretch own = work.shares.take(id, count); own.size() > 0; own = work.shares.take(id, count)) {
+            for (int64_t block = own.first; block < own.last; ++block) ++work.taken[product][block];
+            if (id == 0) sched_yield();
+          }
+          work.team.meet();
+        }
+      },
+      &all);
+  for (const auto& product : taken)
+    for (const auto& times : product)
+      if (times.load() != 1) fail("a block was taken " + std::to_string(times.load()) + " times");
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
   numbers.seed(std::strtoull(arguments[1], nullptr, 10));
-  for (int64_t left = std::atoll(arguments[2]); left > 0; --left) compare(std::atoll(arguments[3]));
+  for (int64_t left = std::atoll(arguments[2]); left > 0; --left) {
+    compare(std::atoll(arguments[3]));
+    hand_out(std::atoll(arguments[3]));
+  }
   return 0;
 }
