@@ -248,8 +248,9 @@ def _matrix(kind: "WeightKind", outputs: int, inputs: int) -> "Matrix":
     shape = (outputs, units, 4) if kind == "w4" else (outputs, 2, units, 4)
     numbers = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
     deviation = 4.6 if kind == "w4" else 74.0  # of numbers that are all as likely
-    scale = torch.full((outputs, inputs // GROUP), inputs**-0.5 / deviation, dtype=torch.bfloat16)
-    return Matrix(kind, outputs, inputs, GROUP, numbers, scale, None)
+    scale = torch.full((outputs, inputs // GROUP), 100, dtype=torch.int8)
+    unit = torch.full((outputs,), inputs**-0.5 / deviation / 100, dtype=torch.bfloat16)
+    return Matrix(kind, outputs, inputs, GROUP, numbers, scale, None, unit)
 
 
 def _norm(shapes: "Shapes") -> "Norm":
@@ -270,7 +271,7 @@ def program_bytes(program: "Program") -> int:
     return sum(
         tensor.numel() * tensor.element_size()
         for matrix in found
-        for tensor in (matrix.numbers, matrix.scale)
+        for tensor in (matrix.numbers, matrix.scale, matrix.unit)
         if tensor is not None
     )
 

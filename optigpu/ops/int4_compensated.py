@@ -38,8 +38,12 @@ def compensation(moment: "torch.Tensor") -> "torch.Tensor":
     return factor
 
 
-def compensated_groups(weight: "torch.Tensor", factor: "torch.Tensor", scheme: Int4Scheme) -> Int4Weights:
+def compensated_groups(
+    weight: "torch.Tensor", factor: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None" = None
+) -> Int4Weights:
     """The 4-bit numbers and scales of a weight, floating point [outputs, inputs], for inputs of that `compensation`.
+
+    `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of.
 
     Raises what `quantize_groups` does, and ValueError for a scheme with offsets or a factor of other inputs.
     """
@@ -54,8 +58,9 @@ def compensated_groups(weight: "torch.Tensor", factor: "torch.Tensor", scheme: I
     with torch.no_grad():
         for start in range(0, left.shape[1], size):
             group = slice(start, start + size)
-            found = quantize_groups(left[:, group].contiguous(), scheme)
-            q, errors = _rounded(left[:, group], found.scale.float(), factor[group, group])
+            found = quantize_groups(left[:, group].contiguous(), scheme, unit)
+            scale = found.scale.float() if unit is None else found.scale * unit.float().unsqueeze(1)
+            q, errors = _rounded(left[:, group], scale, factor[group, group])
             left[:, group.stop :].addmm_(errors, factor[group, group.stop :], alpha=-1)
             parts.append(Int4Weights(q, found.scale, None))
     return Int4Weights(

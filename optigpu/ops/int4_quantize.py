@@ -3,9 +3,12 @@
     weights = quantize_groups(weight, Int4Scheme())
     weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
 
-Scales and offsets are bfloat16, which has the range of float32: one of each for every group of an output's inputs.
+Scales and offsets are bfloat16, which has the range of float32: one of each for every group of an output's inputs. An
+output may have a unit instead, of which its scales are multiples by 8-bit numbers: that takes half the bytes, and the
+numbers, which are chosen for the scale that is stored, make up for its being coarser.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +24,8 @@ ZERO = 8
 """The 4-bit number that stands for nothing but the offset."""
 LEAST, MOST = -8, 7
 """What the numbers are once ZERO is taken from them."""
+MOST_MULTIPLE = 127
+"""The largest 8-bit number that a scale may be of its unit."""
 AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
 
@@ -55,7 +60,10 @@ class Int4Scheme:
 
 
 class Int4Weights(NamedTuple):
-    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None."""
+    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None.
+
+    Where outputs have units, a scale is an int8 number, from -127 to 127 and not 0, by which the unit is multiplied.
+    """
 
     q: "torch.Tensor"
     scale: "torch.Tensor"
@@ -65,19 +73,32 @@ class Int4Weights(NamedTuple):
 class Fitting(NamedTuple):
     """Groups (float32 [groups, size]), their numbers, what these leave over in units of a step, and how many steps ago.
 
-    `errors` are changed by no one.
+    `errors` are changed by no one. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
     """
 
     w: "torch.Tensor"
     q: "torch.Tensor"
     errors: "torch.Tensor"
     step: int
+    unit: "torch.Tensor | None"
 
 
-def quantize_groups(weight: "torch.Tensor", scheme: Int4Scheme) -> Int4Weights:
+def scale_units(weight: "torch.Tensor", most: int) -> "torch.Tensor":
+    """bfloat16 [outputs]: 1/127 of the scale by which each output's largest weight becomes `most`; never 0.
+
+    weight: finite, floating point [outputs, inner].
+    """
+    unit: torch.Tensor = _rounded(weight.abs().amax(dim=1).float() / (most * MOST_MULTIPLE))
+    return unit.masked_fill(unit == 0, 1).bfloat16()
+
+
+def quantize_groups(
+    weight: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None" = None
+) -> Int4Weights:
     """The 4-bit numbers and scales of a weight, floating point [outputs, inner], on its device.
 
-    Raises ValueError when it is no finite floating-point matrix or the groups do not divide its inputs.
+    `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of. Raises ValueError when the weight
+    is no finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has units.
     """
     import torch
 
@@ -90,11 +111,14 @@ def quantize_groups(weight: "torch.Tensor", scheme: Int4Scheme) -> Int4Weights:
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
     if not bool(weight.isfinite().all()):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
-    at_once = AT_ONCE.get(weight.device.type, AT_ONCE["cpu"])
+    if unit is not None and not scheme.symmetric:
+        raise ValueError("quantize_groups takes units for symmetric groups alone: an offset has none.")
+    at_once = max(1, AT_ONCE.get(weight.device.type, AT_ONCE["cpu"]) // inner)
+    units = itertools.repeat(None) if unit is None else unit.split(at_once)
     with torch.no_grad(), _one_thread():
         parts = [
-            _quantized(rows.float().reshape(-1, scheme.group_size), scheme)
-            for rows in weight.split(max(1, at_once // inner))
+            _quantized(rows.float().reshape(-1, scheme.group_size), scheme, _of_groups(some, inner, scheme))
+            for rows, some in zip(weight.split(at_once), units, strict=False)
         ]
     q, scale, offset = (torch.cat(part) for part in zip(*parts, strict=True))
     groups = (outputs, -1)
@@ -128,31 +152,39 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _quantized(w: "torch.Tensor", scheme: Int4Scheme) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """Of groups, float32 [groups, size]: uint8 numbers, and bfloat16 scales and offsets [groups, 1]."""
+def _of_groups(unit: "torch.Tensor | None", inner: int, scheme: Int4Scheme) -> "torch.Tensor | None":
+    """float32 [outputs * groups, 1] of bfloat16 [outputs]."""
+    return None if unit is None else unit.float().repeat_interleave(inner // scheme.group_size).unsqueeze(1)
+
+
+def _quantized(
+    w: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None"
+) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """Of groups, float32 [groups, size]: uint8 numbers, and scales and offsets [groups, 1] as they are stored."""
     import torch
 
-    scales = _signed_scale(w) if scheme.symmetric else _range(w)
+    scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
-        scales = _solved(w, scales, SCALE_STEPS, _fitted_scale)
+        scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
     elif scheme.solver == "hqq":
-        scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset)
+        scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset, unit)
     scale, offset = scales
     q = (_numbers(w, scale, offset) + ZERO).to(torch.uint8)
-    return q, scale.to(torch.bfloat16), offset.to(torch.bfloat16)
+    stored = scale.to(torch.bfloat16) if unit is None else (scale / unit).round().to(torch.int8)
+    return q, stored, offset.to(torch.bfloat16)
 
 
 def _numbers(w: "torch.Tensor", scale: "torch.Tensor", offset: "torch.Tensor") -> "torch.Tensor":
     return w.sub(offset).div_(scale).round_().clamp_(LEAST, MOST)
 
 
-def _signed_scale(w: "torch.Tensor") -> "Scales":
+def _signed_scale(w: "torch.Tensor", unit: "torch.Tensor | None") -> "Scales":
     """The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
 
     A weight of the other sign that is nearly as large is off by up to a step, all others by half a step at most.
     """
     largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
-    return _rounded_scale(largest / LEAST), w.new_zeros(w.shape[0], 1)
+    return _rounded_scale(largest / LEAST, unit), w.new_zeros(w.shape[0], 1)
 
 
 def _range(w: "torch.Tensor") -> "Scales":
@@ -161,10 +193,12 @@ def _range(w: "torch.Tensor") -> "Scales":
 
     least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
     offset = _rounded(least + (most - least) * (-LEAST / (MOST - LEAST)))
-    return _rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST)), offset
+    return _rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST), None), offset
 
 
-def _solved(w: "torch.Tensor", scales: "Scales", steps: int, fit: "Fit") -> "Scales":
+def _solved(
+    w: "torch.Tensor", scales: "Scales", steps: int, fit: "Fit", scale_unit: "torch.Tensor | None"
+) -> "Scales":
     """Alternates between numbers for the scales and scales for the numbers; each group keeps the best that it had."""
     import torch
 
@@ -178,7 +212,7 @@ def _solved(w: "torch.Tensor", scales: "Scales", steps: int, fit: "Fit") -> "Sca
         least = torch.where(better, loss, least)
         best = torch.where(better, scale, best[0]), torch.where(better, offset, best[1])
         if step + 1 < steps:
-            scales = fit(Fitting(w, q, errors, step), scales)
+            scales = fit(Fitting(w, q, errors, step, scale_unit), scales)
     return best
 
 
@@ -187,7 +221,8 @@ def _fitted_scale(found: Fitting, scales: "Scales") -> "Scales":
     import torch
 
     scale = (found.w * found.q).sum(dim=1, keepdim=True) / found.q.square().sum(dim=1, keepdim=True)
-    return _rounded_scale(torch.where(scale.isfinite() & (scale != 0), scale, scales[0])), scales[1]
+    found_one = scale.isfinite() & (scale != 0)
+    return _rounded_scale(torch.where(found_one, scale, scales[0]), found.unit), scales[1]
 
 
 def _fitted_offset(found: Fitting, scales: "Scales") -> "Scales":
@@ -209,9 +244,12 @@ def _rounded(numbers: "torch.Tensor") -> "torch.Tensor":
     return numbers.to(torch.bfloat16).float()
 
 
-def _rounded_scale(scale: "torch.Tensor") -> "torch.Tensor":
-    """To what bfloat16 can hold; 1 where there is nothing to scale."""
+def _rounded_scale(scale: "torch.Tensor", unit: "torch.Tensor | None") -> "torch.Tensor":
+    """To what can be stored: bfloat16, 1 where there is nothing to scale, or a multiple of the unit that is not 0."""
     import torch
 
+    if unit is not None:
+        multiple = (scale / unit).round().clamp(-MOST_MULTIPLE, MOST_MULTIPLE)
+        return multiple.masked_fill(multiple == 0, 1) * unit
     rounded = _rounded(scale)
     return torch.where(rounded == 0, torch.ones_like(rounded), rounded)

@@ -91,6 +91,7 @@ def share(layers: Sequence[Any], matrices: Sequence[Matrix]) -> None:
         rows = slice(start, start + layer.outputs)
         layer.numbers = matrix.numbers[rows]
         layer.scale = None if matrix.scale is None else matrix.scale[rows]
+        layer.unit = None if matrix.unit is None else matrix.unit[rows]
         layer.bias = None if matrix.bias is None else matrix.bias[rows]
         start = rows.stop
 
@@ -102,7 +103,7 @@ def _bytes(weight: Any, kind: WeightKind, group: int) -> int:
     outputs, inputs = weight.shape
     if weight.device.type == "cpu":
         return packed_bytes(outputs, inputs, kind, group)
-    scales = 0 if kind == "bf16" else 2 * outputs * (inputs // group)
+    scales = 0 if kind == "bf16" else outputs * (inputs // group + 2)
     return int(outputs * inputs * BITS[kind] // 8 + scales)
 
 
@@ -140,6 +141,7 @@ def _decode_linear_class() -> Any:
         numbers: torch.Tensor
         scale: torch.Tensor | None
         bias: torch.Tensor | None
+        unit: torch.Tensor | None
 
         def __init__(self, matrix: Matrix) -> None:
             super().__init__()
@@ -148,6 +150,7 @@ def _decode_linear_class() -> Any:
             self.register_buffer("numbers", matrix.numbers)
             self.register_buffer("scale", matrix.scale)
             self.register_buffer("bias", matrix.bias)
+            self.register_buffer("unit", matrix.unit)
 
         @classmethod
         def of(
@@ -163,9 +166,8 @@ def _decode_linear_class() -> Any:
 
         @property
         def matrix(self) -> Matrix:
-            return Matrix(
-                self.kind, self.outputs, self.inputs, self.group, self.numbers, self.scale, self.bias
-            )
+            about = (self.kind, self.outputs, self.inputs, self.group)
+            return Matrix(*about, self.numbers, self.scale, self.bias, self.unit)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             bias = None if self.bias is None else self.bias[: self.outputs].to(x.dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch  # noqa: TID253 - types
 
 from optigpu.ops.int4_compensated import compensated_groups, compensation
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups, scale_units
 
 SCHEMES = [Int4Scheme(size) for size in (32, 64, 128)]
 
@@ -51,6 +51,16 @@ def test_numbers_and_scales_are_of_the_usual_kind() -> None:
     assert found.scale.dtype == torch.bfloat16
     assert found.scale.shape == (33, 4)
     assert found.offset is None
+
+
+def test_numbers_are_chosen_for_scales_of_eight_bits_where_there_are_units() -> None:
+    samples, given = correlated(), weight()
+    unit, factor = scale_units(given, 8), compensation(samples.T @ samples)
+    found, usual = (compensated_groups(given, factor, Int4Scheme(32), each) for each in (unit, None))
+    assert found.scale.dtype == torch.int8
+    whole = found._replace(scale=found.scale.float() * unit.float()[:, None])
+    expected = output_error(samples, given, dequantize_groups(usual))
+    assert output_error(samples, given, dequantize_groups(whole)) < 1.05 * expected
 
 
 def test_inputs_that_are_always_zero_are_no_trouble() -> None:

@@ -1,6 +1,7 @@
 """Weights as 4-bit numbers: how far off they are, with a solver and without."""
 
 import dataclasses
+from typing import Literal
 
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
@@ -12,6 +13,7 @@ from optigpu.ops.int4_quantize import (
     Int4Weights,
     dequantize_groups,
     quantize_groups,
+    scale_units,
 )
 
 SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
@@ -61,6 +63,30 @@ def test_the_solver_comes_closer_than_rounding_alone(scheme: Int4Scheme) -> None
 def error(scheme: Int4Scheme) -> float:
     weight = weight_matrix()
     return float((dequantize_groups(quantize_groups(weight, scheme)) - weight).square().sum())
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_scales_of_eight_bits_and_a_unit_cost_next_to_nothing(size: Literal[32, 64, 128]) -> None:
+    weight, scheme = weight_matrix(), Int4Scheme(size)
+    unit = scale_units(weight, 8)
+    found = quantize_groups(weight, scheme, unit)
+    assert (found.scale.dtype, found.scale.shape) == (torch.int8, (24, 256 // size))
+    assert int(found.scale.abs().min()) > 0
+    assert int(found.scale.abs().max()) == 127
+    whole = found._replace(scale=found.scale.double() * unit.double()[:, None])
+    assert float((exact_weight(whole) - weight).square().sum()) < 1.02 * error(scheme)
+    assert not exact_weight(whole)[3, :128].any()
+
+
+def test_a_unit_is_never_nothing() -> None:
+    weight = torch.tensor([[0.0, 0.0], [1e-45, 0.0], [-127.0, 3.0]])
+    assert scale_units(weight, 1).tolist() == [1, 1, 1]
+    assert scale_units(weight[2:].bfloat16(), 127).tolist() == [torch.tensor(1 / 127).bfloat16()]
+
+
+def test_an_offset_has_no_unit() -> None:
+    with pytest.raises(ValueError, match="an offset has none"):
+        quantize_groups(weight_matrix(), Int4Scheme(32, symmetric=False), torch.ones(24).bfloat16())
 
 
 def test_no_group_is_worse_off_with_the_solver() -> None:

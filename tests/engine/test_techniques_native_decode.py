@@ -1,6 +1,7 @@
 """native_decode packs what it says and decodes by its operator."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,15 @@ KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
 
+def bits_per_weight(places: Sequence[Any], kind: WeightKind, group: int) -> float:
+    """A number, its share of a scale of 8 bits, and that of a unit of 16."""
+    if kind == "bf16":
+        return 16
+    shapes = [weight_of(place.layer).shape for place in places]
+    units = 16 * sum(outputs for outputs, _ in shapes) / sum(outputs * inputs for outputs, inputs in shapes)
+    return {"w4": 4, "w8": 8}[kind] + 8 / group + float(units)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_linear_layer_is_packed_and_the_embedding_becomes_bfloat16(family: str) -> None:
     plain = tiny_model(family)
@@ -61,7 +71,9 @@ def test_every_linear_layer_is_packed_and_the_embedding_becomes_bfloat16(family:
         weight = model.get_input_embeddings().weight
         assert weight.equal(plain.get_input_embeddings().weight.bfloat16())
         assert attached(model).embedding is weight
-        assert notes.facts["decode_bits_per_weight"] == 4.5
+        assert notes.facts["decode_bits_per_weight"] == pytest.approx(
+            bits_per_weight(layers, "w4", 32), rel=1e-3
+        )
         assert sum(row["layers"] for row in notes.facts["decode_layers"]) == len(layers)
 
     assert_needs_hook(NativeDecode(calibration="none"), "modules", claim)
@@ -77,7 +89,7 @@ def test_weights_and_group_are_what_was_asked_for(kind: WeightKind, group: Any) 
     for place in linear_places(plain):
         found = unpack(model.get_submodule(place.path).matrix)
         assert found.equal(unpack(pack(weight_of(place.layer), None, kind, group)))
-    bits = {"w4": 4 + 16 / group, "w8": 8 + 16 / group, "bf16": 16}[kind]
+    bits = bits_per_weight(linear_places(plain), kind, group)
     assert notes.facts["decode_bits_per_weight"] == pytest.approx(bits, rel=1e-2)
     assert notes.facts["decode_operator"] == f"native-{best_instruction_set()}"
 

@@ -255,7 +255,7 @@ def _pointers(*names: str) -> tuple[tuple[str, Any], ...]:
 # The structs of interface.h and the Request of engine.h, field by field.
 _NormC: Any = _structure(*_numbers("kind"), *_pointers("weight", "bias"), ("epsilon", ctypes.c_double))
 _MatrixC: Any = _structure(
-    *_numbers("kind", "outputs", "inputs", "group"), *_pointers("numbers", "scale", "bias")
+    *_numbers("kind", "outputs", "inputs", "group"), *_pointers("numbers", "scale", "bias", "unit")
 )
 _BlockC: Any = _structure(
     ("first", _NormC),
@@ -315,7 +315,7 @@ def _block(block: Block, kept: list[Any]) -> Any:
 def _matrix(matrix: Matrix) -> Any:
     return _MatrixC(
         *(_KINDS[matrix.kind], matrix.outputs, matrix.inputs, matrix.group),
-        *(_pointer(matrix.numbers), _pointer(matrix.scale), _pointer(matrix.bias)),
+        *(_pointer(matrix.numbers), _pointer(matrix.scale), _pointer(matrix.bias), _pointer(matrix.unit)),
     )
 
 

@@ -6,20 +6,21 @@
 32 inputs are a unit:
 
     w4      numbers int32 [outputs, units, 4]: byte j of a unit holds input j in its lower and input 16 + j in its upper
-            half, as signed 4-bit numbers; a weight is number * scale
+            half, as signed 4-bit numbers; a weight is number * scale * unit
     w8      numbers int32 [outputs, 2, units, 4]: the units' first 16 inputs, then their second 16, a byte for each; a
-            weight is number * scale
+            weight is number * scale * unit
     bf16    numbers bfloat16 [outputs, inputs]; no scale
 
-Scales are bfloat16 [outputs, groups]. Everything stays on the weight's device.
+Scales are int8 [outputs, groups] and units bfloat16 [outputs], the same as packing.py's. Everything stays on the
+weight's device.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from optigpu.ops.decode.packing import quantize_eight, quantize_four
+from optigpu.ops.decode.packing import MOST, quantize_eight, quantize_four
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
-from optigpu.ops.int4_quantize import ZERO
+from optigpu.ops.int4_quantize import LEAST, ZERO, scale_units
 from optigpu.ops.naming import named
 
 if TYPE_CHECKING:
@@ -51,23 +52,26 @@ def pack_for_cuda(
     if kind == "bf16":
         return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
     if kind == "w4":
-        found = quantize_four(weight, group, factor)
-        return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added)
-    q, scale = quantize_eight(weight, group)
-    return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added)
+        unit = scale_units(weight, -LEAST)
+        found = quantize_four(weight, group, unit, factor)
+        return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
+    unit = scale_units(weight, MOST)
+    q, scale = quantize_eight(weight, group, unit)
+    return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
 
 
 def unpack_from_cuda(matrix: Matrix) -> "torch.Tensor":
     """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
     import torch
 
-    if matrix.scale is None:
+    if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
     four = matrix.kind == "w4"
     halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
     q = halves.reshape(matrix.outputs, -1, matrix.group).float()
-    return (q * matrix.scale.float().unsqueeze(2)).flatten(1)
+    scale = matrix.scale * matrix.unit.float().unsqueeze(1)
+    return (q * scale.unsqueeze(2)).flatten(1)
 
 
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
@@ -87,11 +91,13 @@ def _join(one: Matrix, other: Matrix) -> Matrix:
     bias = None
     if one.bias is not None or other.bias is not None:
         bias = torch.cat([_bias_of(one), _bias_of(other)])
-    scale = None
+    scale = unit = None
     if one.scale is not None and other.scale is not None:
         scale = torch.cat([one.scale, other.scale])
+    if one.unit is not None and other.unit is not None:
+        unit = torch.cat([one.unit, other.unit])
     numbers = torch.cat([one.numbers, other.numbers])
-    return Matrix(one.kind, one.outputs + other.outputs, one.inputs, one.group, numbers, scale, bias)
+    return Matrix(one.kind, one.outputs + other.outputs, one.inputs, one.group, numbers, scale, bias, unit)
 
 
 def _bias_of(matrix: Matrix) -> "torch.Tensor":

@@ -22,8 +22,9 @@ struct Matrix {
   int64_t kind, outputs, inputs;
   int64_t group;            // inputs that share a scale; 0 for bfloat16
   const uint8_t* numbers;   // a block: inputs x 8, 16 or 32 bytes
-  const uint16_t* scale;    // bfloat16 [blocks, inputs / group, kBlockOutputs]
+  const int8_t* scale;      // [blocks, inputs / group, kBlockOutputs], multiples of the output's unit
   const float* bias;        // [blocks, kBlockOutputs], or null
+  const uint16_t* unit;     // bfloat16 [blocks, kBlockOutputs]
 };
 
 struct Block {

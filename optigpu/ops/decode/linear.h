@@ -79,7 +79,7 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
   constexpr int64_t kGroup = kChunks * kChunk, kGroupBytes = kChunks * (kFour ? 4 : 8) * kChunkBytes;
   const int64_t groups = matrix.inputs / kGroup;
   const uint8_t* weights = matrix.numbers + block * groups * kGroupBytes + part * kLanes * 4;
-  const uint16_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
+  const int8_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
   const int8_t* q = in.q + row * matrix.inputs;
   const float* step = in.step + row * groups;
   const int32_t* sum = in.sum + row * groups;
@@ -94,7 +94,7 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
       add_fours<kRows, kChunks>(weights, q, matrix.inputs, totals);
     else
       add_eights<kRows, kChunks>(weights, q, matrix.inputs, totals);
-    const Vector scales = load_bfloat16(scale);
+    const Vector scales = __builtin_convertvector(load_bytes(scale), Vector);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
       results[r] += __builtin_convertvector(totals[r], Vector) * (scales * step[r * groups + g]);
@@ -102,6 +102,9 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
     scale += kBlockOutputs;
     q += kGroup;
   }
+  const Vector unit = load_bfloat16(matrix.unit + block * kBlockOutputs + part * kLanes);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) results[r] *= unit;
 }
 
 template <int kRows>

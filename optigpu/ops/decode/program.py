@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     RotaryTable = tuple[torch.Tensor, torch.Tensor]
 
 WeightKind = Literal["w4", "w8", "bf16"]
-"""How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a bfloat16 scale, or bfloat16."""
+"""How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a scale, or bfloat16."""
 CacheKind = Literal["bf16", "int8"]
 """How keys and values are stored; int8 has one float32 scale for each head of each token."""
 Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
@@ -44,9 +44,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer. `numbers` and `scale` lie as the operator wants them, which packing.py and cuda.py say.
+    """A linear layer. All lies as the operator wants it, which packing.py and cuda_packing.py say.
 
-    `group` is 0 for bf16, which has no scale. bias: float32 [outputs].
+    `group` is 0 for bf16, which has no scale. `unit` is what an output's scales are multiples of, if anything. bias:
+    float32 [outputs].
     """
 
     kind: WeightKind
@@ -56,6 +57,7 @@ class Matrix:
     numbers: "torch.Tensor"
     scale: "torch.Tensor | None"
     bias: "torch.Tensor | None"
+    unit: "torch.Tensor | None" = None
 
 
 @dataclass(frozen=True)

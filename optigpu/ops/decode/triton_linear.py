@@ -15,7 +15,7 @@ import triton  # noqa: TID253 - the kernel is a function of this module,
 import triton.language as tl  # noqa: TID253 - and finds the language among its globals
 
 from optigpu.ops.decode.program import Activation, Matrix, Norm
-from optigpu.ops.decode.triton_products import activations, products, weights
+from optigpu.ops.decode.triton_products import activations, in_units, products, weights
 from optigpu.ops.triton_activation import _times_sigmoid
 
 MOST_ROWS, MOST_NUMBERS = 4, 64
@@ -178,6 +178,7 @@ def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tenso
     return (
         matrix.numbers,
         instead if matrix.scale is None else matrix.scale,
+        instead if matrix.unit is None else matrix.unit,
         instead if matrix.bias is None else matrix.bias,
     )
 
@@ -211,9 +212,11 @@ def _linear(  # type: ignore[no-untyped-def]
     epsilon,
     numbers,
     scale,
+    unit,
     bias,
     gate_numbers,
     gate_scale,
+    gate_unit,
     gate_bias,
     y,
     best_value,
@@ -261,11 +264,11 @@ def _linear(  # type: ignore[no-untyped-def]
             )
         inside = (row < rows)[:, None] & (output < outputs)[None, :]
         to = y + row.to(tl.int64)[:, None] * outputs + output[None, :]
-        result = products(w1, w2, w3, x1, x2, x3, KIND, DP4A)
+        result = in_units(products(w1, w2, w3, x1, x2, x3, KIND, DP4A), unit, output, outputs, KIND)
         if BIAS:
             result += tl.load(bias + output, mask=output < outputs, other=0.0)[None, :]
         if GATED:
-            gate = products(g1, g2, g3, x1, x2, x3, KIND, DP4A)
+            gate = in_units(products(g1, g2, g3, x1, x2, x3, KIND, DP4A), gate_unit, output, outputs, KIND)
             if GATE_BIAS:
                 gate += tl.load(gate_bias + output, mask=output < outputs, other=0.0)[None, :]
             result *= activated(gate, ACTIVATION)

@@ -150,7 +150,7 @@ def weights(  # type: ignore[no-untyped-def]
         second = first
         if KIND == "w8":
             second = tl.load(place + 4 * UNITS, mask=inside[:, :, :, None], other=0)
-        scales = tl.load(scale + far * (INPUTS // GROUP) + unit * UNIT // GROUP, mask=inside, other=0.0)
+        scales = tl.load(scale + far * (INPUTS // GROUP) + unit * UNIT // GROUP, mask=inside, other=0)
     return first, second, scales
 
 
@@ -158,7 +158,7 @@ def weights(  # type: ignore[no-untyped-def]
 def products(  # type: ignore[no-untyped-def]
     first, second, scale, x_first, x_second, step, KIND: tl.constexpr, DP4A: tl.constexpr
 ):
-    """Weights times activations, float32 [ROWS, TILE], of what `weights` and `activations` give.
+    """Weights times activations, float32 [ROWS, TILE], of what `weights` and `activations` give; see `in_units`.
 
     4-bit numbers stay in the upper half of their bytes, where they are int8 numbers sixteen times as large, with their
     sign: no subtraction, and no sum of the activations.
@@ -171,4 +171,12 @@ def products(  # type: ignore[no-untyped-def]
             first = (first << 4) & HIGH_HALVES
         total = dot4(second, x_second, dot4(first, x_first, 0, DP4A), DP4A)
         found = tl.sum(tl.sum(total, axis=3).to(tl.float32) * step * scale.to(tl.float32), axis=2)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def in_units(found, unit, output, outputs, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`products` of the outputs [TILE] times what their scales are multiples of."""
+    if KIND != "bf16":
+        found *= tl.load(unit + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     return found

@@ -24,7 +24,7 @@ from optigpu.ops.decode.triton_linear import (
     norm_arguments,
     norm_flags,
 )
-from optigpu.ops.decode.triton_products import activations, products, weights
+from optigpu.ops.decode.triton_products import activations, in_units, products, weights
 
 EMBEDDED = 1024
 """Of a token's embedding for each program."""
@@ -153,6 +153,7 @@ def _query_key_value(  # type: ignore[no-untyped-def]
     epsilon,
     numbers,
     scale,
+    unit,
     bias,
     cosine,
     sine,
@@ -202,8 +203,8 @@ def _query_key_value(  # type: ignore[no-untyped-def]
         m1, m2, m3 = weights(numbers, scale, next_one + HALF, outputs, KIND, GROUP, INPUTS, PADDED)
         column = pair % HALF
         one = pair // HALF * HEAD + column
-        first = products(w1, w2, w3, x1, x2, x3, KIND, DP4A)
-        second = products(v1, v2, v3, x1, x2, x3, KIND, DP4A)
+        first = in_units(products(w1, w2, w3, x1, x2, x3, KIND, DP4A), unit, one, outputs, KIND)
+        second = in_units(products(v1, v2, v3, x1, x2, x3, KIND, DP4A), unit, one + HALF, outputs, KIND)
         if BIAS:
             first += tl.load(bias + one, mask=one < outputs, other=0.0)[None, :]
             second += tl.load(bias + one + HALF, mask=one < outputs, other=0.0)[None, :]

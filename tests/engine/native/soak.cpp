@@ -42,7 +42,7 @@ struct Memory {
 
 Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int64_t group, bool biased) {
   const int64_t blocks = (outputs + kBlockOutputs - 1) / kBlockOutputs;
-  Matrix made{kind, outputs, inputs, kind == kBfloat16Weights ? 0 : group, nullptr, nullptr, nullptr};
+  Matrix made{kind, outputs, inputs, kind == kBfloat16Weights ? 0 : group, nullptr, nullptr, nullptr, nullptr};
   if (kind == kBfloat16Weights) {
     made.numbers = reinterpret_cast<uint8_t*>(memory.bfloat16s(blocks * inputs * 16, 0, 0.2f));
   } else {
@@ -50,7 +50,8 @@ Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int
     if (kind == kEightBits)  // -128 is no number that is ever packed
       for (int64_t i = 0; i < blocks * inputs * 16; ++i)
         const_cast<uint8_t*>(made.numbers)[i] = std::max<uint8_t>(made.numbers[i], 1);
-    made.scale = memory.bfloat16s(blocks * (inputs / group) * 16, 0, kind == kFourBits ? 0.03f : 0.002f);
+    made.scale = reinterpret_cast<int8_t*>(memory.bytes(blocks * (inputs / group) * 16));
+    made.unit = memory.bfloat16s(blocks * 16, 0, kind == kFourBits ? 4e-4f : 3e-5f);
   }
   made.bias = biased ? memory.floats(blocks * 16, 0, 0.1f) : nullptr;
   return made;
