@@ -3,10 +3,12 @@
 from typing import Any
 
 SAMPLED_AT_ONCE = 16
-"""How many sequences are sampled together: enough to be quick, few enough for their cache to fit."""
+"""How many sequences are sampled together if nothing else is said: few enough for the cache of long ones to fit."""
 
 
-def sampled(model: Any, vocabulary: int, rows: int, length: int, seed: int) -> Any:
+def sampled(
+    model: Any, vocabulary: int, rows: int, length: int, seed: int, at_once: int = SAMPLED_AT_ONCE
+) -> Any:
     """Sequences drawn from a causal model at temperature 1, int64 [rows, length] on its device.
 
     Each begins with the model's start token, which is not drawn; or with its end token, or with any.
@@ -18,8 +20,8 @@ def sampled(model: Any, vocabulary: int, rows: int, length: int, seed: int) -> A
     known = [token for token in tokens if _is_id(token, vocabulary)]
     first = known[0] if known else int(torch.randint(vocabulary, (1,)))
     drawn = []
-    for done in range(0, rows, SAMPLED_AT_ONCE):
-        start = torch.full((min(SAMPLED_AT_ONCE, rows - done), 1), first, device=model.device)
+    for done in range(0, rows, at_once):
+        start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
         drawn.append(
             model.generate(
                 start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0

@@ -1,15 +1,17 @@
 """4-bit weights whose rounding errors make up for each other on the inputs that a layer gets.
 
-    factor = compensation(moment)                        # once for a layer's inputs
-    weights = compensated_groups(weight, factor, Int4Scheme())
+    known = compensation(moment)                         # once for a layer's inputs
+    weights = compensated_groups(weight, known, Int4Scheme(), scale_units(weight, 8))
 
 GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and what rounding one of them
 does to the outputs is taken back by those that are still to come, as well as the inputs' second moments allow. The
-scales of a group are searched when its turn comes, with what was taken back so far.
+scales of a group are searched when its turn comes, with what was taken back so far. Then all are improved one at a time
+(int4_descent.py).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from optigpu.ops.int4_descent import improved_groups
 from optigpu.ops.int4_quantize import LEAST, MOST, ZERO, Int4Scheme, Int4Weights, quantize_groups
 from optigpu.ops.naming import named
 
@@ -20,11 +22,20 @@ DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
 
 
-def compensation(moment: "torch.Tensor") -> "torch.Tensor":
-    """The upper Cholesky factor of the inverse second moments, float32 [inputs, inputs].
+class Compensation(NamedTuple):
+    """What is known of a layer's inputs, float32 [inputs, inputs] both.
 
-    moment: float32 [inputs, inputs], the sum over samples of x xT; inputs that never were anything but zero may be
-    among them. Raises ValueError when it is no finite square matrix.
+    moment: their second moments in units of the mean one, damped; factor: the upper Cholesky factor of the inverse.
+    """
+
+    moment: "torch.Tensor"
+    factor: "torch.Tensor"
+
+
+def compensation(moment: "torch.Tensor") -> Compensation:
+    """Of the sum over samples of x xT, float32 [inputs, inputs].
+
+    Inputs that never were anything but zero may be among them. Raises ValueError when it is no finite square matrix.
     """
     import torch
 
@@ -34,21 +45,20 @@ def compensation(moment: "torch.Tensor") -> "torch.Tensor":
     damped = moment / size if bool(size > 0) else torch.zeros_like(moment)
     damped.diagonal().add_(DAMPING)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
-    return factor
+    return Compensation(damped, torch.linalg.cholesky(inverse, upper=True))
 
 
 def compensated_groups(
-    weight: "torch.Tensor", factor: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None" = None
+    weight: "torch.Tensor", known: Compensation, scheme: Int4Scheme, unit: "torch.Tensor"
 ) -> Int4Weights:
     """The 4-bit numbers and scales of a weight, floating point [outputs, inputs], for inputs of that `compensation`.
 
-    `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of.
-
-    Raises what `quantize_groups` does, and ValueError for a scheme with offsets or a factor of other inputs.
+    Scales are multiples of `unit`, bfloat16 [outputs]. Raises what `quantize_groups` does, and ValueError for a scheme
+    with offsets or the compensation of other inputs.
     """
     import torch
 
+    factor = known.factor
     if not scheme.symmetric or factor.shape != (weight.shape[1], weight.shape[1]):
         raise ValueError(
             f"compensated_groups needs symmetric groups and the factor of {weight.shape[1]} inputs."
@@ -59,13 +69,14 @@ def compensated_groups(
         for start in range(0, left.shape[1], size):
             group = slice(start, start + size)
             found = quantize_groups(left[:, group].contiguous(), scheme, unit)
-            scale = found.scale.float() if unit is None else found.scale * unit.float().unsqueeze(1)
+            scale = found.scale * unit.float().unsqueeze(1)
             q, errors = _rounded(left[:, group], scale, factor[group, group])
             left[:, group.stop :].addmm_(errors, factor[group, group.stop :], alpha=-1)
             parts.append(Int4Weights(q, found.scale, None))
-    return Int4Weights(
+    begun = Int4Weights(
         torch.cat([part.q for part in parts], 1), torch.cat([part.scale for part in parts], 1), None
     )
+    return improved_groups(weight.float(), known.moment, begun, unit)
 
 
 def _rounded(

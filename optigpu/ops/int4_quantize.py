@@ -184,7 +184,7 @@ def _signed_scale(w: "torch.Tensor", unit: "torch.Tensor | None") -> "Scales":
     A weight of the other sign that is nearly as large is off by up to a step, all others by half a step at most.
     """
     largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
-    return _rounded_scale(largest / LEAST, unit), w.new_zeros(w.shape[0], 1)
+    return rounded_scale(largest / LEAST, unit), w.new_zeros(w.shape[0], 1)
 
 
 def _range(w: "torch.Tensor") -> "Scales":
@@ -193,7 +193,7 @@ def _range(w: "torch.Tensor") -> "Scales":
 
     least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
     offset = _rounded(least + (most - least) * (-LEAST / (MOST - LEAST)))
-    return _rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST), None), offset
+    return rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST), None), offset
 
 
 def _solved(
@@ -222,7 +222,7 @@ def _fitted_scale(found: Fitting, scales: "Scales") -> "Scales":
 
     scale = (found.w * found.q).sum(dim=1, keepdim=True) / found.q.square().sum(dim=1, keepdim=True)
     found_one = scale.isfinite() & (scale != 0)
-    return _rounded_scale(torch.where(found_one, scale, scales[0]), found.unit), scales[1]
+    return rounded_scale(torch.where(found_one, scale, scales[0]), found.unit), scales[1]
 
 
 def _fitted_offset(found: Fitting, scales: "Scales") -> "Scales":
@@ -244,7 +244,7 @@ def _rounded(numbers: "torch.Tensor") -> "torch.Tensor":
     return numbers.to(torch.bfloat16).float()
 
 
-def _rounded_scale(scale: "torch.Tensor", unit: "torch.Tensor | None") -> "torch.Tensor":
+def rounded_scale(scale: "torch.Tensor", unit: "torch.Tensor | None") -> "torch.Tensor":
     """To what can be stored: bfloat16, 1 where there is nothing to scale, or a multiple of the unit that is not 0."""
     import torch
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from optigpu.ops.decode.arena import Arena
+    from optigpu.ops.int4_compensated import Compensation
 
 BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
 """Of a weight, its share of a scale apart."""
@@ -53,13 +54,13 @@ def exchange_linears(
     """
     from optigpu.ops.int4_compensated import compensation
 
-    known: Any = None  # queries, keys and values have the same inputs
-    factor = None
+    last: Any = None  # queries, keys and values have the same inputs
+    known = None
     for place in places:
         moment = moments.get(place.path)
-        if moment is not known:
-            known, factor = moment, None if moment is None else compensation(moment)
-        place.put(_decode_linear_class().of(place.layer, kinds[place.path], group, arena, factor))
+        if moment is not last:
+            last, known = moment, None if moment is None else compensation(moment)
+        place.put(_decode_linear_class().of(place.layer, kinds[place.path], group, arena, known))
 
 
 def exchange_embedding(place: Place) -> None:
@@ -113,14 +114,14 @@ def _pack(
     kind: WeightKind,
     group: int,
     arena: "Arena | None",
-    factor: "torch.Tensor | None",
+    known: "Compensation | None",
 ) -> Matrix:
     from optigpu.ops.decode.cuda_packing import pack_for_cuda
     from optigpu.ops.decode.packing import pack
 
     if weight.device.type == "cpu":
-        return pack(weight, bias, kind, group, arena, factor)
-    return pack_for_cuda(weight, bias, kind, group, factor)
+        return pack(weight, bias, kind, group, arena, known)
+    return pack_for_cuda(weight, bias, kind, group, known)
 
 
 def _unpack(matrix: Matrix) -> "torch.Tensor":
@@ -159,10 +160,10 @@ def _decode_linear_class() -> Any:
             kind: WeightKind,
             group: int,
             arena: "Arena | None",
-            factor: "torch.Tensor | None",
+            known: "Compensation | None",
         ) -> "DecodeLinear":
             """The twin of a Linear or a Conv1D."""
-            return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, factor))
+            return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
         @property
         def matrix(self) -> Matrix:

@@ -26,6 +26,8 @@ from optigpu.ops.naming import named
 if TYPE_CHECKING:
     import torch
 
+    from optigpu.ops.int4_compensated import Compensation
+
 UNIT = 32
 HALF = 16
 
@@ -35,11 +37,11 @@ def pack_for_cuda(
     bias: "torch.Tensor | None",
     kind: WeightKind,
     group: int,
-    factor: "torch.Tensor | None" = None,
+    known: "Compensation | None" = None,
 ) -> Matrix:
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. `factor` is what `quantize_four`
+    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. `known` is what `quantize_four`
     makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
     divide its inputs, or the bias does not fit.
     """
@@ -53,7 +55,7 @@ def pack_for_cuda(
         return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
     if kind == "w4":
         unit = scale_units(weight, -LEAST)
-        found = quantize_four(weight, group, unit, factor)
+        found = quantize_four(weight, group, unit, known)
         return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
     unit = scale_units(weight, MOST)
     q, scale = quantize_eight(weight, group, unit)

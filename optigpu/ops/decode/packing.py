@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
-from optigpu.ops.int4_compensated import compensated_groups
+from optigpu.ops.int4_compensated import Compensation, compensated_groups
 from optigpu.ops.int4_quantize import LEAST, ZERO, Int4Scheme, Int4Weights, quantize_groups, scale_units
 from optigpu.ops.naming import named
 
@@ -63,12 +63,12 @@ def pack(
     kind: WeightKind,
     group: int,
     arena: "Arena | None" = None,
-    factor: "torch.Tensor | None" = None,
+    known: "Compensation | None" = None,
 ) -> Matrix:
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
     `group` inputs of an output share a scale; bf16 has none and takes no notice of it. Numbers and scales are taken
-    from `arena` where there is one. `factor` is what `quantize_four` makes errors of w4 up with. Raises ValueError when
+    from `arena` where there is one. `known` is what `quantize_four` makes errors of w4 up with. Raises ValueError when
     the weight is no finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
     fit.
     """
@@ -86,8 +86,8 @@ def pack(
     scale = None if kind == "bf16" else room((blocks, inputs // group, ROWS), torch.int8)
     unit = None if kind == "bf16" else room((blocks, ROWS), torch.bfloat16)
     block = 0
-    for rows in _strips(weight, AT_ONCE if factor is None else COMPENSATED_AT_ONCE):
-        found = _quantized(rows, kind, group, factor)
+    for rows in _strips(weight, AT_ONCE if known is None else COMPENSATED_AT_ONCE):
+        found = _quantized(rows, kind, group, known)
         these = slice(block, block + -(-rows.shape[0] // ROWS))
         numbers[these] = _interleaved(found.q, kind)
         if scale is not None and unit is not None:
@@ -168,7 +168,7 @@ def _rounded(rows: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tenso
 
 
 def quantize_four(
-    weight: "torch.Tensor", group: int, unit: "torch.Tensor", factor: "torch.Tensor | None" = None
+    weight: "torch.Tensor", group: int, unit: "torch.Tensor", known: "Compensation | None" = None
 ) -> Int4Weights:
     """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
 
@@ -177,13 +177,13 @@ def quantize_four(
     """
     # `_check` has seen that the group is one of the scheme's.
     scheme = Int4Scheme(group, symmetric=True, solver="hqq")  # type: ignore[arg-type]
-    if factor is None:
+    if known is None:
         return quantize_groups(weight, scheme, unit)
-    return compensated_groups(weight, factor, scheme, unit)
+    return compensated_groups(weight, known, scheme, unit)
 
 
 def _quantized(
-    rows: "torch.Tensor", kind: WeightKind, group: int, factor: "torch.Tensor | None" = None
+    rows: "torch.Tensor", kind: WeightKind, group: int, known: "Compensation | None" = None
 ) -> _Quantized:
     if kind == "bf16":
         return _Quantized(rows.bfloat16(), rows[:, :0], rows[:0, 0])
@@ -192,7 +192,7 @@ def _quantized(
         q, scale = quantize_eight(rows, group, unit)
         return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
     unit = scale_units(rows, -LEAST)
-    weights = quantize_four(rows, group, unit, factor)
+    weights = quantize_four(rows, group, unit, known)
     return _Quantized(weights.q, weights.scale, unit)
 
 
