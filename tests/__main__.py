@@ -1,7 +1,7 @@
 """`python -m tests`: all tests, those that bear company side by side on all cores, then the others alone.
 
-Arguments go to pytest. Tests that measure, or that start servers and watch processes, would disturb each other; those
-that compute in one process do not. Plain `pytest` runs everything one after the other.
+Arguments go to pytest. Which tests would be disturbed by others, tests/conftest.py says. Plain `pytest` runs everything
+one after the other.
 """
 
 import os
@@ -16,7 +16,8 @@ NOTHING_FOUND = 5
 def main(arguments: Sequence[str]) -> int:
     """Runs both halves, the second even after a failure in the first; the status is pytest's of the worse one."""
     workers = str(os.cpu_count() or 1)
-    company = ["-m", "together", "-n", workers, "--dist", "loadfile"]
+    # The files in their order: sorted by their number of tests, those with few and long ones would come last.
+    company = ["-m", "together", "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     statuses = [run([*company, *arguments]), run(["-m", "not together", *arguments])]
     if statuses == [NOTHING_FOUND, NOTHING_FOUND]:
         return NOTHING_FOUND

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATASETS, find_datasets
+from tests.conftest import ALONE, DATASETS, TESTS, find_datasets
 
 
 @pytest.mark.parametrize(("gpus", "outcomes"), [(0, {"passed": 1, "deselected": 1}), (1, {"passed": 2})])
@@ -42,3 +42,11 @@ def test_the_first_folder_that_holds_all_datasets_is_used(tmp_path: Path) -> Non
     (part / DATASETS[0]).mkdir(parents=True)
     assert find_datasets([tmp_path / "absent", part, whole]) == whole
     assert find_datasets([part]) is None
+
+
+@pytest.mark.parametrize("beginning", ALONE)
+def test_what_runs_alone_is_there(beginning: str) -> None:
+    """A test that is renamed must not come to run beside others unseen."""
+    file, _, name = beginning.partition("::")
+    assert (TESTS / file).exists()
+    assert not name or f"def {name}(" in (TESTS / file).read_text()

@@ -257,7 +257,7 @@ def test_the_engine_measures_it(tmp_path: Path) -> None:
             "measure": {
                 "replicates": 1,
                 "min_seconds": 0.01,
-                "max_seconds": 5,
+                "max_seconds": 1,
                 "meters": ["latency", "memory"],
             },
         }

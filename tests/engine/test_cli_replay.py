@@ -1,6 +1,7 @@
 """`optigpu replay` for real: a result that was measured is measured again, and the two are compared."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ from tests.engine.test_cli_run import QUICK, environment, optigpu
 __all__ = ["environment"]  # the fixture
 
 
-@pytest.fixture
-def measured(environment: dict[str, str], tmp_path: Path) -> Path:
-    """A file with two results: matrix products of two sizes."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two results as they are printed: matrix products of two sizes."""
+    variables = os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path_factory.mktemp("measured"))}
     ran = optigpu(
-        environment, "run", "--workload", "matmul", "--sizes", "16,32", *QUICK, "--seed", "5", "--json"
+        variables, "run", "--workload", "matmul", "--sizes", "16,32", *QUICK, "--seed", "5", "--json"
     )
     assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def measured(report: str, tmp_path: Path) -> Path:
+    """A file with the two results."""
     path = tmp_path / "report.json"
-    path.write_text(ran.stdout)
+    path.write_text(report)
     return path
 
 

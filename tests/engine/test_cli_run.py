@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.engine.processes import wait_until
 
 OPTIGPU = (sys.executable, "-m", "optigpu.cli")
 QUICK = ("--replicates", "1", "--min-seconds", "0.05", "--max-seconds", "0.2", "--device", "cpu")
@@ -28,17 +31,32 @@ def optigpu(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 
 @contextmanager
-def started(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command in the background, its progress on a pipe; killed at the end."""
-    command = [*OPTIGPU, *arguments]
+def at_a_terminal(
+    environment: dict[str, str], *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], list[bytes]]]:
+    """The command in the background, and what it shows, which grows; killed at the end."""
+    ours, its = os.openpty()
+    shown: list[bytes] = []
     process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*OPTIGPU, *arguments], env=environment | {"TERM": "xterm"}, stdout=its, stderr=its
     )
+    os.close(its)
+    reader = threading.Thread(target=read, args=(ours, shown))
+    reader.start()
     try:
-        yield process
+        yield process, shown
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        reader.join()
+        os.close(ours)
+
+
+def read(terminal: int, shown: list[bytes]) -> None:
+    """Until no process has the terminal any more."""
+    with suppress(OSError):
+        while chunk := os.read(terminal, 4096):
+            shown.append(chunk)
 
 
 def test_json_is_all_there_is_on_stdout(environment: dict[str, str]) -> None:
@@ -73,11 +91,8 @@ def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
 def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str, str]) -> None:
     """The signal comes while a process measures; a terminal would send it to the command's group alone."""
     endless = ("--workload", "matmul", "--sizes", "256", "--min-seconds", "300", "--max-seconds", "300")
-    with started(environment, "run", *endless, "--device", "cpu") as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "measuring" in line:
-                break
+    with at_a_terminal(environment, "run", *endless, "--device", "cpu") as (process, shown):
+        wait_until(lambda: b"measuring" in b"".join(shown))
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         status = process.wait(30)

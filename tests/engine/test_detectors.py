@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,71 +21,22 @@ import pytest
 from optigpu.conductor.asking import ask
 from optigpu.conductor.child import Child
 from optigpu.conductor.locks import hold, others_measure
-from optigpu.conductor.sampling import Replicate, Sampling, audit
-from optigpu.conductor.variables import child_variables
-from optigpu.conductor.verdict import judge
-from optigpu.conductor.watch import Watch
 from optigpu.conductor.witness import Witness
 from optigpu.hardware.probe import probe
-from optigpu.messages import Assignment, Audited, Ready, RunAudit
-from optigpu.plan import variants_of
-from optigpu.result import Accelerator, Verdict, VerdictReason
-from optigpu.spec import JobSpec
+from optigpu.messages import Audited, RunAudit
+from optigpu.result import Accelerator, VerdictReason
 from optigpu.vocabulary import DeviceKind
-from tests.engine.processes import program, wait_until
+from tests.engine.measuring import ROUNDS, Standing, measured, standing_ready, verdict
+from tests.engine.processes import wait_until
 
 HONEST = (sys.executable, "-P", "-m", "optigpu.replicate")
-ROUNDS, ROUND_S = 4, 0.5
-SPEC = JobSpec.model_validate(
-    {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4},
-        "model": "preset:tiny-llama-test",
-        "measure": {"min_seconds": ROUNDS * ROUND_S, "max_seconds": 60, "replicates": 1},
-    }
-)
-VARIANT = variants_of(SPEC)[0]
-
-Disturb = Callable[[int, Child], None]
-"""Called before each round, with the round's number from 0."""
 
 
-def leave_alone(number: int, child: Child) -> None:
-    """Nothing happens."""
-
-
-@contextmanager
-def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[tuple[Child, Ready, Assignment, Watch]]:
-    assignment = Assignment(
-        variant=VARIANT,
-        environment=probe(),
-        measure=SPEC.measure,
-        seed=0,
-        replicate=0,
-        folder=str(folder),
-        threads=1,
-    )
-    watch = Watch(lambda _: None, lambda: None, [0], 1)
-    with Child(command, child_variables(1)) as child:
-        yield child, ask(child, assignment, Ready, watch), assignment, watch
-
-
-def measured(
-    folder: Path, command: Sequence[str] = HONEST, disturb: Disturb = leave_alone, rounds: int = ROUNDS
-) -> Replicate:
-    """One replicate as the conductor measures it, with its audit and without meters."""
-    own: set[int] = set()
-    witness = Witness(DeviceKind.CPU, probe(), lambda: own)
-    with standing_ready(folder, command) as (child, ready, assignment, watch):
-        own.add(child.pid)
-        sampling = Sampling(child, ready, assignment, witness)
-        for number in range(rounds):
-            disturb(number, child)
-            sampling.round(watch)
-        return replace(sampling.replicate(), audit=audit(child, ready, watch))
-
-
-def verdict(replicate: Replicate) -> Verdict:
-    return judge(SPEC, VARIANT, [replicate], {})
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """A measuring process that tampers with nothing. What a test does to it is over at the test's end."""
+    with standing_ready(tmp_path_factory.mktemp("honest"), HONEST) as standing:
+        yield standing
 
 
 @contextmanager
@@ -102,9 +53,9 @@ def busy_loop(folder: Path, niceness: int) -> Iterator[str]:
             process.kill()
 
 
-def test_a_busy_loop_beside_the_run_is_a_foreign_process(tmp_path: Path) -> None:
+def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=0) as name:
-        replicate = measured(tmp_path)
+        replicate = measured(honest)
     used_s = sum(sight.named.get(name, 0.0) for sight in replicate.sights)
     foreign_s = sum(sight.foreign_s or 0.0 for sight in replicate.sights)
     assert used_s > 0.15 * sum(sight.wall_s for sight in replicate.sights)
@@ -114,25 +65,23 @@ def test_a_busy_loop_beside_the_run_is_a_foreign_process(tmp_path: Path) -> None
     assert any("other processes used" in note for note in judged.notes)
 
 
-def test_a_busy_loop_of_the_lowest_priority_is_one_too(tmp_path: Path) -> None:
+def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=19) as name:
-        replicate = measured(tmp_path)
+        replicate = measured(honest)
     crowding = frozenset.intersection(*(sight.crowding for sight in replicate.sights))
     assert name in {name for _, _, name in crowding}
     assert VerdictReason.FOREIGN_PROCESS in verdict(replicate).reasons
 
 
-def test_what_the_measuring_process_uses_is_not_foreign(tmp_path: Path) -> None:
-    own: set[int] = set()
+def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> None:
+    own = {honest.child.pid}
     witness = Witness(DeviceKind.CPU, probe(), lambda: own)
-    with standing_ready(tmp_path, HONEST) as (child, ready, assignment, watch):
-        own.add(child.pid)
-        sampling = Sampling(child, ready, assignment, witness)
-        times, before = psutil.Process(child.pid).cpu_times(), witness.look()
-        for _ in range(ROUNDS):
-            sampling.round(watch)
-        after, later = witness.look(), psutil.Process(child.pid).cpu_times()
-        name = psutil.Process(child.pid).name()
+    sampling, process = honest.sampling(witness), psutil.Process(honest.child.pid)
+    times, before = process.cpu_times(), witness.look()
+    for _ in range(ROUNDS):
+        sampling.round(honest.watch)
+    after, later = witness.look(), process.cpu_times()
+    name = process.name()
     sight = witness.between(before, after)
     assert before.cpu is not None
     assert after.cpu is not None
@@ -149,18 +98,18 @@ def test_what_the_measuring_process_uses_is_not_foreign(tmp_path: Path) -> None:
     assert seen.named[name] - sight.named.get(name, 0.0) == pytest.approx(used_s, abs=0.1)
 
 
-def test_a_machine_that_slows_down_half_way_is_drift(tmp_path: Path) -> None:
-    """From the ninth of ten rounds on, which is half of the time, the process is stopped again and again."""
+def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
+    """From the eighth of nine rounds on, which is half of the time, the process is stopped again and again."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 
     def disturb(number: int, child: Child) -> None:
-        if number == 2 * ROUNDS:
+        if number == 7:
             threads.append(threading.Thread(target=hamper, args=(child.pid, over)))
             threads[0].start()
 
     try:
-        judged = verdict(measured(tmp_path, disturb=disturb, rounds=2 * ROUNDS + 2))
+        judged = verdict(measured(honest, disturb, rounds=9))
     finally:
         over.set()
         threads[0].join()
@@ -178,7 +127,7 @@ def hamper(pid: int, over: threading.Event) -> None:
             time.sleep(0.001)
 
 
-def test_a_process_that_is_stopped_in_a_round_was_interrupted(tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_in_a_round_was_interrupted(honest: Standing) -> None:
     """It is stopped three times, since the first one may hit what precedes the requests of a round."""
     threads: list[threading.Thread] = []
 
@@ -188,7 +137,7 @@ def test_a_process_that_is_stopped_in_a_round_was_interrupted(tmp_path: Path) ->
             threads[0].start()
 
     try:
-        judged = verdict(measured(tmp_path, disturb=disturb, rounds=ROUNDS + 1))
+        judged = verdict(measured(honest, disturb, rounds=ROUNDS + 1))
     finally:
         threads[0].join()
     assert VerdictReason.INTERRUPTED in judged.reasons
@@ -200,39 +149,16 @@ def interrupt(pid: int) -> None:
         for _ in range(3):
             time.sleep(0.3)
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(3.0)
+            time.sleep(2.0)
             os.kill(pid, signal.SIGCONT)
 
 
-def test_an_answer_from_memory_is_a_cached_result(tmp_path: Path) -> None:
-    judged = verdict(measured(tmp_path, program("tampered", "Remembers")))
-    assert VerdictReason.CACHED_RESULT in judged.reasons
-    assert VerdictReason.OUTPUT_INVALID not in judged.reasons, "what it gives is right"
-
-
-def test_an_honest_process_answers_fresh_inputs_as_fast(tmp_path: Path) -> None:
-    with standing_ready(tmp_path, HONEST) as (child, ready, assignment, watch):
-        sampling = Sampling(child, ready, assignment, Witness(DeviceKind.CPU, probe(), set))
-        for _ in range(ROUNDS):
-            sampling.round(watch)
-        fresh = ask(child, RunAudit(requests=20), Audited, watch)
+def test_an_honest_process_answers_fresh_inputs_as_fast(honest: Standing) -> None:
+    sampling = honest.sampling(Witness(DeviceKind.CPU, probe(), set))
+    for _ in range(ROUNDS):
+        sampling.round(honest.watch)
+    fresh = ask(honest.child, RunAudit(requests=20), Audited, honest.watch)
     assert VerdictReason.CACHED_RESULT not in verdict(replace(sampling.replicate(), audit=fresh)).reasons
-
-
-@pytest.mark.parametrize(
-    ("tampering", "words"),
-    [
-        ("NotANumber", "NaN or infinite"),
-        ("LosesOne", "instead of (1, 4)"),
-        ("SpoiledLater", "NaN or infinite"),
-    ],
-)
-def test_an_output_that_is_none_is_invalid(tmp_path: Path, tampering: str, words: str) -> None:
-    replicate = measured(tmp_path, program("tampered", tampering))
-    judged = verdict(replicate)
-    assert VerdictReason.OUTPUT_INVALID in judged.reasons
-    assert words in " ".join(judged.notes)
-    assert (replicate.ready.problem is None) == (tampering == "SpoiledLater"), "when it can be seen"
 
 
 def group_folder() -> Path:
@@ -266,14 +192,16 @@ def can_make_groups() -> bool:
 
 
 @pytest.fixture
-def inside_a_quota() -> Iterator[None]:
-    """This process, and what it starts, in a group with a quota."""
+def inside_a_quota(honest: Standing) -> Iterator[None]:
+    """This process and the one that measures, in a group with a quota; to start in there would take long."""
     before = group_folder() / _own_group().lstrip("/") / "cgroup.procs"
     folder = make_group("quota")
     assert folder is not None
-    (folder / "cgroup.procs").write_text(str(os.getpid()))
+    for pid in (honest.child.pid, os.getpid()):
+        (folder / "cgroup.procs").write_text(str(pid))
     yield
-    before.write_text(str(os.getpid()))
+    for pid in (honest.child.pid, os.getpid()):
+        before.write_text(str(pid))
     wait_until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
 
@@ -286,8 +214,8 @@ def _own_group() -> str:
 
 
 @pytest.mark.skipif(not can_make_groups(), reason="no control group can be made here: it takes root")
-def test_a_quota_of_cpu_time_throttles(tmp_path: Path, inside_a_quota: None) -> None:
-    judged = verdict(measured(tmp_path))
+def test_a_quota_of_cpu_time_throttles(honest: Standing, inside_a_quota: None) -> None:
+    judged = verdict(measured(honest))
     assert VerdictReason.THROTTLED in judged.reasons
     assert any("CPU quota made threads wait" in note for note in judged.notes)
 

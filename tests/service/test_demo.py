@@ -20,6 +20,13 @@ from tests.service.leftovers import processes_left, processes_with
 
 MARK = "OPTIGPU_DATA_DIR"
 TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
+DEMO = ("-m", "examples.demo")
+QUICK = (
+    "-c",
+    "import sys; from examples import demo; demo.MEASURE |= {'min_seconds': 0.5, 'max_seconds': 4}; "
+    "sys.exit(demo.main())",
+)
+"""The demo with less time for each variant: its story is the same."""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -27,11 +34,11 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the demo with its data in `tmp_path`; whatever it left is killed at the end."""
 
-    def demo(*arguments: str) -> subprocess.Popen[str]:
+    def demo(*arguments: str, program: tuple[str, ...] = DEMO) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "examples.demo", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=ROOT,
-            env=os.environ | {MARK: str(tmp_path)},
+            env=os.environ | {MARK: str(tmp_path), "COLUMNS": "300"},  # no line is broken
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,7 +61,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, tmp_path: Path) -> None:
-    process = start(*TINY)
+    process = start(*TINY, program=QUICK)
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
     for text in (
@@ -115,7 +122,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_failed_job_ends_it_with_1_and_the_reason(start: Start) -> None:
-    process = start("--model", "path:no-such-model", "--stack", "static_kv_cache")
+    process = start("--model", "path:no-such-model", "--stack", "static_kv_cache", program=QUICK)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "The job failed: " in output

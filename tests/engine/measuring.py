@@ -1,0 +1,82 @@
+"""A real measuring process that is asked for rounds as the conductor asks, so that tests can disturb it meanwhile."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optigpu.conductor.asking import ask
+from optigpu.conductor.child import Child
+from optigpu.conductor.sampling import Replicate, Sampling, audit
+from optigpu.conductor.variables import child_variables
+from optigpu.conductor.verdict import judge
+from optigpu.conductor.watch import Watch
+from optigpu.conductor.witness import Witness
+from optigpu.hardware.probe import probe
+from optigpu.messages import Assignment, Ready
+from optigpu.plan import variants_of
+from optigpu.result import Verdict
+from optigpu.spec import JobSpec
+from optigpu.vocabulary import DeviceKind
+
+ROUNDS, ROUND_S = 4, 0.5
+SPEC = JobSpec.model_validate(
+    {
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4},
+        "model": "preset:tiny-llama-test",
+        "measure": {"min_seconds": ROUNDS * ROUND_S, "max_seconds": 60, "replicates": 1},
+    }
+)
+VARIANT = variants_of(SPEC)[0]
+
+Disturb = Callable[[int, Child], None]
+"""Called before each round, with the round's number from 0."""
+
+
+def leave_alone(number: int, child: Child) -> None:
+    """Nothing happens."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A process that stands ready, and what it was told. Several samplings may follow each other."""
+
+    child: Child
+    ready: Ready
+    assignment: Assignment
+    watch: Watch
+
+    def sampling(self, witness: Witness) -> Sampling:
+        """Rounds from the first one on."""
+        return Sampling(self.child, self.ready, self.assignment, witness)
+
+
+@contextmanager
+def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[Standing]:
+    """Starts `command` as a measuring process of one thread."""
+    assignment = Assignment(
+        variant=VARIANT,
+        environment=probe(),
+        measure=SPEC.measure,
+        seed=0,
+        replicate=0,
+        folder=str(folder),
+        threads=1,
+    )
+    watch = Watch(lambda _: None, lambda: None, [0], 1)
+    with Child(command, child_variables(1)) as child:
+        yield Standing(child, ask(child, assignment, Ready, watch), assignment, watch)
+
+
+def measured(standing: Standing, disturb: Disturb = leave_alone, rounds: int = ROUNDS) -> Replicate:
+    """One replicate as the conductor measures it, with its audit and without meters."""
+    sampling = standing.sampling(Witness(DeviceKind.CPU, probe(), lambda: {standing.child.pid}))
+    for number in range(rounds):
+        disturb(number, standing.child)
+        sampling.round(standing.watch)
+    return replace(sampling.replicate(), audit=audit(standing.child, standing.ready, standing.watch))
+
+
+def verdict(replicate: Replicate) -> Verdict:
+    """What the conductor would say of it."""
+    return judge(SPEC, VARIANT, [replicate], {})
