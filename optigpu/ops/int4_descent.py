@@ -2,7 +2,7 @@
 
 QuantEase (Behdin et al., 2023, arXiv:2309.01885) does so with the numbers; here the scales have their turn as well.
 What becomes less is the squared error of the layer's outputs. Rounding inputs one after the other, as GPTQ does, leaves
-the last ones nobody to make up for their errors; begun there, two rounds took bundled:tiny's divergence down by a tenth.
+the last ones nobody to make up for their errors; begun there, two rounds left bundled:tiny a tenth less divergence.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

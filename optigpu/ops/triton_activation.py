@@ -24,7 +24,14 @@ def triton_bias_gelu(x: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> 
     blocks = triton.cdiv(columns, BLOCK)
     row = x if bias is None else bias.contiguous()
     wrap_triton(_bias_gelu_kernel)[(y.numel() // columns * blocks,)](
-        x, row, y, columns, blocks, HAS_BIAS=bias is not None, TANH=tanh, BLOCK=BLOCK
+        x,
+        row,
+        y,
+        columns,
+        blocks,
+        HAS_BIAS=bias is not None,
+        ACTIVATION="gelu_tanh" if tanh else "gelu",
+        BLOCK=BLOCK,
     )
     return y
 
@@ -53,6 +60,20 @@ def _times_sigmoid(x: tl.tensor, s: tl.tensor):  # type: ignore[no-untyped-def, 
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
+    """gelu_tanh (x sigmoid(c1 x + c2 x^3)), gelu (x (1 + erf(x / sqrt(2))) / 2), silu, relu or none of them."""
+    if ACTIVATION == "gelu_tanh":
+        x = _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282749306 * x * x))
+    elif ACTIVATION == "gelu":
+        x = x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        x = _times_sigmoid(x, x)
+    elif ACTIVATION == "relu":
+        x = tl.where(x < 0.0, 0.0, x)  # a maximum would lose NaN
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _bias_gelu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     x: tl.tensor,
     bias: tl.tensor,
@@ -60,21 +81,16 @@ def _bias_gelu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     columns: tl.tensor,
     blocks: tl.tensor,
     HAS_BIAS: tl.constexpr,
-    TANH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """gelu(v) = v sigmoid(c1 v + c2 v^3) for the form with tanh, and v (1 + erf(v / sqrt(2))) / 2 for the other."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     value = tl.load(x + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    if TANH:
-        result = _times_sigmoid(value, value * (1.5957691216057308 + 0.07135481282749306 * value * value))
-    else:
-        result = value * (0.5 + 0.5 * tl.erf(value * 0.7071067811865476))
-    tl.store(y + row * columns + column, result, mask=inside)
+    tl.store(y + row * columns + column, activated(value, ACTIVATION), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -96,4 +112,4 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     if HAS_BIAS:
         gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(bias + inner + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * inner + column, _times_sigmoid(gate, gate) * up, mask=inside)
+    tl.store(y + row * inner + column, activated(gate, "silu") * up, mask=inside)

@@ -63,6 +63,39 @@ def exchange_linears(
         place.put(_decode_linear_class().of(place.layer, kinds[place.path], group, arena, known))
 
 
+def packed_tensors(model: Any, paths: Sequence[str]) -> "dict[str, torch.Tensor]":
+    """What the DecodeLinears at some paths hold, each by its path and its own name."""
+    return {
+        f"{path}.{name}": tensor
+        for path in paths
+        for name, tensor in model.get_submodule(path).named_buffers()
+    }
+
+
+def restore_linears(
+    places: Sequence[Place],
+    kinds: Mapping[str, WeightKind],
+    group: int,
+    arena: "Arena | None",
+    tensors: "Mapping[str, torch.Tensor]",
+) -> None:
+    """As `exchange_linears`, with what `packed_tensors` gave of such layers."""
+    for place in places:
+        weight, kind = weight_of(place.layer), kinds[place.path]
+        found: dict[str, Any] = {}
+        for name in ("numbers", "scale", "unit", "bias"):
+            tensor = tensors.get(f"{place.path}.{name}")
+            if tensor is None:
+                found[name] = None
+            elif arena is None or name == "bias":
+                found[name] = tensor.to(weight.device, copy=True)
+            else:
+                found[name] = arena.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        outputs, inputs = weight.shape
+        matrix = Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, **found)
+        place.put(_decode_linear_class()(matrix))
+
+
 def exchange_embedding(place: Place) -> None:
     """Puts a bfloat16 table where an embedding stood; what is looked up has the dtype that it had."""
     place.put(_decode_embedding_class()(place.layer))

@@ -85,7 +85,7 @@ def test_the_triton_kernels_compile_for_a_gpu(
         "sizes = []\n"
         "for kernel in (ours._bias_gelu_kernel, ours._swiglu_kernel):\n"
         "    for element, flag in (('fp32', True), ('bf16', False), ('fp16', True)):\n"
-        "        chosen = {'HAS_BIAS': flag, 'TANH': flag, 'BLOCK': ours.BLOCK}\n"
+        "        chosen = {'HAS_BIAS': flag, 'ACTIVATION': 'gelu_tanh' if flag else 'gelu', 'BLOCK': ours.BLOCK}\n"
         "        constants = {p.name: chosen[p.name] for p in kernel.params if p.is_constexpr}\n"
         "        types = {name: '*' + element for name in ('x', 'bias', 'y')}\n"
         "        signature = {p.name: types.get(p.name, 'i32') for p in kernel.params}\n"

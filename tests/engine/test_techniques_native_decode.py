@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.techniques.decode_layers import share
 from optigpu.techniques.decode_programs import attached
+from optigpu.techniques.decode_store import MOST_GIB
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.memory.inference_mode import InferenceMode
@@ -388,3 +390,68 @@ def test_weights_of_eight_bits_are_not_calibrated() -> None:
     for place in linear_places(tiny_model("llama")):
         one, other = (unpack(model.get_submodule(place.path).matrix) for model in models)
         assert one.equal(other)
+
+
+# ---- Weights that are kept.
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(MOST_GIB)
+    return tmp_path / "optigpu" / "decode"
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("the weights were packed again")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
+def test_weights_are_packed_once_and_then_read(
+    family: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    technique = NativeDecode(head="w8", extra_bytes=0.1)
+    first, notes = packed(tiny_model(family), technique)
+    assert len(list(kept.glob("*.safetensors"))) == 1
+    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.exchange_linears", never)
+    again, other_notes = packed(tiny_model(family), technique)
+    assert other_notes.facts == notes.facts
+    expected, found = dict(first.named_buffers()), dict(again.named_buffers())
+    assert found.keys() == expected.keys()
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+    assert weight_bytes(again) == weight_bytes(first)
+    logits = []
+    for model in (first, again):
+        decoder = decoder_of(model)
+        decoder.begin(*prompt().shape)
+        logits.append(decoder.extend(prompt()))
+    assert logits[0].equal(logits[1])
+
+
+def test_other_weights_and_other_options_are_packed_anew(kept: Path) -> None:
+    packed(tiny_model("llama"), NativeDecode(calibration="none"))
+    other = tiny_model("llama")
+    other.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
+    for model, technique in (
+        (other, NativeDecode(calibration="none")),
+        (tiny_model("llama"), NativeDecode()),
+        (tiny_model("llama"), NativeDecode(calibration="none", head="bf16")),
+    ):
+        before = len(list(kept.glob("*.safetensors")))
+        found, _ = packed(model, technique)
+        assert len(list(kept.glob("*.safetensors"))) == before + 1
+        assert attached(found).head.kind == ("bf16" if technique.head == "bf16" else "w4")
+
+
+def test_what_does_not_change_the_weights_makes_no_other_file(kept: Path) -> None:
+    for technique in (NativeDecode(calibration="none"), NativeDecode(calibration="none", kv="int8")):
+        packed(tiny_model("llama"), technique)
+    packed(tiny_model("llama"), NativeDecode(weights="w8"))  # takes no time to speak of
+    assert len(list(kept.glob("*.safetensors"))) == 1
+
+
+def test_a_store_that_is_off_keeps_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MOST_GIB, "0")
+    packed(tiny_model("llama"))
+    assert not kept.exists()

@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: TID253 - and finds the language among its 
 
 from optigpu.ops.decode.program import Activation, Matrix, Norm
 from optigpu.ops.decode.triton_products import activations, in_units, products, weights
-from optigpu.ops.triton_activation import _times_sigmoid
+from optigpu.ops.triton_activation import activated
 
 MOST_ROWS, MOST_NUMBERS = 4, 64
 """Rows of a program, and how many of their activations a thread may have: ptxas spills registers beyond.
@@ -188,20 +188,6 @@ def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[Any, ...]:
     if norm is None:
         return instead, instead, 0.0
     return norm.weight, instead if norm.bias is None else norm.bias, norm.epsilon
-
-
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """gelu_tanh through a sigmoid, as in triton_activation.py."""
-    if ACTIVATION == "gelu_tanh":
-        x = _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282749306 * x * x))
-    elif ACTIVATION == "gelu":
-        x = x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
-    elif ACTIVATION == "silu":
-        x = _times_sigmoid(x, x)
-    elif ACTIVATION == "relu":
-        x = tl.where(x < 0.0, 0.0, x)  # a maximum would lose NaN
-    return x
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

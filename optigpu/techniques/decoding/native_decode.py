@@ -11,8 +11,17 @@ from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.result import Environment
 from optigpu.techniques.base import ON_TEXT, Choice, Forward, Loop, Notes, Phase, Technique
 from optigpu.techniques.decode_families import HEAD, known_refusal, refusal
-from optigpu.techniques.decode_layers import candidates_of, exchange_embedding, exchange_linears
+from optigpu.techniques.decode_layers import (
+    candidates_of,
+    exchange_embedding,
+    exchange_linears,
+    packed_tensors,
+    restore_linears,
+)
 from optigpu.techniques.decode_programs import attach, attached, embedding_place
+from optigpu.techniques.decode_store import Kept, key_of, most_bytes
+from optigpu.techniques.decode_store import load as load_kept
+from optigpu.techniques.decode_store import save as keep
 from optigpu.techniques.hybrid_plan import Decision, decide, least_bytes, table, total_bytes
 from optigpu.techniques.layers import Place, checked_places, require_unquantized, weight_of
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
@@ -29,7 +38,8 @@ class NativeDecode(Technique):
     Activations that meet 4-bit or 8-bit weights are rounded to int8 by the same groups. `head` keeps the head, which
     often is the most sensitive matrix, in more bits. With `calibration` "self" the model first writes some text, and on
     what that gives its layers the errors of 4-bit weights make up for each other: they cost half as much quality, and
-    loading a model of 10^9 weights takes minutes. `extra_bytes` is the share by which 4-bit weights may grow so that
+    loading a model of 10^9 weights takes minutes, but for the first time alone: packed weights are kept in the cache
+    folder (decode_store.py). `extra_bytes` is the share by which 4-bit weights may grow so that
     those layers have 8 bits where that leaves out the most of the error. `kv` is what keys and values are stored as.
     `tokens_at_once` are chosen within one call of the operator: they come together, so that a token has no time of its
     own. The embedding becomes bfloat16, also where a tied head is packed. All sums are float32, whatever dtype the
@@ -116,21 +126,12 @@ class NativeDecode(Technique):
             raise UnsupportedError(f"{self.name}: {reason}.")
         places = checked_places(model, self.name, self._unit)
         operator = require_operator(model.device)
-        kinds = [self._kind(place) for place in places]
-        costs = self._costs(model, places) if self.extra_bytes else {}
-        candidates = candidates_of(places, kinds, self.group, costs)
-        decisions = decide(candidates, int((1 + self.extra_bytes) * least_bytes(candidates)))
-        weights = sum(weight_of(place.layer).numel() for place in places)
-        self._exchange(model, places, decisions)
+        key = self._key(model)
+        kept = load_kept(key) if key else None
+        facts = self._packed(model, places, key) if kept is None else self._restored(places, kept)
         exchange_embedding(embedding_place(model))
         attach(model)
-        notes.record(
-            decode_operator=operator,
-            decode_calibration=self.calibration,
-            decode_layers=table(decisions),
-            decode_bytes=total_bytes(decisions),
-            decode_bits_per_weight=8 * total_bytes(decisions) / weights,
-        )
+        notes.record(decode_operator=operator, decode_calibration=self.calibration, **facts)
 
     def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """The operator's own loop."""
@@ -150,13 +151,43 @@ class NativeDecode(Technique):
     def _kind(self, place: Place) -> WeightKind:
         return self.head if place.path == HEAD and self.head != "same" else self.weights
 
+    def _key(self, model: Any) -> str | None:
+        """What the packed weights are kept under; None where making them anew takes no longer than reading them."""
+        if self.weights != "w4" or not most_bytes():
+            return None
+        asked = self.model_dump(include={"weights", "group", "head", "extra_bytes", "calibration"})
+        return key_of(model, {**asked, "device": model.device.type})
+
+    def _packed(self, model: Any, places: Sequence[Place], key: str | None) -> dict[str, Any]:
+        """Exchanges the layers, keeps what they hold, and gives what is recorded of them."""
+        costs = self._costs(model, places) if self.extra_bytes else {}
+        candidates = candidates_of(places, [self._kind(place) for place in places], self.group, costs)
+        decisions = decide(candidates, int((1 + self.extra_bytes) * least_bytes(candidates)))
+        weights = sum(weight_of(place.layer).numel() for place in places)
+        self._exchange(model, places, decisions)
+        facts = {
+            "decode_layers": table(decisions),
+            "decode_bytes": total_bytes(decisions),
+            "decode_bits_per_weight": 8 * total_bytes(decisions) / weights,
+        }
+        if key:
+            kinds = {decision.path: decision.level.kind for decision in decisions}
+            keep(key, packed_tensors(model, list(kinds)), {"kinds": kinds, "facts": facts})
+        return facts
+
+    def _restored(self, places: Sequence[Place], kept: Kept) -> dict[str, Any]:
+        """As `_packed`, with what was kept."""
+        facts: dict[str, Any] = kept.facts["facts"]
+        arena = _arena_for(places, facts["decode_bytes"])
+        restore_linears(places, kept.facts["kinds"], self.group, arena, kept.tensors)
+        return facts
+
     def _exchange(self, model: Any, places: Sequence[Place], decisions: Sequence[Decision]) -> None:
         """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
-        from optigpu.ops.decode.arena import Arena
         from optigpu.techniques.decode_calibration import moments_by_layer
 
         kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
-        arena = Arena(total_bytes(decisions)) if model.device.type == "cpu" else None
+        arena = _arena_for(places, total_bytes(decisions))
         calibrated = [place for place in places if self.calibration == "self" and kinds[place.path] == "w4"]
         for part, moments in moments_by_layer(model, calibrated):
             exchange_linears(part, kinds, self.group, arena, moments)
@@ -231,6 +262,13 @@ class NativePass:
         self._notes.record(**self._facts)
         self._decoder.begin(*prompt.shape)
         return self._decoder.extend(prompt)
+
+
+def _arena_for(places: Sequence[Place], size: int) -> Any:
+    """One piece of memory for the layers' packed weights, on a CPU alone."""
+    from optigpu.ops.decode.arena import Arena
+
+    return Arena(size) if weight_of(places[0].layer).device.type == "cpu" else None
 
 
 def require_operator(device: Any) -> str:

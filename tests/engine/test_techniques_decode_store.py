@@ -1,0 +1,441 @@
+"""Packed weights are kept as they were, found again by what they were made of, and within a bound."""
+
+import ast
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: TID253 - types, and the parameters of the tests
+from filelock import FileLock
+
+import optigpu
+from optigpu.models.load import load_model
+from optigpu.models.reference import parse_reference
+from optigpu.ops.decode.arena import Arena, aligned
+from optigpu.techniques import decode_store
+from optigpu.techniques.decode_store import MOST_BYTES, MOST_GIB, key_of, load, most_bytes, save
+from optigpu.vocabulary import UnsupportedError
+
+FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
+OPTIONS = {"weights": "w4", "group": 32, "device": "cpu"}
+TRIES = 30
+"""How often each of two processes writes."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where weights are kept; it does not exist yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(MOST_GIB, raising=False)
+    return tmp_path / "optigpu" / "decode"
+
+
+def model(dtype: str = "float32", seed: int = 0) -> Any:
+    return load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype=dtype, seed=seed)
+
+
+def some(rows: int = 40) -> dict[str, torch.Tensor]:
+    """What packing gives: neighbours in an arena, among them, and every type of number."""
+    arena = Arena(aligned(rows * 64) + aligned(rows * 8))
+    numbers, scale = arena.take((rows, 64), torch.uint8), arena.take((rows, 4), torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "h.0.numbers": numbers.random_(0, 256, generator=generator),
+        "h.0.scale": scale.normal_(generator=generator),
+        "h.0.bias": torch.randn(rows, generator=generator),
+        "h.1.numbers": torch.randint(-(2**31), 2**31, (rows, 4), generator=generator).to(torch.int32),
+        "turned": torch.randn(8, rows, generator=generator).T,
+        "one": torch.tensor(3.0),
+        "none": torch.empty(0, 4),
+    }
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert found[name].equal(tensor)
+
+
+def tensors_of(key: str) -> dict[str, torch.Tensor]:
+    kept = load(key)
+    assert kept is not None
+    return kept.tensors
+
+
+def names_in(folder: Path) -> set[str]:
+    """All but the lock, which filelock may leave or take away."""
+    return {path.name for path in folder.iterdir()} - {"decode.lock"}
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What a full disk is to who writes: the kernel refuses to let a file grow further."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def bound(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setenv(MOST_GIB, repr(size / 2**30))
+    assert most_bytes() == size
+
+
+def test_what_was_saved_comes_back_with_its_facts() -> None:
+    assert load("key") is None
+    assert save("key", some(), FACTS)
+    kept = load("key")
+    assert kept is not None
+    assert kept.facts == FACTS
+    assert_same(kept.tensors, some())
+    assert load("other") is None
+
+
+def test_saving_again_replaces() -> None:
+    assert save("key", some(), FACTS)
+    assert save("key", {"only": torch.ones(3)}, {})
+    assert_same(tensors_of("key"), {"only": torch.ones(3)})
+
+
+def test_what_is_read_is_the_files_own_pages_and_writing_does_not_reach_it(folder: Path) -> None:
+    assert save("key", some(), FACTS)
+    tensors = tensors_of("key")
+    assert str(folder / "key.safetensors") in Path("/proc/self/maps").read_text()
+    tensors["h.0.numbers"].zero_()
+    assert_same(tensors_of("key"), some())
+
+
+def test_what_is_mapped_outlives_its_file_and_whoever_writes_anew(folder: Path) -> None:
+    assert save("key", some(), FACTS)
+    tensors = tensors_of("key")
+    assert save("key", {name: torch.zeros_like(tensor) for name, tensor in some().items()}, FACTS)
+    assert_same(tensors, some())
+    (folder / "key.safetensors").unlink()
+    assert_same(tensors, some())
+
+
+def test_tensors_that_overlap_are_refused() -> None:
+    whole = torch.zeros(100)
+    with pytest.raises(RuntimeError, match="share memory"):
+        save("key", {"one": whole[:60], "other": whole[40:]}, {})
+
+
+def test_the_same_model_has_the_same_key_also_in_another_process() -> None:
+    dtypes = ("float32", "bfloat16")
+    keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
+    assert keys == [key_of(model(dtype), dict(reversed(OPTIONS.items()))) for dtype in dtypes]
+    code = f"""
+from optigpu.models.load import load_model
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.decode_store import key_of
+for dtype in {dtypes!r}:
+    model = load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype=dtype)
+    print(key_of(model, {OPTIONS!r}))
+"""
+    output, errors = child(code).communicate(timeout=200)
+    assert output.split() == keys, errors
+
+
+def test_whatever_the_packing_depends_on_changes_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [key_of(model(), OPTIONS), key_of(model("bfloat16"), OPTIONS), key_of(model(seed=1), OPTIONS)]
+    keys += [key_of(model(), OPTIONS | {"group": 64}), key_of(model(), OPTIONS | {"head": "w8"})]
+    keys += [key_of(changed, OPTIONS) for changed in changed_models()]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.99.0")
+        keys.append(key_of(model(), OPTIONS))
+    for index, source in enumerate(decode_store.SOURCES):
+        other = tmp_path / "source.py"
+        other.write_bytes(source.read_bytes() + b"\n")
+        sources = list(decode_store.SOURCES)
+        sources[index] = other
+        monkeypatch.setattr(decode_store, "SOURCES", tuple(sources))
+        keys.append(key_of(model(), OPTIONS))
+        monkeypatch.undo()
+    assert len(set(keys)) == len(keys) == 17 + len(decode_store.SOURCES)
+
+
+def changed_models() -> Iterator[Any]:
+    """Each with as little changed as can be: the lowest bit of the last weight, of one dtype and the other."""
+    changes: list[Callable[[Any], Any]] = [
+        lambda of: last_bit(of.model.norm.weight, torch.int32),
+        lambda of: last_bit(of.model.embed_tokens.weight, torch.int32),
+        lambda of: last_bit(of.model.rotary_emb.inv_freq, torch.int32),
+        lambda of: setattr(of.config, "rms_norm_eps", 2e-6),
+        lambda of: of.register_buffer("more", torch.zeros(4)),
+        lambda of: of.register_buffer("other", torch.zeros(4)),
+        lambda of: of.register_buffer("more", torch.zeros(2, 2)),
+        lambda of: of.register_buffer("more", torch.zeros(4, dtype=torch.int32)),
+        lambda of: of.register_buffer("more", torch.tensor(2**62)),
+        lambda of: of.register_buffer("more", torch.tensor(2**62 + 1)),
+    ]
+    for change in changes:
+        found = model()
+        change(found)
+        yield found
+    found = model("bfloat16")
+    last_bit(found.model.embed_tokens.weight, torch.int16)
+    yield found
+
+
+def last_bit(tensor: torch.Tensor, as_: torch.dtype) -> None:
+    tensor.detach().view(as_).flatten()[-1].bitwise_xor_(1)
+
+
+def test_tied_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    add = decode_store._add_tensor
+
+    def watched(found: Any, name: str, tensor: torch.Tensor) -> None:
+        read.append(name)
+        add(found, name, tensor)
+
+    monkeypatch.setattr(decode_store, "_add_tensor", watched)
+    loaded = model()
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    key_of(loaded, OPTIONS)
+    assert sorted(read) == sorted(
+        [name for name, _ in loaded.named_parameters()] + [name for name, _ in loaded.named_buffers()]
+    )
+    assert "model.embed_tokens.weight" in read
+    assert "lm_head.weight" not in read
+
+
+def test_a_key_of_many_pieces_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = key_of(model(), OPTIONS)
+    monkeypatch.setattr(decode_store, "AT_ONCE", 1000)
+    assert key_of(model(), OPTIONS) == whole
+
+
+NOT_PACKING = {
+    *("ops.naming", "vocabulary", "result"),  # words of refusals and records
+    *("models.facts", "techniques.base"),  # what is asked before, and how a technique is called
+    *(
+        "ops.decode.arena",
+        "ops.decode.cpu",
+        "ops.decode.cuda",
+    ),  # where packed weights lie, and who reads them
+    *("hardware.cpu", "techniques.decode_store"),
+}
+"""Of what the sources import, all that decides nothing of what is packed."""
+
+
+def test_what_the_sources_import_is_among_them_or_decides_nothing() -> None:
+    root = Path(optigpu.__file__).parent
+    known = {".".join(path.relative_to(root).with_suffix("").parts) for path in decode_store.SOURCES}
+    imported = {
+        node.module.removeprefix("optigpu.")
+        for path in decode_store.SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("optigpu.")
+        if node.module
+    }
+    assert imported - known <= NOT_PACKING
+
+
+def test_no_bit_of_a_file_may_change(folder: Path) -> None:
+    assert save("key", {"q": torch.arange(8, dtype=torch.uint8), "s": torch.ones(2)}, {"bits": 4})
+    path = folder / "key.safetensors"
+    content = path.read_bytes()
+    for index in range(len(content)):
+        damaged = bytearray(content)
+        damaged[index] ^= 1
+        path.write_bytes(damaged)
+        assert load("key") is None, f"byte {index}"
+        assert not path.exists()
+    path.write_bytes(content)
+    assert load("key") is not None
+
+
+@pytest.mark.parametrize("length", [0, 4, 8, 100, -1])
+def test_a_file_that_is_cut_short_is_removed_and_made_again(folder: Path, length: int) -> None:
+    assert save("key", some(), FACTS)
+    path = folder / "key.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    assert load("key") is None
+    assert not path.exists()
+    assert save("key", some(), FACTS)
+    assert_same(tensors_of("key"), some())
+
+
+def test_a_file_of_another_format_or_of_somebody_else_is_removed(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    path = folder / "key.safetensors"
+    torch.save(torch.ones(3), path)
+    assert load("key") is None
+    assert not path.exists()
+    save_file({"numbers": torch.ones(3)}, path)
+    assert load("key") is None
+    assert not path.exists()
+
+
+def test_the_least_recently_used_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for second, key in enumerate("abcd"):
+        assert save(key, some(), FACTS)
+        os.utime(folder / f"{key}.safetensors", (second + 1, second + 1))
+    size = (folder / "a.safetensors").stat().st_size
+    assert load("a") is not None  # and so it is the last to go
+    bound(monkeypatch, 3 * size)
+    assert save("e", some(), FACTS)
+    assert names_in(folder) == {"a.safetensors", "d.safetensors", "e.safetensors"}
+    bound(monkeypatch, 2 * size - 1)
+    assert save("f", some(), FACTS)
+    assert names_in(folder) == {"f.safetensors"}
+
+
+def test_who_writes_again_takes_no_others_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in "ab":
+        assert save(key, some(), FACTS)
+    bound(monkeypatch, 2 * (folder / "a.safetensors").stat().st_size)
+    assert save("b", some(), FACTS)
+    assert names_in(folder) == {"a.safetensors", "b.safetensors"}
+
+
+def test_what_is_larger_than_the_bound_is_not_kept_and_costs_the_others_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert save("a", some(), FACTS)
+    bound(monkeypatch, (folder / "a.safetensors").stat().st_size)
+    assert not save("b", some(400), FACTS)
+    fits = {"numbers": torch.zeros(most_bytes(), dtype=torch.uint8)}  # and with its header it does not
+    assert not save("b", fits, {})
+    assert names_in(folder) == {"a.safetensors"}
+
+
+def test_what_killed_processes_left_is_removed(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in ("old.unfinished", ".tmpAbCdEf"):
+        (folder / name).write_bytes(b"half")
+    assert save("a", some(), FACTS)
+    assert names_in(folder) == {"a.safetensors"}
+
+
+def test_a_disk_that_is_full_keeps_nothing_and_loses_nothing(folder: Path) -> None:
+    assert save("a", some(), FACTS)
+    with largest_file(1000):
+        assert not save("a", some(400), FACTS)
+        assert not save("b", some(), FACTS)
+    assert names_in(folder) == {"a.safetensors"}
+    assert_same(tensors_of("a"), some())
+
+
+def test_a_folder_that_cannot_be_made_keeps_nothing(folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file where the folder should be")
+    assert not save("key", some(), FACTS)
+    assert load("key") is None
+    assert folder.read_text() == "a file where the folder should be"
+
+
+def test_nobody_without_a_home_keeps_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert not save("key", some(), FACTS)
+    assert load("key") is None
+
+
+def test_who_would_wait_too_long_for_others_keeps_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_store, "LOCK_TIMEOUT_S", 0.1)
+    folder.mkdir(parents=True)
+    with FileLock(folder / "decode.lock"):
+        assert not save("key", some(), FACTS)
+    assert save("key", some(), FACTS)
+
+
+def test_a_file_system_without_locks_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(lock: FileLock) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    assert not save("key", some(), FACTS)
+    assert not names_in(folder)
+
+
+def test_who_may_only_read_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError
+
+    assert save("key", some(), FACTS)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert_same(tensors_of("key"), some())
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("", MOST_BYTES), ("20", MOST_BYTES), ("0.5", 2**29), ("0", 0), ("0.0", 0)]
+)
+def test_the_environment_bounds_the_folder(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv(MOST_GIB, text)
+    assert most_bytes() == size
+
+
+@pytest.mark.parametrize("text", ["many", "5GB", "-1", "nan", "inf", "1e400"])
+def test_a_bound_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(MOST_GIB, text)
+    for ask in (most_bytes, lambda: load("key"), lambda: save("key", some(), FACTS)):
+        with pytest.raises(UnsupportedError, match=f"{MOST_GIB} is how many GiB .* '{text}' is no such"):
+            ask()
+
+
+def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert save("a", some(), FACTS)
+    monkeypatch.setenv(MOST_GIB, "0")
+    assert load("a") is None
+    assert not save("b", {}, {})
+    assert names_in(folder) == {"a.safetensors"}
+
+
+def test_two_processes_that_write_the_same_do_no_harm(folder: Path) -> None:
+    code = f"""
+import torch
+from optigpu.techniques.decode_store import load, save
+torch.set_num_threads(1)
+tensors = {{"numbers": torch.arange(2**20, dtype=torch.int32)}}
+print("ready", flush=True)
+input()
+for _ in range({TRIES}):
+    assert save("key", tensors, {{}})
+    kept = load("key")
+    assert kept and kept.tensors["numbers"].equal(tensors["numbers"])
+print("done")
+"""
+    both = [child(code) for _ in range(2)]
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in both:
+        output, errors = process.communicate(timeout=200)
+        assert output == "done\n", errors
+    assert names_in(folder) == {"key.safetensors"}
+    assert tensors_of("key")["numbers"].equal(torch.arange(2**20, dtype=torch.int32))
+
+
+def child(code: str) -> "subprocess.Popen[str]":
+    """A process of its own with the same cache folder."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_importing_the_store_loads_no_torch() -> None:
+    code = "import sys, optigpu.techniques.decode_store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
