@@ -46,6 +46,11 @@ class Standing:
     assignment: Assignment
     watch: Watch
 
+    def for_seconds(self, min_seconds: float) -> "Standing":
+        """The same process, of which the first rounds together take so long."""
+        measure = SPEC.measure.model_copy(update={"min_seconds": min_seconds})
+        return replace(self, assignment=self.assignment.model_copy(update={"measure": measure}))
+
     def sampling(self, witness: Witness) -> Sampling:
         """Rounds from the first one on."""
         return Sampling(self.child, self.ready, self.assignment, witness)

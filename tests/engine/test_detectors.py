@@ -21,6 +21,7 @@ import pytest
 from optigpu.conductor.asking import ask
 from optigpu.conductor.child import Child
 from optigpu.conductor.locks import hold, others_measure
+from optigpu.conductor.verdict import DRIFT_FROM_S
 from optigpu.conductor.witness import Witness
 from optigpu.hardware.probe import probe
 from optigpu.messages import Audited, RunAudit
@@ -99,17 +100,17 @@ def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> Non
 
 
 def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
-    """From the eighth of nine rounds on, which is half of the time, the process is stopped again and again."""
+    """From the fifth of six rounds on, which is half of the time, the process is stopped again and again."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 
     def disturb(number: int, child: Child) -> None:
-        if number == 7:
+        if number == ROUNDS:
             threads.append(threading.Thread(target=hamper, args=(child.pid, over)))
             threads[0].start()
 
     try:
-        judged = verdict(measured(honest, disturb, rounds=9))
+        judged = verdict(measured(honest.for_seconds(DRIFT_FROM_S / 2), disturb, rounds=ROUNDS + 2))
     finally:
         over.set()
         threads[0].join()
