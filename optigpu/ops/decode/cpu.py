@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optigpu.ops.build import load_library
+from optigpu.ops.decode.calls import check_steps, decoded
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling
 from optigpu.ops.naming import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -136,12 +137,7 @@ class CpuDecoder:
 
         They are not in the cache yet, and the last that is chosen is not afterwards. Raises what `extend` does.
         """
-        import torch
-
-        chosen = torch.empty(tokens.shape[0], max(0, steps), dtype=torch.int64)
-        for _ in self.decode_into(chosen, tokens, steps, sampling):
-            pass
-        return chosen
+        return decoded(self, tokens, steps, sampling)
 
     def decode_into(
         self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
@@ -153,10 +149,7 @@ class CpuDecoder:
         import torch
 
         request, steps = self._request(tokens, sampling or Sampling()), chosen.shape[1]
-        if min(steps, at_once) < 1:
-            raise ValueError(f"decode takes at least one step, not {min(steps, at_once)}.")
-        if tokens.shape[1] != 1:
-            raise ValueError(f"decode takes the last token of each sequence, not {named(tokens)}.")
+        check_steps(tokens, steps, at_once)
         if chosen.dtype != torch.int64 or chosen.shape[0] != tokens.shape[0] or not chosen.is_contiguous():
             raise ValueError(f"decode fills int64 [{tokens.shape[0]}, steps], not {named(chosen)}.")
         if self._decoded is None:
@@ -179,8 +172,6 @@ class CpuDecoder:
         sequences = self._cache.sequences
         if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != sequences:
             raise ValueError(f"The decoder takes int64 [{sequences}, count] tokens, not {named(tokens)}.")
-        if not 0 <= sampling.temperature < float("inf"):
-            raise ValueError(f"A temperature is a number from 0 on, not {sampling.temperature}.")
         request = _RequestC(
             count=tokens.shape[1], temperature=sampling.temperature, seed=sampling.seed % 2**64
         )

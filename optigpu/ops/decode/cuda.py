@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from optigpu.ops.decode.calls import check_steps, decoded
 from optigpu.ops.decode.cuda_packing import joined
 from optigpu.ops.decode.cuda_prefill import prefill
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
@@ -99,10 +100,7 @@ class CudaDecoder:
 
         The last chosen one is not in the cache yet. Raises what `extend` does.
         """
-        chosen = tokens.new_empty(tokens.shape[0], max(0, steps))
-        for _ in self.decode_into(chosen, tokens, steps, sampling):
-            pass
-        return chosen
+        return decoded(self, tokens, steps, sampling)
 
     def decode_into(
         self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
@@ -112,12 +110,7 @@ class CudaDecoder:
         `chosen`, int64 [sequences, steps], is filled when the last one has ended.
         """
         steps, sampling = chosen.shape[1], sampling or Sampling()
-        if min(steps, at_once) < 1:
-            raise ValueError(f"decode takes at least one step, not {min(steps, at_once)}.")
-        if tokens.dim() == 2 and tokens.shape[1] != 1:
-            raise ValueError(f"decode takes the last token of each sequence, not {named(tokens)}.")
-        if not 0 <= sampling.temperature < float("inf"):
-            raise ValueError(f"A temperature is a number from 0 on, not {sampling.temperature}.")
+        check_steps(tokens, steps, at_once)
         step = self._ready(tokens, steps)
         before = self._length
         step.state.tokens.copy_(tokens[:, 0])

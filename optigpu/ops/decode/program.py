@@ -11,6 +11,7 @@ or cuda.py's in Triton. What a block computes, x float32 [rows, width] being the
 and the logits are linear(norm(x, final), head).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -109,8 +110,12 @@ class Sampling:
     """How a next token is chosen from its logits.
 
     A temperature of 0 takes the most likely one; any other draws from softmax(logits / temperature), with numbers that
-    depend on the seed, the sequence and the position alone.
+    depend on the seed, the sequence and the position alone. Raises ValueError for a temperature that is none.
     """
 
     temperature: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"A temperature is a number from 0 on, not {self.temperature}.")

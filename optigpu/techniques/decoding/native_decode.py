@@ -34,13 +34,13 @@ _OWN_STEP = "its operator is the whole decode step, and none is left for another
 class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
-    `weights` are 4-bit or 8-bit numbers of which `group` inputs of an output share a bfloat16 scale, or bfloat16.
+    `weights` are 4-bit or 8-bit numbers of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
     Activations that meet 4-bit or 8-bit weights are rounded to int8 by the same groups. `head` keeps the head, which
     often is the most sensitive matrix, in more bits. With `calibration` "self" the model first writes some text, and on
     what that gives its layers the errors of 4-bit weights make up for each other: they cost half as much quality, and
-    loading a model of 10^9 weights takes minutes, but for the first time alone: packed weights are kept in the cache
-    folder (decode_store.py). `extra_bytes` is the share by which 4-bit weights may grow so that
-    those layers have 8 bits where that leaves out the most of the error. `kv` is what keys and values are stored as.
+    loading a model of 10^9 weights takes minutes the first time; packed 4-bit weights are kept in the cache folder
+    (decode_store.py). `extra_bytes` is the share by which 4-bit weights may grow so that those layers have 8 bits where
+    that leaves out the most of the error. `kv` is what keys and values are stored as.
     `tokens_at_once` are chosen within one call of the operator: they come together, so that a token has no time of its
     own. The embedding becomes bfloat16, also where a tied head is packed. All sums are float32, whatever dtype the
     weights came in: bf16 and fp16 are where the weights are quantized from, and take half the memory for loading.
