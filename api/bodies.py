@@ -11,8 +11,8 @@ from api.auth import Submitter
 from api.fields import Fields
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
-from optigpu.plan import variants_of
-from optigpu.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
 
 SPEC_FIELDS = Fields(JobSpec)

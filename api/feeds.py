@@ -9,9 +9,9 @@ from itertools import islice
 
 import structlog
 
+from optigpu.documents.views import EventView
 from optigpu.store import events
 from optigpu.store.database import Database
-from optigpu.views import EventView
 from optigpu.vocabulary import JobState
 
 POLL_S = 0.3

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from api.examples import JOBS
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
-from optigpu.spec import JobSpec
-from optigpu.views import EventView, Problem
+from optigpu.documents.views import EventView, Problem
+from optigpu.job.spec import JobSpec
 
 REFERENCE = "#/components/schemas/{model}"
 TAGS = [

@@ -13,8 +13,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.fields import describe_parameters
+from optigpu.documents.views import Problem
 from optigpu.store.errors import CursorError, StoreUnavailableError
-from optigpu.views import Problem
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
 
 MEDIA_TYPE = "application/problem+json"

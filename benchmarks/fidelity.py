@@ -18,14 +18,14 @@ from rich.progress import track
 
 from benchmarks.document import write
 from benchmarks.pairs import bench_of
-from optigpu.conductor.asking import ask
-from optigpu.conductor.variables import child_variables
-from optigpu.messages import Ready, Round, RunRound
+from optigpu.child.messages import Ready, Round, RunRound
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.models.presets import PRESETS
-from optigpu.plan import variants_of
 from optigpu.report import console
-from optigpu.spec import JobSpec
-from optigpu.stats import paired_ratio
+from optigpu.statistics.intervals import paired_ratio
 from optigpu.vocabulary import OptiGPUError
 
 ROOT = Path(__file__).resolve().parents[1]

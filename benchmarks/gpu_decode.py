@@ -89,7 +89,7 @@ class Ours:
     name = "ours"
 
     def __init__(self, shapes: "Shapes", weights: "Weights", capacity: int) -> None:
-        from optigpu.ops.decode.cuda import CudaDecoder
+        from optigpu.ops.decode.cuda.decoder import CudaDecoder
 
         program = random_program(shapes, OURS[weights], capacity)
         self.step_bytes = program_bytes(program) + cache_bytes(shapes)
@@ -145,7 +145,7 @@ class Eager:
     name = "eager"
 
     def __init__(self, preset: str, shapes: "Shapes") -> None:
-        from optigpu.models.load import load_model
+        from optigpu.models.loading.load import load_model
         from optigpu.models.reference import parse_reference
 
         reference = parse_reference(f"preset:{preset}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.report import console
 from optigpu.run import Report, run
-from optigpu.spec import JobSpec
 from optigpu.vocabulary import DeviceKind
 
 NO_GPU = "not measured: this machine has no NVIDIA GPU"

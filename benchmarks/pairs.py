@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from optigpu import paths
-from optigpu.conductor.company import Bench
-from optigpu.conductor.groups import measure_group
-from optigpu.conductor.locks import hold
 from optigpu.conductor.preparation import Preparation, scratch_folder
-from optigpu.conductor.watch import Watch
-from optigpu.conductor.witness import Witness
-from optigpu.events import Event
+from optigpu.conductor.processes.groups import measure_group
+from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.processes.residents import Bench
+from optigpu.conductor.progress import Watch
+from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.documents.events import Event
+from optigpu.documents.result import Result
 from optigpu.hardware import hardware_class, probe
-from optigpu.plan import variants_of
-from optigpu.result import Result
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.run import REPLICATE, never
-from optigpu.spec import JobSpec
 from optigpu.vocabulary import OptiGPUError
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.document import write
-from optigpu.events import Event
+from optigpu.documents.events import Event
+from optigpu.documents.result import Result, VerdictReason, VerdictWarning
+from optigpu.job.spec import JobSpec
 from optigpu.report import console
-from optigpu.result import Result, VerdictReason, VerdictWarning
 from optigpu.run import run
-from optigpu.spec import JobSpec
 from optigpu.vocabulary import DeviceKind
 
 WORKLOADS: dict[str, dict[str, Any]] = {

@@ -15,11 +15,11 @@ from rich.progress import track
 
 from benchmarks.document import write
 from benchmarks.pairs import measure_pair
-from optigpu.compare import compare
+from optigpu.documents.result import Result
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.report import console
-from optigpu.result import Result
-from optigpu.spec import JobSpec
+from optigpu.statistics.compare import compare
 from optigpu.vocabulary import DeviceKind
 
 GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}

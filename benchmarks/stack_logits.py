@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import answer, refusing, write_logits
-from optigpu.child_process import use_threads
+from optigpu.child.connection import use_threads
+from optigpu.child.messages import Assignment
+from optigpu.child.replicate import refusal
 from optigpu.cli.options import validated
 from optigpu.hardware import probe
-from optigpu.messages import Assignment
+from optigpu.job.plan import variants_of
 from optigpu.meters.memory import weight_bytes
-from optigpu.plan import variants_of
-from optigpu.replicate import refusal
 from optigpu.vocabulary import UnsupportedError
 
 

@@ -11,13 +11,13 @@ from rich.progress import track
 
 from benchmarks.pairs import bench_of
 from benchmarks.peers import Asked, Peer, running
+from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.cli.options import validated
-from optigpu.conductor.asking import ask
-from optigpu.conductor.company import Bench
-from optigpu.messages import Metered, Ready, Round, RunMeter, RunRound
-from optigpu.plan import variants_of
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.residents import Bench
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.report import console
-from optigpu.spec import JobSpec
 from optigpu.vocabulary import OptiGPUError
 
 ROUND = RunRound(seconds=0, max_requests=1)

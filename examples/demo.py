@@ -16,12 +16,12 @@ from rich.console import Console
 from examples.service import embedded_service
 from optigpu.cli.options import parse_stack
 from optigpu.client import Client
+from optigpu.documents.result import Attribution, Environment
+from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
+from optigpu.job.plan import default_stack
 from optigpu.paths import data_dir
-from optigpu.plan import default_stack
 from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grid, terminal
-from optigpu.result import Attribution, Environment
-from optigpu.views import EventView, JobView
 from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 

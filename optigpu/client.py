@@ -5,7 +5,7 @@
         client.wait(job.id)
         results = client.results(job.id)
 
-Results come as plain JSON, as they were stored; all else as the models of `optigpu.views`, without the fields
+Results come as plain JSON, as they were stored; all else as the models of `optigpu.documents.views`, without the fields
 that only a newer service knows.
 """
 
@@ -20,8 +20,7 @@ import stamina
 from httpx_sse import connect_sse
 from pydantic import BaseModel, RootModel, ValidationError
 
-from optigpu.spec import JobSpec
-from optigpu.views import (
+from optigpu.documents.views import (
     ArtifactsView,
     Comparison,
     EventView,
@@ -31,6 +30,7 @@ from optigpu.views import (
     SamplesView,
     WorkerView,
 )
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, UnreachableError, new_id
 
 TIMEOUT = httpx.Timeout(10.0, read=30.0)

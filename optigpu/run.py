@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from optigpu import paths
-from optigpu.attribution import attribute
-from optigpu.conductor.company import Bench
-from optigpu.conductor.groups import measure_again, measure_group
-from optigpu.conductor.locks import hold, others_measure
 from optigpu.conductor.preparation import prepare, scratch_folder
-from optigpu.conductor.watch import Watch
-from optigpu.conductor.witness import Witness
-from optigpu.events import Event, Finished, Planned, PlannedVariant
+from optigpu.conductor.processes.groups import measure_again, measure_group
+from optigpu.conductor.processes.locks import hold, others_measure
+from optigpu.conductor.processes.residents import Bench
+from optigpu.conductor.progress import Watch
+from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
+from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples
 from optigpu.hardware import hardware_class, probe
-from optigpu.plan import variants_of
-from optigpu.result import Attribution, Environment, Outcome, Result, Samples
-from optigpu.spec import JobSpec, Variant
+from optigpu.job.attribution import attribute
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import Frozen, Role
 
-REPLICATE = (sys.executable, "-P", "-m", "optigpu.replicate")
+REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
 
 

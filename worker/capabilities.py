@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from optigpu import __version__, hardware
-from optigpu.result import Accelerator, Environment
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
 

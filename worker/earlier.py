@@ -1,11 +1,11 @@
 """What earlier attempts of a job have measured, so that its attribution covers all of them."""
 
-from optigpu.attribution import attribute
-from optigpu.plan import variants_of
-from optigpu.result import Attribution, Outcome, Result
+from optigpu.documents.result import Attribution, Outcome, Result
+from optigpu.documents.views import VariantView
+from optigpu.job.attribution import attribute
+from optigpu.job.plan import variants_of
 from optigpu.run import Report
 from optigpu.store import results
-from optigpu.views import VariantView
 from worker.station import Station
 
 

@@ -8,9 +8,9 @@ from typing import Self
 
 import structlog
 
+from optigpu.documents.views import ProgressView
 from optigpu.store import jobs
 from optigpu.store.errors import StoreUnavailableError
-from optigpu.views import ProgressView
 from optigpu.vocabulary import LeaseLostError
 from worker.station import Station
 

@@ -5,10 +5,10 @@ from typing import Any, Concatenate, ParamSpec, assert_never
 
 import structlog
 
-from optigpu.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
-from optigpu.result import Attribution, Outcome
+from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.result import Attribution, Outcome
+from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import artifacts, jobs
-from optigpu.views import JobView, ProgressView
 from optigpu.vocabulary import JobState
 from worker.heartbeat import Heartbeat, Interruption
 from worker.station import Station

@@ -9,8 +9,8 @@ from api.openapi import GUARDED, problems
 from api.parameters import Uuid
 from api.problems import ProblemError
 from api.service import ServiceDep
+from optigpu.documents.views import Comparison
 from optigpu.store import results
-from optigpu.views import Comparison
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED)
@@ -36,7 +36,7 @@ def compare_results(
     service: ServiceDep, _: Reader, wanted: Annotated[ComparisonQuery, Query()]
 ) -> Comparison:
     """For each metric the ratio, its 95% interval, and whether the difference is real; from stored summaries."""
-    from optigpu.compare import NotComparableError, compare  # here, because it loads numpy
+    from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
 
     with service.database.read() as session:
         baseline, candidate = (results.get(session, each) for each in (wanted.baseline, wanted.candidate))

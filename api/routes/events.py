@@ -11,8 +11,8 @@ from api.auth import Reader
 from api.openapi import GUARDED, problems, schema_of
 from api.parameters import Id
 from api.service import Service, ServiceDep
+from optigpu.documents.views import EventView
 from optigpu.store import jobs
-from optigpu.views import EventView
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)

@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from api.auth import Reader
 from api.openapi import GUARDED
 from api.service import ServiceDep
+from optigpu.documents.views import WorkerView
 from optigpu.hardware import catalog
 from optigpu.store import workers
-from optigpu.views import WorkerView
 from optigpu.vocabulary import DeviceKind, Frozen
 
 router = APIRouter(prefix="/v1", tags=["workers"], responses=GUARDED)

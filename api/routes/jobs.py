@@ -9,8 +9,8 @@ from api.bodies import PostedSpec
 from api.openapi import GUARDED, POSTED_JOB, problems
 from api.parameters import PRINTABLE, Cursor, Id, Limit
 from api.service import ServiceDep
+from optigpu.documents.views import JobPage, JobSummary, JobView
 from optigpu.store import jobs
-from optigpu.views import JobPage, JobSummary, JobView
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)

@@ -11,9 +11,9 @@ from api.auth import Reader
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
+from optigpu.documents.views import LeaderboardPage
 from optigpu.store import leaderboard
 from optigpu.store.leaderboard import LeaderboardQuery
-from optigpu.views import LeaderboardPage
 from optigpu.vocabulary import METRICS, Frozen
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)

@@ -10,9 +10,9 @@ from api.openapi import GUARDED, problems
 from api.parameters import Id
 from api.samples import samples_text
 from api.service import ServiceDep
-from optigpu.result import Attribution, Result
+from optigpu.documents.result import Attribution, Result
+from optigpu.documents.views import ArtifactsView, SamplesView
 from optigpu.store import artifacts, jobs, results
-from optigpu.views import ArtifactsView, SamplesView
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.auth import Reader
 from api.openapi import GUARDED
-from optigpu.spec import JobSpec
+from optigpu.job.spec import JobSpec
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Frozen
 from optigpu.workloads import WORKLOADS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.arguments import default_cache
-from optigpu.conductor.variables import child_variables
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.vocabulary import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]

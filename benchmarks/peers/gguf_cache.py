@@ -46,7 +46,7 @@ def kept(folder: Path, model: str, weights: str, seed: int, threads: int) -> Pat
 
 
 def _write(path: Path, reference: ModelReference, seed: int) -> None:
-    from optigpu.models.load import load_model
+    from optigpu.models.loading.load import load_model
 
     gguf_file.write(load_model(reference, device="cpu", dtype="float32", seed=seed), path)
 

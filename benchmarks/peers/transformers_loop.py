@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.bare_loop import Moments
 from benchmarks.peers.arguments import parse, serve
 from benchmarks.peers.preparations import PREPARE
-from optigpu.models.load import load_model
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 
 

@@ -10,7 +10,7 @@ from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.vocabulary import METRICS, Better
 
 if TYPE_CHECKING:
-    from optigpu.views import LeaderboardRow
+    from optigpu.documents.views import LeaderboardRow
 
 TECHNIQUES_OF: dict[Precision, frozenset[str]] = {
     "fp32": frozenset(),

@@ -14,7 +14,7 @@ from optigpu.vocabulary import METRICS, SpecError
 if TYPE_CHECKING:
     from optigpu.claims import Book
     from optigpu.client import Client
-    from optigpu.views import LeaderboardRow
+    from optigpu.documents.views import LeaderboardRow
 
 Report = dict[str, Any]
 PAGE = 200

@@ -12,8 +12,8 @@ from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError, is_id
 
 if TYPE_CHECKING:
+    from optigpu.job.spec import JobSpec
     from optigpu.run import Report
-    from optigpu.spec import JobSpec
 
 Place = Annotated[
     str,
@@ -48,8 +48,8 @@ def compare(
     api_key: ApiKey = None,
 ) -> None:
     """Compare two results: each metric's ratio, its interval, and whether the difference is real."""
-    from optigpu.compare import compare as compare_results
     from optigpu.report import comparison_grid
+    from optigpu.statistics.compare import compare as compare_results
 
     pair = [stored_result(place, url, api_key).result for place in (baseline, candidate)]
     comparison = compare_results(*pair, anyway=anyway)
@@ -72,9 +72,9 @@ def replay(
 
     With --json, what `optigpu run --json` prints, and the comparison.
     """
-    from optigpu.compare import compare as compare_results
-    from optigpu.replay import replay_note
+    from optigpu.job.replay import replay_note
     from optigpu.report import comparison_grid
+    from optigpu.statistics.compare import compare as compare_results
 
     stored = stored_result(result, url, api_key)
     given = {"replicates": replicates, "min_seconds": min_seconds, "max_seconds": max_seconds}
@@ -137,7 +137,7 @@ def _labelled(results: list[dict[str, Any]], label: str, name: str) -> dict[str,
 
 def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
     from optigpu.cli.options import validated
-    from optigpu.replay import replay_request
+    from optigpu.job.replay import replay_request
 
     request = replay_request(stored.result, stored.spec, measure)
     try:
@@ -148,7 +148,7 @@ def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
 
 def _run(spec: "JobSpec") -> "Report":
     """Measures, progress on stderr. Exit status 1 when there is no result."""
-    from optigpu.events import as_document
+    from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run
 

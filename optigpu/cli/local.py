@@ -10,8 +10,8 @@ from optigpu.cli.output import AsJson, Format, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, VariantStatus
 
 if TYPE_CHECKING:
-    from optigpu.result import Environment
-    from optigpu.spec import JobSpec
+    from optigpu.documents.result import Environment
+    from optigpu.job.spec import JobSpec
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -82,7 +82,7 @@ def default_device() -> DeviceKind:
 def with_default_stack(spec: "JobSpec") -> "JobSpec":
     """The job with the techniques that suit its device on this machine."""
     from optigpu.hardware import probe as probe_machine
-    from optigpu.plan import default_stack
+    from optigpu.job.plan import default_stack
 
     environment: Environment = probe_machine()
     return spec.model_copy(update={"stack": default_stack(environment, spec.device, spec.workload)})
@@ -90,7 +90,7 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
 
 def _measure(spec: "JobSpec", form: Format) -> None:
     """Runs the job, progress on stderr, and shows it. Exit status 1 when no variant succeeded."""
-    from optigpu.events import as_document
+    from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job
 

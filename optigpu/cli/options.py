@@ -15,7 +15,7 @@ import typer
 from optigpu.vocabulary import DeviceKind, SpecError
 
 if TYPE_CHECKING:
-    from optigpu.spec import JobSpec
+    from optigpu.job.spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def validated(document: Mapping[str, Any]) -> "JobSpec":
     """The document as a JobSpec. Raises SpecError with a line for each field that is wrong."""
     from pydantic import ValidationError
 
-    from optigpu.spec import JobSpec
+    from optigpu.job.spec import JobSpec
 
     try:
         return JobSpec.model_validate(document)

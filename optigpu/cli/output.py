@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from optigpu.documents.result import Attribution
     from optigpu.report import Grid
-    from optigpu.result import Attribution
 
 
 class Format(StrEnum):

@@ -134,8 +134,8 @@ def _follow(client: "Client", job_id: str, form: Format) -> None:
 
     Exit status 1 unless it succeeded.
     """
+    from optigpu.documents.result import Attribution
     from optigpu.report import RunProgress, console
-    from optigpu.result import Attribution
 
     try:
         with RunProgress(console(stderr=True)) as progress:

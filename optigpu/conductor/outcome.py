@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optigpu.conductor.company import Bench
+from optigpu.child.messages import Metered
 from optigpu.conductor.preparation import Preparation
+from optigpu.conductor.processes.residents import Bench
+from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
-from optigpu.conductor.sampling import Replicate
-from optigpu.conductor.verdict import judge
+from optigpu.conductor.verdicts.judge import judge
+from optigpu.documents.result import Measurement, Outcome, Result, Samples, VariantSummary
 from optigpu.hardware.catalog import find_class
-from optigpu.messages import Metered
-from optigpu.result import Measurement, Outcome, Result, Samples, VariantSummary
+from optigpu.job.spec import Variant
 from optigpu.roofline import roofline_of
-from optigpu.spec import Variant
-from optigpu.stats import describe, summarise
+from optigpu.statistics.intervals import describe, summarise
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 T = TypeVar("T")

@@ -9,13 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from optigpu.conductor.asking import ask
-from optigpu.conductor.company import Bench
-from optigpu.conductor.peaks import measured_peaks
-from optigpu.messages import Metered, Peaks, Ready, RunReference
+from optigpu.child.messages import Metered, Ready, RunReference
+from optigpu.conductor.peak_cache import measured_peaks
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.residents import Bench
+from optigpu.documents.peaks import Peaks
+from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
 from optigpu.paths import data_dir
-from optigpu.spec import Variant
 from optigpu.vocabulary import DeadlineError, ReplicateError, Role, UnsupportedError
 
 ABANDONED_S = 2 * 86400.0

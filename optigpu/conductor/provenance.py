@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from optigpu import __version__
-from optigpu.result import Environment, Provenance
-from optigpu.spec import JobSpec, Variant, digest
+from optigpu.documents.result import Environment, Provenance
+from optigpu.job.spec import JobSpec, Variant, digest
 
 NO_MODEL = "The workload runs no model."
 NOT_RECORDED = "The measuring process did not record it."
@@ -22,8 +22,8 @@ def provenance_of(
 ) -> Provenance:
     """The provenance of a measured variant, from the details that its first process and its meters recorded.
 
-    `details["weights"]` is what `weights_provenance` of optigpu.models.weights gave, and `details["quality"]` what the
-    quality meter did. What neither says is null, with the reason.
+    `details["weights"]` is what `weights_provenance` of optigpu.models.loading.weights gave, and
+    `details["quality"]` what the quality meter did. What neither says is null, with the reason.
     """
     weights: Mapping[str, Any] = details.get("weights") or {}
     quality: Mapping[str, Any] = details.get("quality") or {}

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from optigpu.documents.result import Accelerator
 from optigpu.hardware.nvml import Driver, Gpu
 from optigpu.hardware.sensors import SensorError
-from optigpu.result import Accelerator
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from optigpu.documents.result import Environment, HostIdSource
 from optigpu.hardware.files import contents
-from optigpu.result import Environment, HostIdSource
 from optigpu.vocabulary import canonical_json
 
 _FIRMWARE = ("product_uuid", "board_serial")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware.cgroup import memory_limit
 from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model
 from optigpu.hardware.files import contents
@@ -21,7 +22,6 @@ from optigpu.hardware.gpu import gpus
 from optigpu.hardware.identity import hardware_fingerprint, host_id, software_fingerprint
 from optigpu.hardware.origin import container, git_revision, image
 from optigpu.hardware.setup import cpu_setup
-from optigpu.result import Accelerator, Environment
 from optigpu.vocabulary import DeviceKind
 
 PACKAGES = (

@@ -7,9 +7,9 @@ Linux kernel describe it. `root` is the root of the file system, so that a test 
 import re
 from pathlib import Path
 
+from optigpu.documents.result import CpuSetup
 from optigpu.hardware.cpu import allowed_cpus, cpu_fields
 from optigpu.hardware.files import contents
-from optigpu.result import CpuSetup
 
 _CPUS = "sys/devices/system/cpu"
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optigpu.documents.result import Bound
 from optigpu.hardware.intensity import (
     GLUE,
     RIDGE_FLOP_PER_BYTE,
@@ -14,9 +15,8 @@ from optigpu.hardware.intensity import (
     bound_of,
     bound_of_kernel,
 )
-from optigpu.hardware.kernels import Kernel, share, table
+from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.meters.base import Reading, Scene
-from optigpu.result import Bound
 from optigpu.vocabulary import DeviceKind, new_id
 from optigpu.workloads.base import Clock
 

@@ -219,7 +219,7 @@ def _own_passages(setting: Setting, runtime: DecodingRuntime) -> list[Passage]:
 
 def _encoder(setting: Setting) -> Callable[[str], list[int]]:
     """Text to ids without special tokens, all of them the model's."""
-    from optigpu.models.load import load_tokenizer
+    from optigpu.models.loading.load import load_tokenizer
 
     tokenizer = load_tokenizer(parse_reference(setting.model))
 

@@ -9,13 +9,19 @@
 To add a kernel: one source file, one Python file with its functions, its public names here.
 """
 
+from optigpu.ops.activation.fused_activation import activation_backend, bias_gelu, swiglu
 from optigpu.ops.build import compiler_reason
-from optigpu.ops.fused_activation import activation_backend, bias_gelu, swiglu
-from optigpu.ops.fused_norm import add_layer_norm, add_rms_norm, norm_backend
-from optigpu.ops.int4_linear import int4_linear, int4_linear_backend, pack_int4
-from optigpu.ops.int4_quantize import Int4Scheme, quantize_groups
-from optigpu.ops.int8_dynamic import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_tokens
-from optigpu.ops.int8_linear import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
+from optigpu.ops.four_bits.quantize import Int4Scheme, quantize_groups
+from optigpu.ops.linear.int4_linear import int4_linear, int4_linear_backend, pack_int4
+from optigpu.ops.linear.int8_dynamic import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_tokens
+from optigpu.ops.linear.int8_linear import (
+    int8_linear,
+    int8_linear_backend,
+    native_reason,
+    pack,
+    quantize_rows,
+)
+from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 
 __all__ = [
     "Int4Scheme",

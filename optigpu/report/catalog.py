@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from optigpu.documents.result import Accelerator, CpuSetup, Environment
+from optigpu.documents.views import JobPage
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
-from optigpu.result import Accelerator, CpuSetup, Environment
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.views import JobPage
 from optigpu.vocabulary import DeviceKind
 
 Facts = Mapping[str, Any]

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from optigpu.documents.views import ComparedResult, Comparison, Difference, MetricComparison
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import MISSING, short
 from optigpu.report.rows import HEADINGS
-from optigpu.views import ComparedResult, Comparison, Difference, MetricComparison
 
 LONGEST_VALUE = 60
 

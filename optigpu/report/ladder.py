@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from optigpu.documents.result import Attribution, Gain
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import ratio, scaled, with_interval
 from optigpu.report.rows import Document, Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
-from optigpu.result import Attribution, Gain
 from optigpu.vocabulary import METRICS, Role, VariantStatus
 
 FURTHER = {

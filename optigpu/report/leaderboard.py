@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
+from optigpu.documents.views import LeaderboardPage, LeaderboardRow
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, short, with_interval
 from optigpu.report.rows import heading
-from optigpu.views import LeaderboardPage, LeaderboardRow
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from optigpu.documents.result import Attribution, VerdictReason, VerdictWarning
 from optigpu.report.numbers import ratio
 from optigpu.report.rows import Row
-from optigpu.result import Attribution, VerdictReason, VerdictWarning
 
 REASONS: dict[str, str] = {
     VerdictReason.OUTPUT_INVALID: "the output is not what it must be",

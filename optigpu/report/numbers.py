@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optigpu.result import Gain
+from optigpu.documents.result import Gain
 
 MISSING = "-"
 

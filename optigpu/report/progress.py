@@ -66,7 +66,7 @@ class RunProgress:
         self.bar.stop()
 
     def show(self, kind: str, data: Mapping[str, Any]) -> None:
-        """One event, as `optigpu.events.as_document` or the service's stream gives it; unknown kinds pass."""
+        """One event, as `optigpu.documents.events.as_document` or the service's stream gives it; unknown kinds pass."""
         handler = {
             "planned": self._planned,
             "variant_started": self._started,

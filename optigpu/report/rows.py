@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optigpu.result import Attribution, AttributionRow
+from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.vocabulary import METRICS
 
 Document = Mapping[str, Any]

@@ -8,9 +8,9 @@ moves, because a small model's weights come from a cache.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Bound, MetricSummary
 from optigpu.hardware.catalog import Device, Dtype
-from optigpu.messages import Peaks
-from optigpu.result import Bound, MetricSummary
 from optigpu.roofline.work import VariantWork, Work, work_of
 from optigpu.vocabulary import METRICS, Better, Frozen, UnsupportedError
 from optigpu.workloads.base import Workload

@@ -11,9 +11,9 @@ from pathlib import Path
 from sqlalchemy import LargeBinary, func, select
 from sqlalchemy.orm import Session, defer
 
+from optigpu.documents.views import ArtifactsView, ArtifactView
 from optigpu.store.database import Database
 from optigpu.store.tables import ArtifactRow, ResultRow
-from optigpu.views import ArtifactsView, ArtifactView
 from optigpu.vocabulary import NotFoundError
 
 MOST_BYTES = 32 * 2**20

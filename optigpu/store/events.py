@@ -1,7 +1,7 @@
 """A job's events: append-only, numbered from 1 without gaps.
 
-Besides the engine's own kinds (`optigpu.events`) there are `state` (the job changed its state: state, reason, attempt,
-worker_id) and `cancel_requested`.
+Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
+reason, attempt, worker_id) and `cancel_requested`.
 """
 
 from datetime import datetime
@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from optigpu.documents.views import EventView
 from optigpu.store.database import moment
 from optigpu.store.tables import Job, JobEvent
-from optigpu.views import EventView
 from optigpu.vocabulary import NotFoundError
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import func, literal, select, tuple_
 from sqlalchemy.orm import Session, defer
 
-from optigpu.spec import JobSpec, digest
+from optigpu.documents.views import AttemptView, JobPage, JobSummary, JobView, ProgressView, VariantView
+from optigpu.job.spec import JobSpec, digest
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
@@ -15,7 +16,6 @@ from optigpu.store.outcomes import finish, plan, save_outcome, variant_started
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import announce, end
-from optigpu.views import AttemptView, JobPage, JobSummary, JobView, ProgressView, VariantView
 from optigpu.vocabulary import (
     SCHEMA_VERSION,
     ConflictError,

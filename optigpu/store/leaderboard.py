@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from optigpu.result import Result
+from optigpu.documents.result import Result
+from optigpu.documents.views import LeaderboardPage, LeaderboardRow
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import LeaderboardEntry, MetricRow
-from optigpu.views import LeaderboardPage, LeaderboardRow
 from optigpu.vocabulary import METRICS, Better, DeviceKind, Frozen, NotFoundError
 
 _Statement = Select[LeaderboardEntry, float, float, float, bool]

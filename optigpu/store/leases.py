@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, delete, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.spec import JobSpec
+from optigpu.documents.views import ProgressView
+from optigpu.job.spec import JobSpec
 from optigpu.store.database import moment
 from optigpu.store.events import record
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
 from optigpu.store.workers import WorkerInfo
-from optigpu.views import ProgressView
 from optigpu.vocabulary import Frozen, JobState, LeaseLostError
 
 MAX_ATTEMPTS = 3

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from optigpu.events import Finished, Planned, PlannedVariant, VariantFinished, VariantStarted, as_document
-from optigpu.result import Attribution, Outcome
+from optigpu.documents.events import (
+    Finished,
+    Planned,
+    PlannedVariant,
+    VariantFinished,
+    VariantStarted,
+    as_document,
+)
+from optigpu.documents.result import Attribution, Outcome
 from optigpu.store import artifacts, leaderboard, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment

@@ -7,11 +7,11 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from optigpu.result import MetricSummary, Result, Samples
-from optigpu.spec import digest
+from optigpu.documents.result import MetricSummary, Result, Samples
+from optigpu.documents.views import SamplesView
+from optigpu.job.spec import digest
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import EnvironmentRow, MetricRow, ResultRow, SamplesRow, VariantRow
-from optigpu.views import SamplesView
 from optigpu.vocabulary import NotFoundError
 
 

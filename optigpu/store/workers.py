@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from optigpu.documents.views import WorkerView
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import LeaderboardEntry, Worker
-from optigpu.views import WorkerView
 from optigpu.vocabulary import DeviceKind, Frozen
 
 LEASE_S = 30.0

@@ -10,8 +10,8 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
 from optigpu.vocabulary import DeviceKind, Frozen, Layer
 
 DECODING = ("generate", "kv_cache", "batch_sweep", "quality")

@@ -171,7 +171,7 @@ class NormalizationRequest:
         return apply
 
     def _fused(self, runtime: Runtime) -> Callable[[Any, Any], Any]:
-        from optigpu.ops.fused_norm import add_layer_norm, add_rms_norm, norm_backend
+        from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 
         backend = norm_backend(self._rows.device)
         if backend == "torch":

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
+from optigpu.job.spec import JobSpec, Measure
 from optigpu.report.pages import metrics_page, techniques_page
-from optigpu.spec import JobSpec, Measure
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS
@@ -27,10 +27,19 @@ def parts(folder: str, pattern: str) -> list[Path]:
 
 
 def classes_in(path: Path, base: type) -> list[type]:
-    """The subclasses of `base` that a file defines."""
+    """The subclasses of `base` that a file defines, or that a package defines and offers."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     members = inspect.getmembers(importlib.import_module(name), inspect.isclass)
-    return [member for _, member in members if issubclass(member, base) and member.__module__ == name]
+    return [
+        member
+        for _, member in members
+        if issubclass(member, base) and f"{member.__module__}.".startswith(f"{name}.")
+    ]
+
+
+def packages() -> list[Path]:
+    """The packages of a layer: techniques with parts of their own."""
+    return [path.parent for path in sorted((ROOT / "optigpu" / "techniques").glob("*/*/__init__.py"))]
 
 
 def literals(annotation: Any) -> set[str]:
@@ -42,10 +51,15 @@ def literals(annotation: Any) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", parts("techniques", "*/*.py"), ids=lambda path: path.stem)
-def test_a_technique_s_file_holds_one_and_it_is_in_the_union(path: Path) -> None:
+@pytest.mark.parametrize("path", [*parts("techniques", "*/*.py"), *packages()], ids=lambda path: path.stem)
+def test_a_module_or_package_of_a_layer_offers_exactly_one_technique(path: Path) -> None:
     (kind,) = classes_in(path, Technique)
     assert TECHNIQUES.get(path.stem) is kind
+
+
+def test_no_helper_lies_beside_the_layers() -> None:
+    folder = ROOT / "optigpu" / "techniques"
+    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "base.py"}
 
 
 @pytest.mark.parametrize("path", parts("workloads", "*.py"), ids=lambda path: path.stem)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from optigpu.techniques.bitsandbytes_layers import NF4_BLOCK
-from optigpu.techniques.layers import linear_places
+from optigpu.surgery.bitsandbytes_layers import NF4_BLOCK
+from optigpu.surgery.places import linear_places
 from tests.engine.rounding import DRAWS, SAFETY, logits_of
 
 NF4 = [

@@ -5,7 +5,7 @@ Numbers that are rounded are float32, as in the operators; sums are float64, so 
 
 import torch  # noqa: TID253 - types
 
-from optigpu.ops.decode.packing import unpack
+from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling
 from optigpu.vocabulary import ReplicateError
 

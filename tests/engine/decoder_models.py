@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from optigpu.ops.decode.cpu import CpuDecoder
-from optigpu.ops.decode.packing import unpack
+from optigpu.ops.decode.cpu.decoder import CpuDecoder
+from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import CacheKind
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes
-from optigpu.techniques.decode_programs import attached
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.layers import linear_places, weight_of
+from optigpu.techniques.decoding.native_decode.programs import attached
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
 
 _LLAMA3 = {

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import PassRuntime
-from optigpu.models.load import load_image_model
+from optigpu.job.spec import resolve
+from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
-from optigpu.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Task

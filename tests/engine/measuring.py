@@ -5,18 +5,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optigpu.conductor.asking import ask
-from optigpu.conductor.child import Child
-from optigpu.conductor.sampling import Replicate, Sampling, audit
-from optigpu.conductor.variables import child_variables
-from optigpu.conductor.verdict import judge
-from optigpu.conductor.watch import Watch
-from optigpu.conductor.witness import Witness
+from optigpu.child.messages import Assignment, Ready
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.rounds import Replicate, Sampling, audit
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.progress import Watch
+from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.verdicts.judge import judge
+from optigpu.documents.result import Verdict
 from optigpu.hardware.probe import probe
-from optigpu.messages import Assignment, Ready
-from optigpu.plan import variants_of
-from optigpu.result import Verdict
-from optigpu.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import DeviceKind
 
 ROUNDS, ROUND_S = 4, 0.5

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.models.footprint import footprint_of
+from optigpu.models.loading.footprint import footprint_of
 from optigpu.techniques.base import Notes, Phase, Step, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache

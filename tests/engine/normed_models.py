@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.models.load import MODELS_DIR
+from optigpu.models.loading.load import MODELS_DIR
 from tests.engine.tiny_models import FAMILIES, VOCABULARY
 
 LAYER_NORMED = ("gpt2", "opt")

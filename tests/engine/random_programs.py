@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch  # noqa: TID253 - types
 
-from optigpu.ops.decode.packing import pack
+from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, WeightKind
 
 CONTEXT = 64

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from optigpu.events import Event
+from optigpu.documents.events import Event
+from optigpu.job.spec import JobSpec
 from optigpu.meters.memory import weight_bytes
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of
-from optigpu.models.load import load_model, load_tokenizer, loaded_facts
+from optigpu.models.loading.load import load_model, load_tokenizer, loaded_facts
 from optigpu.models.reference import parse_reference
 from optigpu.run import run
-from optigpu.spec import JobSpec
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import SpecError, UnsupportedError

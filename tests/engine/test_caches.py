@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.backends.torch.caches import cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.decoding import DecodeStep
 from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
-from optigpu.models.load import loaded_facts
+from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
+from optigpu.models.loading.load import loaded_facts
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.rounding import in_float64

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor import child as child_module
-from optigpu.conductor.child import Child
-from optigpu.conductor.variables import child_variables
+from optigpu.child.messages import Answer, Assignment, Metered, Progress, Ready, Round, RunMeter, RunRound
+from optigpu.conductor.processes import child as child_module
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.variables import child_variables
 from optigpu.hardware.cgroup import oom_kills
 from optigpu.hardware.probe import probe
-from optigpu.messages import Answer, Assignment, Metered, Progress, Ready, Round, RunMeter, RunRound
-from optigpu.plan import variants_of
-from optigpu.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError
 from tests.engine.processes import is_alive, program, wait_until
 

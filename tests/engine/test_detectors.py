@@ -18,19 +18,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optigpu.conductor.asking import ask
-from optigpu.conductor.child import Child
-from optigpu.conductor.locks import hold, others_measure
-from optigpu.conductor.verdict import DRIFT_FROM_S
-from optigpu.conductor.witness import Witness
+from optigpu.child.messages import Audited, RunAudit
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.locks import hold, others_measure
+from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.verdicts.judge import DRIFT_FROM_S
+from optigpu.documents.result import Accelerator, VerdictReason
 from optigpu.hardware.probe import probe
-from optigpu.messages import Audited, RunAudit
-from optigpu.result import Accelerator, VerdictReason
 from optigpu.vocabulary import DeviceKind
 from tests.engine.measuring import ROUNDS, Standing, measured, standing_ready, verdict
 from tests.engine.processes import wait_until
 
-HONEST = (sys.executable, "-P", "-m", "optigpu.replicate")
+HONEST = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 
 
 @pytest.fixture(scope="module")

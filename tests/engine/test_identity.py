@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optigpu.documents.result import Accelerator, CpuSetup, Environment, HostIdSource
 from optigpu.hardware import probe
 from optigpu.hardware.identity import hardware_fingerprint, host_id, memory_class, software_fingerprint
 from optigpu.hardware.probe import probed
-from optigpu.result import Accelerator, CpuSetup, Environment, HostIdSource
 from tests.engine.trees import tree
 
 CPUINFO = "model name\t: AMD EPYC 7763 64-Core Processor\nflags\t\t: fpu avx2 fma\n"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.locks import hold
+from optigpu.conductor.processes.locks import hold
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
-from optigpu.result import Accelerator, Environment
 from optigpu.vocabulary import DeviceKind
 
 

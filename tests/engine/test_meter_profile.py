@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from optigpu.backends.torch.ranges import nvtx_range
+from optigpu.documents.result import Bound
 from optigpu.meters.base import Scene
 from optigpu.meters.profile import ProfileMeter, Recording
-from optigpu.result import Bound
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Runtime
 from tests.engine.scenes import doing, fail, generating, multiplying

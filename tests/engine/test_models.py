@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.models.facts import facts_of, image_facts_from_config, known_facts
-from optigpu.models.load import (
+from optigpu.models.loading.load import (
     MODELS_DIR,
     count_weights,
     load_image_model,

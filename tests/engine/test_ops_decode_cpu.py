@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optigpu.hardware.cpu import cpu_features
-from optigpu.ops.decode.cpu import INSTRUCTION_SETS, CpuDecoder, CpuInstructions, best_instruction_set
+from optigpu.ops.decode.cpu.decoder import INSTRUCTION_SETS, CpuDecoder, CpuInstructions, best_instruction_set
 from optigpu.ops.decode.program import CacheKind, Program, Sampling, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, untied

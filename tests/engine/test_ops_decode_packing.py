@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops.decode import packing
-from optigpu.ops.decode.arena import ALIGNMENT, HUGE, Arena, aligned
-from optigpu.ops.decode.packing import ROWS, pack, packed_bytes, quantize_eight, squared_errors, unpack
+from optigpu.ops.decode.cpu import packing
+from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE, Arena, aligned
+from optigpu.ops.decode.cpu.packing import ROWS, pack, packed_bytes, quantize_eight, squared_errors, unpack
 from optigpu.ops.decode.program import GROUPS, WeightKind
-from optigpu.ops.int4_quantize import Int4Scheme, Int4Weights, quantize_groups, scale_units
+from optigpu.ops.four_bits.quantize import Int4Scheme, Int4Weights, quantize_groups, scale_units
 from optigpu.vocabulary import UnsupportedError
 
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")

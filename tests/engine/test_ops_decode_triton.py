@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch  # noqa: TID253 - types
 
-from optigpu.ops.decode.cuda_packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.packing import pack, unpack
+from optigpu.ops.decode.cpu.packing import pack, unpack
+from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import WeightKind
 from tests.engine.triton_processes import assert_right
 

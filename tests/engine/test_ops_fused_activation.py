@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import fused_activation
-from optigpu.ops.fused_activation import (
+from optigpu.ops.activation import fused_activation
+from optigpu.ops.activation.fused_activation import (
     ACTIVATION_INSTRUCTION_SETS,
     ActivationBackend,
     Approximation,

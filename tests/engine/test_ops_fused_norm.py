@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import fused_norm
-from optigpu.ops.fused_norm import (
+from optigpu.ops.norm import fused_norm
+from optigpu.ops.norm.fused_norm import (
     NORM_INSTRUCTION_SETS,
     NormBackend,
     add_layer_norm,

@@ -3,10 +3,10 @@
 import pytest
 import torch  # noqa: TID253 - types
 
-from optigpu.ops import int4_descent
-from optigpu.ops.int4_compensated import compensated_groups, compensation
-from optigpu.ops.int4_descent import improved_groups
-from optigpu.ops.int4_quantize import (
+from optigpu.ops.four_bits import descent as int4_descent
+from optigpu.ops.four_bits.compensated import compensated_groups, compensation
+from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.quantize import (
     Int4Scheme,
     Int4Weights,
     dequantize_groups,

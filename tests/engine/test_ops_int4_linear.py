@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops.int4_linear import (
+from optigpu.ops.four_bits.quantize import Int4Scheme, Int4Weights
+from optigpu.ops.linear.int4_linear import (
     INSTRUCTION_SETS,
     Int4Backend,
     PackedInt4,
@@ -16,7 +17,6 @@ from optigpu.ops.int4_linear import (
     pack_int4,
     supports,
 )
-from optigpu.ops.int4_quantize import Int4Scheme, Int4Weights
 
 SHAPES = [  # rows, inner, outputs, group: whole tiles, remainders of each kind, one of everything
     (1, 768, 64, 128),

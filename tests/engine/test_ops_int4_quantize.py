@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import int4_quantize
-from optigpu.ops.int4_quantize import (
+from optigpu.ops.four_bits import quantize as int4_quantize
+from optigpu.ops.four_bits.quantize import (
     JUDGING_NORM,
     Int4Scheme,
     Int4Weights,

@@ -6,7 +6,7 @@ import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
 from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
-from optigpu.ops.int8_dynamic import (
+from optigpu.ops.linear.int8_dynamic import (
     INSTRUCTION_SETS,
     MOST_INNER,
     DynamicBackend,

@@ -46,7 +46,7 @@ def test_the_triton_kernels_compute_the_same(
     """Through Triton's interpreter, which needs no GPU; it cuts bfloat16 off instead of rounding it."""
     code = (
         "import sys, torch\n"
-        "from optigpu.ops.triton_activation import triton_bias_gelu, triton_swiglu\n"
+        "from optigpu.ops.activation.triton_activation import triton_bias_gelu, triton_swiglu\n"
         "from tests.engine.test_ops_fused_activation import normal\n"
         "results = []\n"
         "for shape in [(1, 1), (3, 17), (2, 2, 1030)]:\n"

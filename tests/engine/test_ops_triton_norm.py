@@ -9,7 +9,7 @@ from tests.engine.triton_processes import assert_right
 
 INTERPRETED = """
 import torch
-from optigpu.ops.triton_norm import triton_add_norm
+from optigpu.ops.norm.triton_norm import triton_add_norm
 from tests.engine.test_ops_fused_norm import EPS, SHAPES, TYPES, assert_norm_of, operands
 
 def assert_right(x, residual, weight, bias, is_rms):
@@ -40,7 +40,7 @@ print("right")
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from optigpu.ops.triton_norm import _norm_row as kernel
+from optigpu.ops.norm.triton_norm import _norm_row as kernel
 
 FLAGS = ("HAS_RESIDUAL", "HAS_WEIGHT", "HAS_BIAS", "IS_RMS")
 for element, flags in (("fp32", (1, 1, 1, 0)), ("bf16", (1, 1, 0, 1)), ("fp16", (0, 0, 0, 1))):

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import peaks as torch_peaks
-from optigpu.conductor.child import Child
-from optigpu.conductor.peaks import PEAKS, measured_peaks
-from optigpu.conductor.variables import child_variables
-from optigpu.conductor.watch import Watch
+from optigpu.backends.torch import peak_rates as torch_peaks
+from optigpu.conductor.peak_cache import PEAKS, measured_peaks
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.progress import Watch
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
 from optigpu.hardware import probe
-from optigpu.messages import Peaks
-from optigpu.result import Environment
 from optigpu.vocabulary import CancelledError, DeviceKind
 from tests.engine.processes import is_alive, program
 

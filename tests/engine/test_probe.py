@@ -12,9 +12,9 @@ import psutil
 import pynvml
 import pytest
 
+from optigpu.documents.result import Accelerator
 from optigpu.hardware import cpu, gpu, hardware_class, probe
 from optigpu.hardware.cgroup import cpu_quota, memory_limit, oom_kills
-from optigpu.result import Accelerator
 from optigpu.vocabulary import DeviceKind
 from tests.engine.trees import tree
 

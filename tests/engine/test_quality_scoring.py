@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.quality import QualityMeter, make_reference
-from optigpu.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.no_kv_cache import NoKvCache

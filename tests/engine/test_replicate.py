@@ -1,4 +1,4 @@
-"""python -m optigpu.replicate, as the conductor runs it: real processes, real answers."""
+"""python -m optigpu.child.replicate, as the conductor runs it: real processes, real answers."""
 
 import os
 import signal
@@ -14,11 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from optigpu.child_process import broken
-from optigpu.conductor.child import Child
-from optigpu.conductor.variables import child_variables
-from optigpu.hardware.probe import probe
-from optigpu.messages import (
+from optigpu.child.connection import broken
+from optigpu.child.messages import (
     Answer,
     Assignment,
     Broken,
@@ -30,15 +27,18 @@ from optigpu.messages import (
     RunMeter,
     RunRound,
 )
-from optigpu.plan import variants_of
-from optigpu.replicate import refusal
-from optigpu.spec import JobSpec
+from optigpu.child.replicate import refusal
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.hardware.probe import probe
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Frozen, ReplicateError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 from tests.engine.processes import is_alive, wait_until
 
-PROGRAM = (sys.executable, "-m", "optigpu.replicate")
+PROGRAM = (sys.executable, "-m", "optigpu.child.replicate")
 GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}
 ENDLESS = RunRound(seconds=3600)
 
@@ -163,7 +163,7 @@ def test_the_end_of_stdin_ends_it_in_the_middle_of_a_request() -> None:
 def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
     code = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'optigpu.replicate', '--answers-fd', '2'])\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'optigpu.child.replicate', '--answers-fd', '2'])\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(3600)\n"
     )

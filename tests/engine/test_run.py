@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from optigpu.conductor.sampling import FIRST_ROUNDS
-from optigpu.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
-from optigpu.result import Outcome, VerdictReason, VerdictWarning
+from optigpu.conductor.processes.rounds import FIRST_ROUNDS
+from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
+from optigpu.job.spec import JobSpec
 from optigpu.run import Report, run
-from optigpu.spec import JobSpec
-from optigpu.stats import FEWEST_REQUESTS
+from optigpu.statistics.intervals import FEWEST_REQUESTS
 from optigpu.vocabulary import CancelledError, LeaseLostError, OptiGPUError, VariantStatus
 from tests.engine.processes import is_alive, program, wait_until
 
@@ -250,7 +250,7 @@ def test_variants_side_by_side_take_turns_and_are_compared_in_pairs(conductor: C
 def test_without_room_the_baseline_is_measured_again_at_the_end(
     conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optigpu.conductor.company.MOST_RESIDENT", 1)
+    monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     report = conductor.run(job("bf16"), "well_behaved")
     assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
     assert [result.details["side_by_side"] for result in report.results] == [[0], [1]]
@@ -294,7 +294,7 @@ _CUDA_JOB = """
 import sys
 from pathlib import Path
 from optigpu.run import run
-from optigpu.spec import JobSpec
+from optigpu.job.spec import JobSpec
 spec = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [8]}, "device": "cuda"})
 (outcome,) = run(spec, lambda _: None, lock_dir=Path(sys.argv[1])).outcomes
 print(outcome.status, outcome.reason)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from optigpu.documents.result import CpuSetup
 from optigpu.hardware.setup import cpu_setup
-from optigpu.result import CpuSetup
 from tests.engine.trees import tree
 
 CPUS = "sys__devices__system__cpu"

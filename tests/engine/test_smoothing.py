@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
+from optigpu.surgery.smoothing import OWN_LENGTH, OWN_ROWS, own_text, smooth
 from optigpu.techniques.base import Notes
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
-from optigpu.techniques.smoothing import OWN_LENGTH, OWN_ROWS, own_text, smooth
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, prompt, runtime_of, tiny_model
 

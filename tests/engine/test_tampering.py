@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.sampling import Replicate
-from optigpu.result import VerdictReason
+from optigpu.conductor.processes.rounds import Replicate
+from optigpu.documents.result import VerdictReason
 from tests.engine.measuring import ROUNDS, measured, standing_ready, verdict
 from tests.engine.processes import program
 

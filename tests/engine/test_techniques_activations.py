@@ -8,9 +8,9 @@ import pytest
 
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
-from optigpu.models.load import load_image_model
+from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
-from optigpu.ops import fused_activation
+from optigpu.ops.activation import fused_activation
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu

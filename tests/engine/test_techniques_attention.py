@@ -11,9 +11,9 @@ import pytest
 
 from optigpu.backends.torch import PassRuntime
 from optigpu.backends.torch.attention import attention_kernels, only_kernel, require_kernel
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
-from optigpu.result import Accelerator, Environment
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
 from optigpu.techniques.base import AttentionKernel, Notes
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_attention import FusedAttention

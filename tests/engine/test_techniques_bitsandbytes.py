@@ -7,18 +7,18 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
+from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.spec import resolve
-from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.bitsandbytes_layers import (
+from optigpu.surgery.bitsandbytes_layers import (
     NF4_BLOCK,
     PACKED_INPUTS,
     PACKED_OUTPUTS,
     nf4_linear_class,
 )
+from optigpu.surgery.places import linear_places, weight_of
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly

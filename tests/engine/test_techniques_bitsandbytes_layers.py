@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.techniques.bitsandbytes_layers import int8_outlier_linear_class, nf4_linear_class
+from optigpu.surgery.bitsandbytes_layers import int8_outlier_linear_class, nf4_linear_class
 from tests.engine.bitsandbytes_weights import dequantized
 from tests.engine.rounding import UNIT
 

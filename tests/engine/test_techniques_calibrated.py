@@ -11,16 +11,16 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
-from optigpu.models.load import MODELS_DIR, load_model
-from optigpu.models.packed_checkpoints import packed_layers
+from optigpu.models.loading.load import MODELS_DIR, load_model
+from optigpu.models.loading.packed_checkpoints import packed_layers
+from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
-from optigpu.models.sampling import sampled
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.surgery.gptqmodel.calibration import Calibration, calibration_ids
+from optigpu.surgery.gptqmodel.checkpoints import Recipe, int4_weights_of, result_digest
+from optigpu.surgery.places import weight_of
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.calibration import Calibration, calibration_ids
-from optigpu.techniques.four_bit_checkpoints import Recipe, int4_weights_of, result_digest
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
-from optigpu.techniques.layers import weight_of
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.gptq import Gptq
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.models.load import count_weights, load_model
-from optigpu.models.packed_checkpoints import packed_layers, weights_of
+from optigpu.models.loading.load import count_weights, load_model
+from optigpu.models.loading.packed_checkpoints import packed_layers, weights_of
 from optigpu.models.reference import parse_reference
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups
-from optigpu.spec import resolve
+from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups
+from optigpu.surgery.gptqmodel.checkpoints import int4_weights_of
+from optigpu.surgery.int4_layers import int4_bytes
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.four_bit_checkpoints import int4_weights_of
-from optigpu.techniques.int4_layers import int4_bytes
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.gptq import Gptq

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.passes import PassRuntime
-from optigpu.spec import JobSpec, resolve
+from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation import cuda_graphs
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs

@@ -8,8 +8,8 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 
 from optigpu.ops.decode.program import WeightKind
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.decode_programs import attached
 from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.models.sampling import sampled
+from optigpu.models.loading.self_written import sampled
 from optigpu.quality.divergence import divergence
-from optigpu.techniques.decode_families import HEAD
-from optigpu.techniques.decode_sensitivity import ROWS as SEQUENCES
-from optigpu.techniques.decode_sensitivity import divergences, fisher_information
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.layers import linear_places, weight_of
+from optigpu.techniques.decoding.native_decode.families import HEAD
+from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
+from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
 from tests.engine.decoder_models import one_thread, packed
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 

@@ -15,11 +15,18 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 from filelock import FileLock
 
 import optigpu
-from optigpu.models.load import load_model
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
-from optigpu.ops.decode.arena import Arena, aligned
-from optigpu.techniques import decode_store
-from optigpu.techniques.decode_store import MOST_BYTES, MOST_GIB, key_of, load, most_bytes, save
+from optigpu.ops.decode.cpu.arena import Arena, aligned
+from optigpu.techniques.decoding.native_decode import packed_store as decode_store
+from optigpu.techniques.decoding.native_decode.packed_store import (
+    MOST_BYTES,
+    MOST_GIB,
+    key_of,
+    load,
+    most_bytes,
+    save,
+)
 from optigpu.vocabulary import UnsupportedError
 
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
@@ -134,9 +141,9 @@ def test_the_same_model_has_the_same_key_also_in_another_process() -> None:
     keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
     assert keys == [key_of(model(dtype), dict(reversed(OPTIONS.items()))) for dtype in dtypes]
     code = f"""
-from optigpu.models.load import load_model
+from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
-from optigpu.techniques.decode_store import key_of
+from optigpu.techniques.decoding.native_decode.packed_store import key_of
 for dtype in {dtypes!r}:
     model = load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype=dtype)
     print(key_of(model, {OPTIONS!r}))
@@ -218,14 +225,11 @@ def test_a_key_of_many_pieces_is_that_of_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 NOT_PACKING = {
-    *("ops.naming", "vocabulary", "result"),  # words of refusals and records
+    *("ops.naming", "vocabulary", "documents.result"),  # words of refusals and records
     *("models.facts", "techniques.base"),  # what is asked before, and how a technique is called
-    *(
-        "ops.decode.arena",
-        "ops.decode.cpu",
-        "ops.decode.cuda",
-    ),  # where packed weights lie, and who reads them
-    *("hardware.cpu", "techniques.decode_store"),
+    # where packed weights lie, and who reads them
+    *("ops.decode.cpu.arena", "ops.decode.cpu.decoder", "ops.decode.cuda.decoder"),
+    *("hardware.cpu", "techniques.decoding.native_decode.packed_store"),
 }
 """Of what the sources import, all that decides nothing of what is packed."""
 
@@ -404,7 +408,7 @@ def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.Monke
 def test_two_processes_that_write_the_same_do_no_harm(folder: Path) -> None:
     code = f"""
 import torch
-from optigpu.techniques.decode_store import load, save
+from optigpu.techniques.decoding.native_decode.packed_store import load, save
 torch.set_num_threads(1)
 tensors = {{"numbers": torch.arange(2**20, dtype=torch.int32)}}
 print("ready", flush=True)
@@ -437,5 +441,7 @@ def child(code: str) -> "subprocess.Popen[str]":
 
 
 def test_importing_the_store_loads_no_torch() -> None:
-    code = "import sys, optigpu.techniques.decode_store; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, optigpu.techniques.decoding.native_decode.packed_store; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

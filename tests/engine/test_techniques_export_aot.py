@@ -9,11 +9,11 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.meters.memory import weight_bytes
-from optigpu.techniques import aot_package
-from optigpu.techniques.aot_package import Package
 from optigpu.techniques.base import Technique
-from optigpu.techniques.compilation import export_aot
 from optigpu.techniques.compilation.export_aot import ExportAot
+from optigpu.techniques.compilation.export_aot import package as aot_package
+from optigpu.techniques.compilation.export_aot import technique as export_aot
+from optigpu.techniques.compilation.export_aot.package import Package
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
+from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
-from optigpu.result import Accelerator
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import LARGEST, STEP, Fp8, fp8_linear_class, quantize_fp8
 from optigpu.techniques.quantization.tf32 import Tf32

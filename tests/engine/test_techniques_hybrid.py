@@ -12,12 +12,12 @@ from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
 from optigpu.ops import pack, quantize_rows
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups
-from optigpu.ops.int8_linear import TILE
+from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.linear.int8_linear import TILE
+from optigpu.surgery.int8_layers import int8_embedding_class, int16_linear_class
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.int8_layers import int8_embedding_class, int16_linear_class
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid

@@ -11,16 +11,16 @@ from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import ModelFacts, facts_of
-from optigpu.models.load import loaded_facts
+from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference
-from optigpu.ops.int4_linear import TILE, int4_linear_backend
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.linear.int4_linear import TILE, int4_linear_backend
 from optigpu.quality.divergence import divergence
+from optigpu.surgery.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
@@ -108,7 +108,7 @@ def test_it_decodes_with_activations_of_16_bits(family: str, half: Technique, dt
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_decodes_without_a_compiler(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's own operator, which computes in bfloat16."""
-    operators = importlib.import_module("optigpu.ops.int4_linear")
+    operators = importlib.import_module("optigpu.ops.linear.int4_linear")
     monkeypatch.setattr(operators, "native_reason", lambda: "There is no g++ on PATH.")
     reference = in_float64(rounded(runtime_of(f"path:{family}").model, solved(Int4Scheme())))
     runtime = runtime_of(f"path:{family}", Int4WeightOnly())

@@ -6,13 +6,13 @@ import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
 from optigpu.backends.torch import ModelRuntime
+from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.ops import int8_dynamic_backend
-from optigpu.ops.int8_dynamic import GROUP, MOST_INNER, TILE
-from optigpu.result import Accelerator
+from optigpu.ops.linear.int8_dynamic import GROUP, MOST_INNER, TILE
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly

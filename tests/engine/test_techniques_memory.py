@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch.caches import new_cache
+from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.runtime import cache_options
 from optigpu.hardware import probe
+from optigpu.job.spec import resolve
 from optigpu.roofline import work_of
-from optigpu.spec import resolve
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import CacheOptions, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

@@ -7,8 +7,8 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
+from optigpu.job.spec import resolve
 from optigpu.roofline import work_of
-from optigpu.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.autocast import Autocast

@@ -11,24 +11,24 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 from pydantic import ValidationError
 
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import facts_of
-from optigpu.models.footprint import footprint_of
-from optigpu.models.load import load_model, loaded_facts
+from optigpu.models.loading.footprint import footprint_of
+from optigpu.models.loading.load import load_model, loaded_facts
+from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
-from optigpu.models.sampling import sampled
-from optigpu.ops.decode.cpu import CpuDecoder, best_instruction_set
-from optigpu.ops.decode.cuda_packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.packing import ROWS, pack, unpack
+from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
+from optigpu.ops.decode.cpu.packing import ROWS, pack, unpack
+from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
-from optigpu.spec import JobSpec
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
-from optigpu.techniques.decode_layers import share
-from optigpu.techniques.decode_programs import attached
-from optigpu.techniques.decode_store import MOST_GIB
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.layers import linear_places, weight_of
+from optigpu.techniques.decoding.native_decode.layers import share
+from optigpu.techniques.decoding.native_decode.packed_store import MOST_GIB
+from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
@@ -414,7 +414,7 @@ def test_weights_are_packed_once_and_then_read(
     technique = NativeDecode(head="w8", extra_bytes=0.1)
     first, notes = packed(tiny_model(family), technique)
     assert len(list(kept.glob("*.safetensors"))) == 1
-    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.exchange_linears", never)
+    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.technique.exchange_linears", never)
     again, other_notes = packed(tiny_model(family), technique)
     assert other_notes.facts == notes.facts
     expected, found = dict(first.named_buffers()), dict(again.named_buffers())

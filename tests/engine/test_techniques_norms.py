@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from optigpu.hardware import probe
-from optigpu.ops import fused_norm
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
+from optigpu.ops.norm import fused_norm
+from optigpu.surgery.norm_families import CONFLICTS
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu
@@ -16,7 +17,6 @@ from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
 from optigpu.techniques.kernels.fused_swiglu import FusedSwiglu
 from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.norm_families import CONFLICTS
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError

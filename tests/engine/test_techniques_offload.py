@@ -8,15 +8,15 @@ from pydantic import ValidationError
 from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch import runtime as runtime_module
 from optigpu.backends.torch.runtime import load_options
+from optigpu.job.spec import JobSpec, resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.memory import cpu_offload
 from optigpu.techniques.memory.cpu_offload import CpuOffload
+from optigpu.techniques.memory.cpu_offload import technique as cpu_offload
+from optigpu.techniques.memory.cpu_offload.streaming import ALIGNMENT, PlainLane, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.offload import ALIGNMENT, PlainLane, decoder_layers, offload
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError

@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from optigpu.meters.memory import weight_bytes
+from optigpu.surgery.places import linear_places
 from optigpu.techniques.base import Notes, Phase, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.layers import linear_places
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning, prune
 from optigpu.vocabulary import Layer, UnsupportedError

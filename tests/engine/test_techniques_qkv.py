@@ -8,7 +8,7 @@ import pytest
 
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
-from optigpu.models.load import load_image_model
+from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

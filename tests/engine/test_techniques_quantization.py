@@ -136,7 +136,7 @@ def padded_weights(layers: list[Any]) -> int:
     import torch
 
     from optigpu.ops import int8_linear_backend
-    from optigpu.ops.int8_linear import TILE
+    from optigpu.ops.linear.int8_linear import TILE
 
     tile = TILE if int8_linear_backend(torch.device("cpu")).startswith("native") else 1
     return sum(

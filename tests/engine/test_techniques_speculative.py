@@ -9,18 +9,18 @@ from pydantic import ValidationError
 from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.clock import CpuClock
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.roofline.work import work_of
-from optigpu.spec import JobSpec
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
-from optigpu.techniques.drafts import DraftModel, PromptLookup
+from optigpu.techniques.decoding.speculative_decoding.drafts import DraftModel, PromptLookup
+from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.techniques.speculation import SpeculativeLoop
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.models.load import MODELS_DIR, load_model, load_tokenizer
+from optigpu.models.loading.load import MODELS_DIR, load_model, load_tokenizer
 from optigpu.models.reference import parse_reference
 from tools.tiny_model import training
 from tools.tiny_model.baselines import Trigram, Unigram

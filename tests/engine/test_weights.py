@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.load import MODELS_DIR, load_model
+from optigpu.models.loading.load import MODELS_DIR, load_model
+from optigpu.models.loading.weights import architecture_digest, weights_provenance
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import parse_reference
-from optigpu.models.weights import architecture_digest, weights_provenance
 from tests.engine.tiny_models import tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

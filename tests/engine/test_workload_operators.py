@@ -8,7 +8,7 @@ import pytest
 from optigpu.backends.torch import TorchRuntime
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.memory import MemoryMeter
-from optigpu.ops import fused_norm
+from optigpu.ops.norm import fused_norm
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload

@@ -10,7 +10,7 @@ from optigpu.backends.torch import PassRuntime
 from optigpu.meters.base import QualityOptions, Reading, Scene
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.facts import ImageFacts, known_facts
-from optigpu.models.load import load_image_model
+from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
 from optigpu.quality.images import ImageSetting, batches
 from optigpu.techniques.base import Forward, Notes, Phase, Technique

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.messages import Metered, Ready, Round, RunMeter, RunRound
+from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
+from optigpu.job.spec import JobSpec
 from optigpu.run import run
-from optigpu.spec import JobSpec
 from optigpu.workloads import WORKLOADS
 from tests.engine.test_cli_run import QUICK, environment, optigpu
 from tests.engine.test_replicate import answer, ask, assignment, child_with

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.models.load import MODELS_DIR
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
+from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 

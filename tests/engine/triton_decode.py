@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types
 
-from optigpu.ops.decode.cuda import CudaDecoder
-from optigpu.ops.decode.cuda_packing import pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.cuda_prefill import prefill
-from optigpu.ops.decode.packing import pack
+from optigpu.ops.decode.cpu.packing import pack
+from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
+from optigpu.ops.decode.cuda.prefill import prefill
+from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
+from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import (
     Activation,
     Block,
@@ -27,9 +30,6 @@ from optigpu.ops.decode.program import (
     Sampling,
     WeightKind,
 )
-from optigpu.ops.decode.triton_attention import Layer, Parts, attention
-from optigpu.ops.decode.triton_linear import Target, best_of, linear
-from optigpu.ops.decode.triton_steps import State, choose, embed, query_key_value
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
 

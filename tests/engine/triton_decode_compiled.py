@@ -9,11 +9,11 @@ from triton import JITFunction  # noqa: TID253 - what is compiled
 from triton.backends.compiler import GPUTarget  # noqa: TID253
 from triton.compiler import ASTSource, compile  # noqa: TID253
 
-from optigpu.ops.decode import triton_attention, triton_linear, triton_steps
-from optigpu.ops.decode.cuda import CudaDecoder
-from optigpu.ops.decode.cuda_packing import pack_for_cuda
+from optigpu.ops.decode.cuda import triton_attention, triton_linear, triton_steps
+from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.packing import pack_for_cuda
+from optigpu.ops.decode.cuda.triton_linear import LOADS, Target, launch_of, matrix_flags, norm_flags
 from optigpu.ops.decode.program import Matrix, Norm, WeightKind
-from optigpu.ops.decode.triton_linear import LOADS, Target, launch_of, matrix_flags, norm_flags
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.triton_decode import tiny_program
 

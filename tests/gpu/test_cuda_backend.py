@@ -7,9 +7,9 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime, TorchRuntime
 from optigpu.backends.torch.clock import CudaClock
+from optigpu.job.spec import resolve
 from optigpu.meters import METERS
 from optigpu.meters.base import QualityOptions, Scene
-from optigpu.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16

@@ -8,8 +8,8 @@ import pytest
 
 from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.passes import PassRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.spec import resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.export_aot import ExportAot

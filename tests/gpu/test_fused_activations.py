@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.ops.fused_activation import Approximation, activation_backend, bias_gelu, swiglu
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
+from optigpu.ops.activation.fused_activation import Approximation, activation_backend, bias_gelu, swiglu
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu

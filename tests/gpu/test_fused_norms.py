@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.ops.fused_norm import add_layer_norm, add_rms_norm, norm_backend
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
+from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.techniques.base import AttentionKernel, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_attention import FusedAttention

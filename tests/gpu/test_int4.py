@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.ops.int4_linear import (
+from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.linear.int4_linear import (
     OLDEST_CAPABILITY,
     int4_linear,
     int4_linear_backend,
     int4_rows,
     pack_int4,
 )
-from optigpu.ops.int4_quantize import Int4Scheme, dequantize_groups, quantize_groups
-from optigpu.spec import resolve
+from optigpu.surgery.int4_layers import int4_bytes
+from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.int4_layers import int4_bytes
-from optigpu.techniques.layers import linear_places, weight_of
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.spec import resolve
+from optigpu.surgery.places import weight_of
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.techniques.layers import weight_of
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16

@@ -6,16 +6,16 @@ from typing import Any, Literal
 import pytest
 
 from optigpu.backends.torch import ModelRuntime
-from optigpu.spec import resolve
+from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.cpu_offload import CpuOffload
+from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.techniques.offload import CudaLane, decoder_layers, offload
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.vocabulary import DeviceKind
 from tests.engine.rounding import in_float64, logits_of, rounding_bound

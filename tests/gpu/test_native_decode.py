@@ -7,7 +7,7 @@ import pytest
 from optigpu.ops.decode.program import CacheKind, WeightKind
 
 if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda import CudaDecoder
+    from optigpu.ops.decode.cuda.decoder import CudaDecoder
 
 pytestmark = [pytest.mark.gpu]
 CAPACITY = 60
@@ -64,8 +64,8 @@ def test_the_token_is_the_most_likely_one_and_wrong_ones_are_refused() -> None:
 
 
 def decoder_of(family: str, kv: CacheKind) -> "CudaDecoder":
-    from optigpu.ops.decode.cuda import CudaDecoder
-    from optigpu.ops.decode.cuda_packing import pack_for_cuda
+    from optigpu.ops.decode.cuda.decoder import CudaDecoder
+    from optigpu.ops.decode.cuda.packing import pack_for_cuda
     from tests.engine.triton_decode import SEQUENCES, tiny_program
 
     decoder = CudaDecoder(tiny_program(pack_for_cuda, family, ("w4",), "cuda"), kv)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch import ModelRuntime, PassRuntime, TorchRuntime
+from optigpu.job.spec import resolve
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.memory import MemoryMeter
-from optigpu.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16

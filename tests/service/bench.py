@@ -9,11 +9,11 @@ import psutil
 from sqlalchemy import text
 
 import migrations
-from optigpu.spec import JobSpec
+from optigpu.documents.views import JobView
+from optigpu.job.spec import JobSpec
 from optigpu.store import jobs
 from optigpu.store.database import Database
 from optigpu.store.workers import WorkerInfo
-from optigpu.views import JobView
 from optigpu.vocabulary import DeviceKind, new_id
 from worker.execute import execute_next
 from worker.settings import Settings
@@ -103,6 +103,6 @@ def measuring_processes(parent: psutil.Process | None = None) -> list[psutil.Pro
     found = []
     for process in (parent or psutil.Process()).children(recursive=True):
         with suppress(psutil.Error):
-            if "optigpu.replicate" in process.cmdline():
+            if "optigpu.child.replicate" in process.cmdline():
                 found.append(process)
     return found

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from optigpu.events import PlannedVariant
-from optigpu.result import (
+from optigpu.documents.events import PlannedVariant
+from optigpu.documents.result import (
     Environment,
     MetricSummary,
     Outcome,
@@ -15,7 +15,7 @@ from optigpu.result import (
     VerdictReason,
     VerdictWarning,
 )
-from optigpu.spec import JobSpec, digest
+from optigpu.job.spec import JobSpec, digest
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id
 

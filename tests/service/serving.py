@@ -14,7 +14,7 @@ import uvicorn
 import migrations
 from api.app import create_app
 from api.settings import Settings
-from optigpu.result import Attribution, Result, Samples
+from optigpu.documents.result import Attribution, Result, Samples
 from optigpu.store import jobs, workers
 from optigpu.store.database import Database
 from optigpu.store.jobs import Claim

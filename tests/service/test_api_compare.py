@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from optigpu.client import Client
-from optigpu.result import MetricSummary, Result
-from optigpu.views import Comparison, Decision
+from optigpu.documents.result import MetricSummary, Result
+from optigpu.documents.views import Comparison, Decision
 from optigpu.vocabulary import ServiceError, new_id
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served

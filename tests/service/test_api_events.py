@@ -12,9 +12,9 @@ import pytest
 
 from api import feeds
 from api.feeds import Batch, Feed
+from optigpu.documents.views import EventView
 from optigpu.store import events, jobs
 from optigpu.store.errors import StoreUnavailableError
-from optigpu.views import EventView
 from optigpu.vocabulary import JobState, utc_now
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving

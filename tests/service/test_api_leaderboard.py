@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.result import Result
-from optigpu.views import LeaderboardPage
+from optigpu.documents.result import Result
+from optigpu.documents.views import LeaderboardPage
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served
 

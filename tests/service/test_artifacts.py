@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import delete, func, select
 
 from optigpu.client import Client
-from optigpu.events import VariantFinished
-from optigpu.result import Outcome
+from optigpu.documents.events import VariantFinished
+from optigpu.documents.result import Outcome
+from optigpu.documents.views import ArtifactView
 from optigpu.store import artifacts, jobs
 from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
 from optigpu.store.database import Database, default_url
 from optigpu.store.tables import ArtifactRow, Job, VariantRow
-from optigpu.views import ArtifactView
 from optigpu.vocabulary import JobState, NotFoundError, VariantStatus
 from tests.service.bench import look, matmul, migrated, station, submit
 from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome

@@ -12,8 +12,8 @@ import pytest
 from examples.demo import Interruption, ladder_spec, matmul_spec, suitable_stack
 from examples.service import ROOT, embedded_service
 from optigpu.hardware import probe
-from optigpu.plan import variants_of
-from optigpu.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 from tests.service.leftovers import processes_left, processes_with

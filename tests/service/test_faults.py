@@ -13,10 +13,10 @@ import pytest
 import redis
 from sqlalchemy import make_url
 
+from optigpu.documents.views import JobView
 from optigpu.store import jobs, results, workers
 from optigpu.store.database import Database, default_url
 from optigpu.store.doorbell import queue_for
-from optigpu.views import JobView
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.bench import ENDLESS, look, matmul, measuring_processes, migrated, submit

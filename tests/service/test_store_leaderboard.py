@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from optigpu.result import Result
+from optigpu.documents.result import Result
+from optigpu.documents.views import LeaderboardRow
 from optigpu.store import leaderboard, results, workers
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
 from optigpu.store.leaderboard import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry
-from optigpu.views import LeaderboardRow
 from optigpu.vocabulary import Better, DeviceKind, NotFoundError
 from tests.service.records import NOON, a_metric, a_result, a_worker
 

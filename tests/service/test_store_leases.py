@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 import migrations
-from optigpu.result import Attribution
+from optigpu.documents.result import Attribution
+from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, results
 from optigpu.store.database import Database
 from optigpu.store.tables import Job
-from optigpu.views import ProgressView
 from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
 from tests.service.records import a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
 

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.events import EVENT
-from optigpu.result import Attribution, Outcome, Samples
+from optigpu.documents.events import EVENT
+from optigpu.documents.result import Attribution, Outcome, Samples
 from optigpu.store import events, jobs, results
 from optigpu.store.database import Database
 from optigpu.store.leaderboard import LeaderboardQuery, query

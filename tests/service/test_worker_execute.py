@@ -131,7 +131,7 @@ def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     either_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured is what has ended: here one variant, since no two are resident side by side."""
-    monkeypatch.setattr("optigpu.conductor.company.MOST_RESIDENT", 1)
+    monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     database = either_database
     job_id = submit(database, matmul(sizes=(64, 65)))
     with working(station(database)):

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs
 from optigpu.store.database import Database
-from optigpu.views import ProgressView
 from optigpu.vocabulary import JobState, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.bench import look, matmul, migrated, station, submit

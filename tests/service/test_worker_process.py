@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.hardware.gpu import Gpus, visible
-from optigpu.result import Accelerator
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.service.bench import ENDLESS, matmul, measuring_processes, migrated, submit

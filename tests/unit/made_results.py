@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from optigpu.events import Planned, PlannedVariant, Progressed, VariantFinished, VariantStarted
-from optigpu.result import (
+from optigpu.documents.events import Planned, PlannedVariant, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.result import (
     Attribution,
     AttributionRow,
     Environment,

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.attribution import attribute
-from optigpu.plan import variants_of
-from optigpu.result import (
+from optigpu.documents.result import (
     Attribution,
     AttributionRow,
     Environment,
@@ -16,7 +14,9 @@ from optigpu.result import (
     Verdict,
     VerdictReason,
 )
-from optigpu.spec import JobSpec, Variant
+from optigpu.job.attribution import attribute
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.hardware.caches import last_level_cache_bytes
+from optigpu.hardware.cpu_caches import last_level_cache_bytes
 
 
 def machine(root: Path, *sizes: str) -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from optigpu.cli import main
-from optigpu.models.footprint import Footprint
+from optigpu.documents.result import MetricSummary, Verdict, VerdictReason
+from optigpu.models.loading.footprint import Footprint
 from optigpu.report.canvas import COLOURS, MARKERS, mark
 from optigpu.report.charts import (
     CHARTS,
@@ -19,7 +20,6 @@ from optigpu.report.charts import (
     roofline_chart,
     throughput_chart,
 )
-from optigpu.result import MetricSummary, Verdict, VerdictReason
 from optigpu.roofline import roofline_of
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
 from optigpu.workloads.generate import Generate

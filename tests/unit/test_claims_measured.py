@@ -13,7 +13,7 @@ import pytest
 from optigpu.claims import Measured, baselines, from_leaderboard, from_results, measured_for, weigh
 from optigpu.claims.thesis import Verdict
 from optigpu.cli import main
-from optigpu.views import LeaderboardRow
+from optigpu.documents.views import LeaderboardRow
 from optigpu.vocabulary import SpecError, utc_now
 from tests.unit.made_results import ATTRIBUTION, RESULTS, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service

@@ -14,10 +14,10 @@ import stamina
 from optigpu.cli import main
 from optigpu.cli.local import default_device, with_default_stack
 from optigpu.cli.options import JobOptions, parse_stack, spec_of
+from optigpu.documents.result import Environment
 from optigpu.hardware import probe
-from optigpu.plan import default_stack
-from optigpu.result import Environment
-from optigpu.spec import JobSpec, PlanName
+from optigpu.job.plan import default_stack
+from optigpu.job.spec import JobSpec, PlanName
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
@@ -81,7 +81,7 @@ def test_help_loads_nothing_heavy() -> None:
         "numpy",
         "httpx",
         "matplotlib",
-        "optigpu.spec",
+        "optigpu.job.spec",
         "optigpu.run",
         "optigpu.report",
     }

@@ -10,7 +10,7 @@ import stamina
 
 from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
-from optigpu.spec import JobSpec
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import JobState, ServiceError, UnreachableError, new_id, utc_now
 from tests.unit.scripted_service import Answer, Call, scripted_service
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.compare import (
+from optigpu.documents.result import Measurement, Samples
+from optigpu.documents.views import Comparison, Decision, MetricComparison
+from optigpu.statistics.compare import (
     MARGIN,
     NO_INTERVAL,
     NOT_POSITIVE,
@@ -17,9 +19,7 @@ from optigpu.compare import (
     NotComparableError,
     compare,
 )
-from optigpu.result import Measurement, Samples
-from optigpu.stats import ratio, summarise
-from optigpu.views import Comparison, Decision, MetricComparison
+from optigpu.statistics.intervals import ratio, summarise
 from tests.unit.made_results import BASELINE, INT8, WRONG
 
 SPEED = "tokens_per_s"

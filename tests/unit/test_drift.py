@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optigpu.conductor.drift import FEWEST_REQUESTS, Array, drift
+from optigpu.statistics.drift import FEWEST_REQUESTS, Array, drift
 
 Noise = Callable[[np.random.Generator, int], Array]
 

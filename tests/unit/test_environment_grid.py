@@ -1,7 +1,7 @@
 """The table of a machine says what is known, what is not, and what each thing is in."""
 
+from optigpu.documents.result import Accelerator, CpuSetup, Environment, HostIdSource
 from optigpu.report import environment_grid
-from optigpu.result import Accelerator, CpuSetup, Environment, HostIdSource
 from tests.unit.made_results import ENVIRONMENT
 
 

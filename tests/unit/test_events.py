@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from optigpu.events import (
+from optigpu.documents.events import (
     EVENT,
     Event,
     Finished,
@@ -14,7 +14,7 @@ from optigpu.events import (
     VariantStarted,
     as_document,
 )
-from optigpu.result import Attribution, Outcome
+from optigpu.documents.result import Attribution, Outcome
 from optigpu.vocabulary import Role, VariantStatus
 
 EVENTS: list[Event] = [

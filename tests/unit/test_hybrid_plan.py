@@ -2,7 +2,7 @@
 
 import random
 
-from optigpu.techniques.hybrid_plan import Candidate, Level, Stage, decide, least_bytes, table, total_bytes
+from optigpu.surgery.bit_allocation import Candidate, Level, Stage, decide, least_bytes, table, total_bytes
 
 
 def candidate(path: str, stage: Stage, *sizes: int, sensitivity: float = 0.0) -> Candidate:

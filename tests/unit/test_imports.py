@@ -22,7 +22,14 @@ def loaded_by(*modules: str) -> set[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        ("optigpu", "optigpu.spec", "optigpu.plan", "optigpu.run", "optigpu.hardware", "optigpu.replicate"),
+        (
+            "optigpu",
+            "optigpu.job.spec",
+            "optigpu.job.plan",
+            "optigpu.run",
+            "optigpu.hardware",
+            "optigpu.child.replicate",
+        ),
         ("optigpu.cli", "optigpu.client", "optigpu.report"),
         ("api.app",),
         ("worker.execute", "worker.app", "worker.poll"),
@@ -34,7 +41,7 @@ def test_no_deep_learning_library_is_loaded_before_it_is_used(modules: tuple[str
 
 
 def test_the_engine_needs_no_server() -> None:
-    assert not SERVERS & loaded_by("optigpu", "optigpu.run", "optigpu.replicate")
+    assert not SERVERS & loaded_by("optigpu", "optigpu.run", "optigpu.child.replicate")
 
 
 def test_the_package_itself_costs_nothing() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from optigpu.documents.result import Bound
 from optigpu.hardware.intensity import RIDGE_FLOP_PER_BYTE, Operator, bound_of, bound_of_kernel
-from optigpu.hardware.kernels import TABLE_ROWS, Kernel, share, table
-from optigpu.result import Bound
+from optigpu.hardware.kernel_shares import TABLE_ROWS, Kernel, share, table
 from optigpu.vocabulary import DeviceKind
 
 CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA

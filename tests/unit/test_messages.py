@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from optigpu.messages import (
+from optigpu.child.messages import (
     ANSWER,
     COMMAND,
     Answer,
@@ -21,9 +21,9 @@ from optigpu.messages import (
     RunReference,
     RunRound,
 )
-from optigpu.plan import variants_of
-from optigpu.result import Environment
-from optigpu.spec import JobSpec
+from optigpu.documents.result import Environment
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 ANSWERS: list[Answer] = [

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.plan import default_stack, variants_of
-from optigpu.result import Accelerator, Environment
-from optigpu.spec import JobSpec, Variant
+from optigpu.documents.result import Accelerator, Environment
+from optigpu.job.plan import default_stack, variants_of
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads.generate import Generate

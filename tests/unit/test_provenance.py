@@ -7,11 +7,11 @@ from pydantic import ValidationError
 
 from optigpu import __version__
 from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.documents.result import Environment, Provenance
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant, digest
+from optigpu.models.loading.weights import architecture_digest
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.weights import architecture_digest
-from optigpu.plan import variants_of
-from optigpu.result import Environment, Provenance
-from optigpu.spec import JobSpec, Variant, digest
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 ARCHITECTURES = {

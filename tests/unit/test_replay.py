@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.plan import variants_of
-from optigpu.replay import replay_note, replay_request, upgraded
-from optigpu.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.replay import replay_note, replay_request, upgraded
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SCHEMA_VERSION, Role, SpecError
 from tests.unit.made_results import BASELINE
 

@@ -7,7 +7,9 @@ import re
 import pytest
 from rich.console import Console
 
-from optigpu.events import as_document
+from optigpu.documents.events import as_document
+from optigpu.documents.result import VerdictReason, VerdictWarning
+from optigpu.documents.views import LeaderboardPage, LeaderboardRow
 from optigpu.report import (
     RunProgress,
     ladder_csv,
@@ -22,9 +24,7 @@ from optigpu.report import (
 from optigpu.report.formats import Column, Grid
 from optigpu.report.notes import REASONS, WARNINGS
 from optigpu.report.numbers import duration, short, with_interval
-from optigpu.result import VerdictReason, VerdictWarning
 from optigpu.techniques import TECHNIQUES
-from optigpu.views import LeaderboardPage, LeaderboardRow
 from optigpu.vocabulary import DeviceKind, utc_now
 from tests.unit.made_results import ATTRIBUTION, BASELINE, ENVIRONMENT, EVENTS, GENERATE, NO_COMPILER, RESULTS
 

@@ -1,7 +1,7 @@
 """The table of a comparison: figures, ratios, decisions, and what must be known beside them."""
 
-from optigpu.compare import compare
 from optigpu.report import comparison_grid, markdown
+from optigpu.statistics.compare import compare
 from tests.unit.made_results import BASELINE, INT8, metric
 
 

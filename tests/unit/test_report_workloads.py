@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.report import ladder_grid
 from optigpu.report.formats import Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.rows import heading
-from optigpu.result import Attribution, AttributionRow
 from optigpu.vocabulary import Role, VariantStatus
 from optigpu.workloads import WORKLOADS
 from tests.unit.made_results import ONE_PROCESS, metric, result

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from optigpu.result import Accelerator, Environment, Measurement, Outcome, Verdict, VerdictReason
+from optigpu.documents.result import Accelerator, Environment, Measurement, Outcome, Verdict, VerdictReason
 from optigpu.vocabulary import DeviceKind, VariantStatus
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")

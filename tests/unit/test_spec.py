@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant, digest, resolve
 from optigpu.models.presets import PRESETS
-from optigpu.plan import variants_of
-from optigpu.spec import JobSpec, Variant, digest, resolve
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads import WORKLOADS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.result import Measurement, Samples
-from optigpu.stats import (
+from optigpu.documents.result import Measurement, Samples
+from optigpu.statistics.intervals import (
     FEWEST_REQUESTS,
     describe,
     fewest_for,

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.conductor import disturbance
-from optigpu.conductor.drift import Array
-from optigpu.conductor.sampling import Replicate
-from optigpu.conductor.verdict import judge
-from optigpu.conductor.witness import Sight
-from optigpu.messages import Audited, Ready
-from optigpu.plan import variants_of
-from optigpu.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
-from optigpu.spec import JobSpec
+from optigpu.child.messages import Audited, Ready
+from optigpu.conductor.processes.rounds import Replicate
+from optigpu.conductor.verdicts import disturbance
+from optigpu.conductor.verdicts.host_monitor import Sight
+from optigpu.conductor.verdicts.judge import judge
+from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
+from optigpu.statistics.drift import Array
 from optigpu.vocabulary import METRICS
 
 QUIET = Sight(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.conductor.witness import Glance, Witness
+from optigpu.conductor.verdicts.host_monitor import Glance, Witness
 from optigpu.hardware import counters
 from optigpu.hardware.cgroup import quota_wait_s
 from optigpu.hardware.counters import Clocks, CpuTimes, GpuCounters, ProcessTimes
@@ -279,9 +279,9 @@ def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
 
 _LOOK = """
 import json
-from optigpu.conductor.witness import Witness
+from optigpu.conductor.verdicts.host_monitor import Witness
 from optigpu.hardware.probe import probe
-from optigpu.result import Accelerator
+from optigpu.documents.result import Accelerator
 from optigpu.vocabulary import DeviceKind
 gpu = Accelerator(name="g", memory_bytes=1, uuid="GPU-made-up")
 witness = Witness(DeviceKind.CUDA, probe().model_copy(update={"accelerators": (gpu,)}), list)

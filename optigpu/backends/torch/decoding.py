@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from optigpu.backends.torch.caches import new_cache
+from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.modes import Mode
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError

@@ -3,11 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from optigpu.backends.torch.caches import cache_facts, new_cache, require_cacheable
+from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.modes import mode_of
 from optigpu.backends.torch.runtime import TorchRuntime, cache_options, load_options, mode_options
 from optigpu.models.facts import Facts
-from optigpu.models.load import count_weights, load_image_model, load_model, loaded_facts, loaded_image_facts
+from optigpu.models.loading.load import (
+    count_weights,
+    load_image_model,
+    load_model,
+    loaded_facts,
+    loaded_image_facts,
+)
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, ModeOptions, Technique
 from optigpu.vocabulary import DeviceKind

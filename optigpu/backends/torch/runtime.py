@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
-from optigpu.backends.torch.caches import cache_facts, require_cacheable
 from optigpu.backends.torch.clock import clock_for
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
-from optigpu.models.load import count_weights, load_model, loaded_facts
+from optigpu.models.loading.load import count_weights, load_model, loaded_facts
+from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
-from optigpu.models.sampling import sampled
 from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Notes, Step, Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Generation

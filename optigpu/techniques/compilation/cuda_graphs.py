@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
-from optigpu.result import Environment
+from optigpu.documents.result import Environment
+from optigpu.surgery.step_arguments import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
-from optigpu.techniques.made_for import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 WARM_UPS = 3

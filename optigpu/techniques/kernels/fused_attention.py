@@ -2,8 +2,9 @@
 
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
+from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
 from optigpu.techniques.base import (
     ON_MODELS,
     AttentionKernel,
@@ -13,7 +14,6 @@ from optigpu.techniques.base import (
     Phase,
     Technique,
 )
-from optigpu.techniques.capability import needs_capability
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 FLASH_HEAD_SIZE = 256

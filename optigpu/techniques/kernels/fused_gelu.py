@@ -4,11 +4,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.merging import activation_kernels, kind_of, linear_of, modules_of
+from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.techniques.layers import Place, weight_of
-from optigpu.techniques.merging import activation_kernels, kind_of, linear_of, modules_of
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 _MLPS = {

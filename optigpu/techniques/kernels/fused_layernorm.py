@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.fused_blocks import fuse_norms
+from optigpu.surgery.norm_families import CONFLICTS, norm_reason
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
-from optigpu.techniques.blocks import fuse_norms
-from optigpu.techniques.norm_families import CONFLICTS, norm_reason
 from optigpu.vocabulary import DeviceKind, Layer
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.merging import joined, modules_of, require_mergeable
+from optigpu.surgery.places import Place
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.techniques.layers import Place
-from optigpu.techniques.merging import joined, modules_of, require_mergeable
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 _MERGED = ("q_proj", "k_proj", "v_proj")

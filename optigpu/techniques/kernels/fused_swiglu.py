@@ -4,11 +4,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.merging import activation_kernels, joined, linear_of, modules_of, require_mergeable
+from optigpu.surgery.places import Place
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
-from optigpu.techniques.layers import Place
-from optigpu.techniques.merging import activation_kernels, joined, linear_of, modules_of, require_mergeable
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 _MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
 from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 

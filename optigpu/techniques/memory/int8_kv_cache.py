@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.result import Environment
+from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_TEXT, CacheOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from optigpu.result import Environment
+from optigpu.documents.result import Environment
 from optigpu.techniques.base import CacheOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from optigpu.result import Environment
+from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, LoadOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 

@@ -3,11 +3,11 @@
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
+from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.capability import needs_capability
-from optigpu.techniques.layers import checked_places, exchange, weight_of
 from optigpu.vocabulary import DeviceKind, Layer
 
 if TYPE_CHECKING:

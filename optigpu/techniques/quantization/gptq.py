@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.gptqmodel.calibration import Calibration, check_text
+from optigpu.surgery.gptqmodel.checkpoints import Recipe, compute_in_four_bits, missing
+from optigpu.surgery.int4_layers import CONFLICTS
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
-from optigpu.techniques.calibration import Calibration, check_text
-from optigpu.techniques.four_bit_checkpoints import Recipe, compute_in_four_bits, missing
-from optigpu.techniques.int4_layers import CONFLICTS
 from optigpu.vocabulary import DeviceKind, Layer
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.ops.int4_quantize import Int4Scheme
-from optigpu.result import Environment
+from optigpu.ops.four_bits.quantize import Int4Scheme
+from optigpu.surgery.int4_layers import CONFLICTS, int4_linear_of
+from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.int4_layers import CONFLICTS, int4_linear_of
-from optigpu.techniques.layers import checked_places, exchange, weight_of
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 GroupSize = Literal[32, 64, 128]
@@ -69,7 +69,7 @@ class Int4WeightOnly(Technique):
         Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers, or
         inputs that the groups do not divide.
         """
-        from optigpu.ops.int4_linear import int4_linear_backend
+        from optigpu.ops.linear.int4_linear import int4_linear_backend
 
         places = checked_places(model, self.name, self.group_size)
         if not self.head:

@@ -4,13 +4,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from optigpu.documents.result import Environment
+from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.int8_layers import int8_dynamic_linear_of
+from optigpu.surgery.places import checked_places, exchange, weight_of
+from optigpu.surgery.smoothing import own_text, smooth
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.capability import needs_capability
-from optigpu.techniques.int8_layers import int8_dynamic_linear_of
-from optigpu.techniques.layers import checked_places, exchange, weight_of
-from optigpu.techniques.smoothing import own_text, smooth
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 NEEDED_CAPABILITY = (7, 5)
@@ -60,7 +60,7 @@ class Int8Dynamic(Technique):
         layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
         """
         from optigpu.ops import int8_dynamic_backend
-        from optigpu.ops.int8_dynamic import MOST_INNER
+        from optigpu.ops.linear.int8_dynamic import MOST_INNER
 
         places = checked_places(model, self.name)
         for place in places:

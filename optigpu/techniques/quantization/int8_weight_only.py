@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar, Literal
 
+from optigpu.surgery.int8_layers import int8_linear_of
+from optigpu.surgery.places import checked_places, exchange
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.int8_layers import int8_linear_of
-from optigpu.techniques.layers import checked_places, exchange
 from optigpu.vocabulary import Layer
 
 

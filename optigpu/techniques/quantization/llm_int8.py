@@ -5,11 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.bitsandbytes_layers import int8_outlier_linear_of, missing, places_but_the_head
+from optigpu.surgery.places import exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.bitsandbytes_layers import int8_outlier_linear_of, missing, places_but_the_head
-from optigpu.techniques.layers import exchange, weight_of
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 LARGEST = 65504.0

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
+from optigpu.surgery.bitsandbytes_layers import missing, nf4_linear_of, places_but_the_head
+from optigpu.surgery.places import exchange
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.bitsandbytes_layers import missing, nf4_linear_of, places_but_the_head
-from optigpu.techniques.layers import exchange
 from optigpu.vocabulary import DeviceKind, Layer
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any, ClassVar, Literal
 
+from optigpu.documents.result import Environment
+from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
-from optigpu.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.techniques.capability import needs_capability
 from optigpu.vocabulary import DeviceKind, Layer
 
 NEEDED_CAPABILITY = (8, 0)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.surgery.places import Place, checked_places, exchange, linear_places, weight_of
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.techniques.layers import Place, checked_places, exchange, linear_places, weight_of
 from optigpu.vocabulary import Layer, UnsupportedError
 
 GROUP = 4

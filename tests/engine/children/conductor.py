@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from optigpu.job.spec import JobSpec
 from optigpu.run import run
-from optigpu.spec import JobSpec
 from tests.engine.processes import program
 
 SPEC = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test"}

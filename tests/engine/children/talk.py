@@ -1,4 +1,4 @@
-"""The protocol of optigpu.messages from the child's side, in the standard library alone so that children start fast."""
+"""The protocol of optigpu.child.messages from the child's side, in the standard library alone: children start fast."""
 
 import json
 import os

@@ -4,7 +4,7 @@ import sys
 from typing import Any, ClassVar
 
 import optigpu.backends.torch as backend
-from optigpu import replicate
+from optigpu.child import replicate
 from optigpu.techniques.base import Loop, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 from optigpu.workloads.base import Task

@@ -4,7 +4,7 @@
 //
 // usage: soak SEED ROUNDS MOST_THREADS; the exit status is 0 when all agreed.
 
-#include "../../../optigpu/ops/decode/decode.cpp"
+#include "../../../optigpu/ops/decode/cpu/decode.cpp"
 
 #include <atomic>
 #include <cmath>

@@ -1,0 +1,153 @@
+"""What the machine itself can do: how fast it reads, copies and multiplies matrices, through torch's own operators.
+
+Bandwidth is measured as STREAM does (McCalpin, Memory Bandwidth and Machine Balance, 1995): arrays of at least four
+times the last cache, bytes counted once for each read and write that the program asks for. Smaller arrays are read as
+well, since a small model's weights stay in a cache. All figures are medians of repetitions after a first call.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from optigpu.backends.torch.runtime import TorchRuntime
+from optigpu.hardware.cgroup import memory_limit
+from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.base import Clock
+
+SAMPLE_S = 0.005
+"""A sample repeats the work for at least so long, so that reading the clock and launching kernels cost nothing."""
+SAMPLES = (3, 15)
+"""The fewest and the most samples that a median is taken of; fewer where they take far longer than planned."""
+READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
+"""Time to spend on each array size, on copying, and on each dtype."""
+PATIENCE = 4
+"""So many times the planned time is spent at most, on a machine that is slow or busy."""
+SMALLEST, LEAST_LARGEST, LARGEST = 2**20, 2**28, 2**31
+"""Bytes of the smallest array, and the least and the most of the largest."""
+MOST_OF_MEMORY = 0.25
+"""The largest array takes at most this share of the free memory."""
+SIDES = (256, 512, 1024, 2048, 4096, 8192)
+"""Sides of the square matrices: they grow until a product takes long enough to show the full rate."""
+LONG_S = 0.025
+
+DTYPES: dict[DeviceKind, tuple[str, ...]] = {
+    DeviceKind.CPU: ("float32", "bfloat16", "float16", "int8"),
+    DeviceKind.CUDA: ("float32", "tf32", "bfloat16", "float16", "int8", "float8_e4m3fn"),
+}
+"""Dtypes of matrix products by device, as torch names them; tf32 is float32 rounded in NVIDIA's tensor cores."""
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes per second: of reading, by the array's bytes in rising order; of copying, both read and written."""
+
+    reads: dict[int, float]
+    copy_bytes_per_s: float
+
+
+def bandwidth(device: DeviceKind) -> Bandwidth:
+    """How fast arrays are read and copied. A read is a sum over float32: one pass, nothing written.
+
+    Raises UnsupportedError when there is no such device.
+    """
+    import torch
+
+    clock = TorchRuntime(device, seed=0).clock
+    largest = _largest_bytes(device)
+    array = torch.ones(largest // 4, dtype=torch.float32, device=device.value)
+    reads = {}
+    for size in _sizes(largest):
+        part = array[: size // 4]
+        reads[size] = size / _typical_s(part.sum, clock, READ_S)
+    half = array.numel() // 2
+    target, source = array[:half], array[half : 2 * half]
+    copy_s = _typical_s(lambda: target.copy_(source), clock, COPY_S)
+    return Bandwidth(reads, 2 * half * 4 / copy_s)
+
+
+def matmul_rates(device: DeviceKind) -> tuple[dict[str, float], dict[str, str]]:
+    """The best rate of square matrix products for each dtype in operations per second, and why a dtype has none.
+
+    A product of side n counts 2 n^3. Raises UnsupportedError when there is no such device.
+    """
+    clock = TorchRuntime(device, seed=0).clock
+    rates, reasons = {}, {}
+    for dtype in DTYPES[device]:
+        try:
+            rates[dtype] = _matmul_rate(device, dtype, clock)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+            reasons[dtype] = f"torch cannot multiply {dtype} here: {str(error).strip().splitlines()[0]}"
+    return rates, reasons
+
+
+def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
+    until = time.monotonic() + MATMUL_S
+    rates = []
+    for side in SIDES:
+        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(SIDES))
+        rates.append(2 * side**3 / product_s)
+        if product_s > LONG_S or time.monotonic() > until:
+            break
+    return max(rates)
+
+
+def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], Any]:
+    """A product of two square matrices of that side, ready to be called again and again."""
+    import torch
+
+    shape, place = (side, side), device.value
+    if dtype == "int8":
+        a, b = (torch.randint(-127, 128, shape, dtype=torch.int8, device=place) for _ in range(2))
+        return lambda: torch._int_mm(a, b.T)
+    if dtype == "float8_e4m3fn":
+        a, b = (torch.randn(shape, device=place).to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.ones((), device=place)
+        return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    storage = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    a, b = (torch.randn(shape, device=place).to(storage) for _ in range(2))
+    c = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=c)
+
+
+def _typical_s(work: Callable[[], Any], clock: Clock, seconds: float) -> float:
+    """Median seconds of one call, over samples of at least SAMPLE_S, for about `seconds` in all."""
+    _calls_s(work, clock, 1)  # the first pays for memory and for choosing a kernel
+    calls = max(1, math.ceil(SAMPLE_S / _calls_s(work, clock, 1)))
+    fewest, most = SAMPLES
+    samples = [_calls_s(work, clock, calls)]
+    while len(samples) < most and sum(samples) < (seconds if len(samples) >= fewest else PATIENCE * seconds):
+        samples.append(_calls_s(work, clock, calls))
+    return statistics.median(samples) / calls
+
+
+def _calls_s(work: Callable[[], Any], clock: Clock, calls: int) -> float:
+    begin = clock.mark()
+    for _ in range(calls):
+        work()
+    return clock.seconds([begin, clock.mark()])[0]
+
+
+def _sizes(largest: int) -> list[int]:
+    """Bytes from SMALLEST on, each twice the one before, and `largest`."""
+    steps = range(int(math.log2(largest / SMALLEST)) + 1)
+    return sorted({*(SMALLEST * 2**step for step in steps), largest})
+
+
+def _largest_bytes(device: DeviceKind) -> int:
+    """Four times the last cache, within what the memory allows; a multiple of SMALLEST."""
+    import torch
+
+    if device is DeviceKind.CUDA:
+        free, cache = torch.cuda.mem_get_info()[0], torch.cuda.get_device_properties(0).L2_cache_size
+    else:
+        available = int(psutil.virtual_memory().available)
+        free, cache = min(available, memory_limit() or available), last_level_cache_bytes() or 0
+    wanted = min(max(4 * cache, LEAST_LARGEST), LARGEST, int(MOST_OF_MEMORY * free))
+    return max(wanted // SMALLEST, 1) * SMALLEST

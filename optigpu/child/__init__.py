@@ -1,0 +1,1 @@
+"""What runs in the processes that the conductor starts."""

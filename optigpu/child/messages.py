@@ -1,0 +1,165 @@
+"""What the conductor and a measuring process say to each other: JSON, one message a line.
+
+The conductor writes an `Assignment` and then commands to the child's stdin; the child answers on a pipe of its own,
+never on stdout, which belongs to the model's code. That pipe's file descriptor is an argument:
+`python -m optigpu.child.replicate --answers-fd 5`. A child that reads the end of its stdin ends.
+
+    conductor                     child
+    Assignment          ->
+                        <-        Ready | Refused | Broken
+    RunRound            ->
+                        <-        Round | Broken              (any number of times)
+    RunAudit            ->
+                        <-        Audited | Broken
+    RunMeter            ->
+                        <-        Metered | Broken            (for each meter)
+    RunReference        ->
+                        <-        Metered | Broken            (only to a process of its own, before all others)
+    (closes stdin)                ends with status 0
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.job.spec import Measure, Variant
+from optigpu.vocabulary import DeviceKind, Frozen
+
+
+class Assignment(Frozen):
+    """The first line: what this process is to measure. It does not change afterwards.
+
+    `folder` is an empty directory when the job starts, shared by its processes, and removed at its end.
+    """
+
+    kind: Literal["assignment"] = "assignment"
+    variant: Variant
+    environment: Environment
+    measure: Measure
+    seed: int
+    replicate: int
+    folder: str
+    threads: int | None = None
+
+
+class RunRound(Frozen):
+    """Asks for requests: at least `min_requests`, then until `seconds` are over."""
+
+    kind: Literal["run_round"] = "run_round"
+    seconds: float
+    min_requests: int = 1
+    max_requests: int | None = None
+
+
+class RunMeter(Frozen):
+    """Asks for a pass of one meter, apart from the latency rounds."""
+
+    kind: Literal["run_meter"] = "run_meter"
+    meter: str
+
+
+class RunAudit(Frozen):
+    """Asks for requests with inputs that were never seen before, and for one more look at the output.
+
+    With `repeat` each of them comes after one with the inputs that were timed.
+    """
+
+    kind: Literal["run_audit"] = "run_audit"
+    requests: int
+    repeat: bool = False
+
+
+class RunReference(Frozen):
+    """Asks for what quality is compared with, to be left in the assignment's folder; the variant is the baseline."""
+
+    kind: Literal["run_reference"] = "run_reference"
+
+
+class Progress(Frozen):
+    """What the child is busy with ("loading", "applying", "compiling", "warming up"); may come before any answer."""
+
+    kind: Literal["progress"] = "progress"
+    doing: str
+
+
+class Ready(Frozen):
+    """The stack is applied, the output was checked, and the last warm-up requests agreed (or the cap was reached).
+
+    `problem` is set when the output is not as it must be; the variant is then measured all the same, as invalid.
+    """
+
+    kind: Literal["ready"] = "ready"
+    load_s: float
+    compile_s: float | None
+    steady: bool
+    warmup_requests: int
+    request_s: float
+    details: dict[str, Any] = Field(default_factory=dict)
+    problem: str | None = None
+
+
+class Refused(Frozen):
+    """This machine or model cannot do it; nothing was changed."""
+
+    kind: Literal["refused"] = "refused"
+    reason: str
+
+
+class Broken(Frozen):
+    """The child failed. `fault` is "out_of_memory" or "error"; `trace` is the end of the traceback."""
+
+    kind: Literal["broken"] = "broken"
+    fault: Literal["out_of_memory", "error"]
+    reason: str
+    trace: str = ""
+
+
+class Round(Frozen):
+    """The samples of one round: for each per-request metric one number a request, in the order of the requests."""
+
+    kind: Literal["round"] = "round"
+    samples: dict[str, tuple[float, ...]]
+
+
+class Audited(Frozen):
+    """The samples of requests with fresh inputs, as in a Round, and of those with the timed inputs in between.
+
+    `problem` says what is wrong with the output by now. `described` are times within requests (of each token), in
+    seconds, that describe and that no interval is made of.
+    """
+
+    kind: Literal["audited"] = "audited"
+    samples: dict[str, tuple[float, ...]]
+    repeated: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    described: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    problem: str | None = None
+
+
+class Metered(Frozen):
+    """What a meter read: a number for each metric, or the reason why there is none; `artifacts` are files' paths."""
+
+    kind: Literal["metered"] = "metered"
+    meter: str
+    values: dict[str, float] = Field(default_factory=dict)
+    reasons: dict[str, str] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+
+
+class RunPeaks(Frozen):
+    """The one line to `python -m optigpu.child.peaks`: what to measure, with how many threads."""
+
+    kind: Literal["run_peaks"] = "run_peaks"
+    device: DeviceKind
+    threads: int
+
+
+AnyCommand = RunRound | RunAudit | RunMeter | RunReference
+AnyAnswer = Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks
+Command = Annotated[AnyCommand, Field(discriminator="kind")]
+Answer = Annotated[AnyAnswer, Field(discriminator="kind")]
+
+COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Command)
+ANSWER: TypeAdapter[AnyAnswer] = TypeAdapter(Answer)

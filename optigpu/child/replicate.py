@@ -1,0 +1,243 @@
+"""python -m optigpu.child.replicate: the process that measures one variant, once.
+
+It reads an `Assignment` and then commands from stdin, and answers as `optigpu.child.connection` and
+`optigpu.child.messages` say.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, assert_never
+
+from optigpu.backends.torch.ranges import nvtx_range
+from optigpu.child.connection import Tell, broken, connect, use_threads
+from optigpu.child.messages import (
+    COMMAND,
+    Answer,
+    AnyCommand,
+    Assignment,
+    Audited,
+    Metered,
+    Progress,
+    Ready,
+    Refused,
+    Round,
+    RunAudit,
+    RunMeter,
+    RunReference,
+    RunRound,
+)
+from optigpu.hardware.cpu import cpu_cores
+from optigpu.job.spec import Variant
+from optigpu.meters import METERS
+from optigpu.meters.base import Reading, Scene
+from optigpu.meters.latency import gathered, run_round, warm_up
+from optigpu.meters.quality import make_reference
+from optigpu.models.facts import Facts, ImageFacts, ModelFacts, known_facts
+from optigpu.models.loading.footprint import Footprint, ImageFootprint, footprint_of, image_footprint_of
+from optigpu.models.loading.weights import weights_provenance
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Phase
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.workloads.base import Request, Runtime, Workload
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What stands ready to be measured."""
+
+    runtime: Runtime
+    request: Request
+    assignment: Assignment
+
+
+def main() -> NoReturn:
+    """Sets the process up, then answers for ever: the thread that reads stdin ends it."""
+    lines, tell = connect("optigpu.child.replicate", "Measures one variant.")
+    subject = _begin(lines.get(), tell)
+    while True:
+        line = lines.get()
+        if subject:
+            _obey(line, subject, tell)
+
+
+def _begin(line: str, tell: Tell) -> Subject | None:
+    """From the assignment to Ready; None after Refused or Broken, when nothing but the end of stdin can follow."""
+    try:
+        assignment = Assignment.model_validate_json(line)
+        reason = refusal(assignment)
+        if reason:
+            raise UnsupportedError(reason)
+        use_threads(assignment.threads or cpu_cores())
+        subject, ready = prepare(assignment, tell)
+    except UnsupportedError as error:
+        tell(Refused(reason=str(error)))
+        return None
+    except Exception as error:
+        tell(broken(error))
+        return None
+    tell(ready)
+    return subject
+
+
+def _obey(line: str, subject: Subject, tell: Tell) -> None:
+    try:
+        tell(_answer(COMMAND.validate_json(line), subject))
+    except Exception as error:
+        tell(broken(error))
+
+
+def _answer(command: AnyCommand, subject: Subject) -> Answer:
+    match command:
+        case RunRound():
+            return _round(command, subject)
+        case RunAudit():
+            return _audited(command, subject)
+        case RunReference():
+            return _metered("quality", subject, make_reference)
+        case RunMeter():
+            if command.meter not in METERS:
+                known = ", ".join(METERS)
+                raise OptiGPUError(f"There is no meter {command.meter!r}; the meters are {known}.")
+            return _metered(command.meter, subject, METERS[command.meter].read)
+        case _:
+            assert_never(command)
+
+
+def refusal(assignment: Assignment) -> str | None:
+    """What can be refused before torch is loaded: the device, the shapes, and what each technique says."""
+    variant, environment = assignment.variant, assignment.environment
+    if not environment.has(variant.device):
+        return f"This machine has no {variant.device} device; ask for another device or another worker."
+    workload: Workload = variant.workload
+    facts = known_facts(parse_reference(variant.model)) if variant.model else None
+    reasons = [workload.check(facts)] if facts else []
+    decoder = facts if isinstance(facts, ModelFacts) else None
+    reasons += [technique.check(environment, variant.device, decoder) for technique in variant.stack]
+    return next((reason for reason in reasons if reason), None)
+
+
+def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
+    """Loads the model, applies the stack, checks the output and warms up until requests agree.
+
+    Raises UnsupportedError when this machine or this model cannot do it.
+    """
+    from optigpu.backends.torch import prepare as prepare_runtime
+
+    variant = assignment.variant
+
+    def progress(doing: str) -> None:
+        tell(Progress(doing=doing))
+
+    started = time.perf_counter()
+    task = variant.workload.task
+    runtime = prepare_runtime(variant.model, variant.stack, variant.device, assignment.seed, progress, task)
+    request = _request(variant, runtime)
+    load_s = time.perf_counter() - started
+    progress("hashing the weights")
+    origin = _origin(assignment, runtime)
+    compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
+    progress("compiling" if compiles else "warming up")
+    check = request.check()
+    request.observe()
+    progress("warming up")
+    warm = warm_up(request, check.request_s)
+    ready = Ready(
+        load_s=load_s,
+        compile_s=warm.beyond_steady_s if compiles else None,
+        steady=warm.steady,
+        warmup_requests=len(warm.durations_s),
+        request_s=warm.request_s,
+        details=runtime.notes.facts | check.details | origin,
+        problem=check.problem,
+    )
+    return Subject(runtime, request, assignment), ready
+
+
+def _origin(assignment: Assignment, runtime: Any) -> dict[str, Any]:
+    """Which weights were measured, and what a step reads of them; nothing for a workload without a model."""
+    if assignment.variant.model is None:
+        return {}
+    reference = parse_reference(assignment.variant.model)
+    folder = Path(assignment.folder)
+    return {
+        "weights": weights_provenance(reference, runtime.model, assignment.seed, folder),
+        "footprint": asdict(_footprint(runtime)),
+    }
+
+
+def _footprint(runtime: Any) -> Footprint | ImageFootprint:
+    if isinstance(runtime.facts, ImageFacts):
+        return image_footprint_of(runtime.model, runtime.facts, runtime.notes.facts["image_shape"])
+    return footprint_of(runtime.model, runtime.facts)
+
+
+def _request(variant: Variant, runtime: Any) -> Request:
+    """Prepares the workload, after a model whose shapes were not known before was asked whether they fit."""
+    facts: Facts | None = getattr(runtime, "facts", None)
+    workload: Workload = variant.workload
+    problem = workload.check(facts) if facts else None
+    if problem:
+        raise UnsupportedError(problem)
+    return workload.prepare(runtime)
+
+
+def _round(command: RunRound, subject: Subject) -> Round:
+    with nvtx_range("round", subject.runtime.device):
+        samples = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
+    return Round(samples=samples)
+
+
+def _audited(command: RunAudit, subject: Subject) -> Audited:
+    """Fresh inputs, so that a remembered answer is no answer; the output may have gone wrong since it was looked at."""
+    fresh: list[Mapping[str, float]] = []
+    repeated: list[Mapping[str, float]] = []
+    described: dict[str, list[float]] = {}
+    request = subject.request
+    for _ in range(command.requests):
+        if command.repeat:
+            repeated.append(subject.request.run())
+        request = subject.request.fresh()
+        fresh.append(request.run())
+        for name, values in request.described().items():
+            described.setdefault(name, []).extend(values)
+    return Audited(
+        samples=gathered(fresh),
+        repeated=gathered(repeated),
+        described={name: tuple(values) for name, values in described.items()},
+        problem=request.check().problem,
+    )
+
+
+def _metered(meter: str, subject: Subject, read: Callable[[Scene], Reading]) -> Metered:
+    """What a meter cannot read is a reason for its metrics, and spares the other meters."""
+    assignment = subject.assignment
+    scene = Scene(
+        runtime=subject.runtime,
+        request=subject.request,
+        workload=assignment.variant.workload,
+        model=assignment.variant.model,
+        folder=Path(assignment.folder),
+        seed=assignment.seed,
+        quality=assignment.measure.quality,
+    )
+    try:
+        reading = read(scene)
+    except Exception as error:
+        why = f"The {meter} meter failed: {broken(error).reason}"
+        traceback.print_exception(error)
+        reasons = dict.fromkeys(METERS[meter].metrics, why)
+        return Metered(meter=meter, reasons=reasons, details={f"{meter}_failed": why})
+    return Metered(
+        meter=meter,
+        values=reading.values,
+        reasons=reading.reasons,
+        details=reading.details,
+        artifacts={name: str(path) for name, path in reading.artifacts.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()

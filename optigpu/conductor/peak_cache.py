@@ -1,0 +1,97 @@
+"""What the machine itself can do, measured by a process of its own and kept for a day.
+
+The conductor holds the device's lock meanwhile, and no variant's process runs yet.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from optigpu.child.messages import RunPeaks
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.progress import Watch
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.job.spec import digest
+from optigpu.paths import cache_dir
+from optigpu.vocabulary import DeadlineError, DeviceKind, ReplicateError, UnsupportedError, utc_now
+
+PEAKS = (sys.executable, "-P", "-m", "optigpu.child.peaks")
+"""The program that measures peaks. -P keeps files of the working directory from being taken for modules."""
+KEPT = timedelta(days=1)
+METHOD = 1
+"""Raised when peaks are measured in another way, so that none measured before is taken for one."""
+
+_log = logging.getLogger(__name__)
+
+
+def measured_peaks(
+    environment: Environment,
+    device: DeviceKind,
+    threads: int,
+    watch: Watch,
+    *,
+    keep: Sequence[int] = (),
+    program: Sequence[str] = PEAKS,
+) -> Peaks | None:
+    """The peaks of `device` with that many threads: those of the last day, else measured now.
+
+    `keep` are descriptors that the process inherits. None where they cannot be measured; the log says why. Raises what
+    the watch raises.
+    """
+    path = _path(environment, device, threads)
+    known = _read(path)
+    if known:
+        return known
+    watch.doing("measuring what this machine can do")
+    try:
+        with Child(program, child_variables(threads), keep=keep) as child:
+            peaks = ask(child, RunPeaks(device=device, threads=threads), Peaks, watch)
+    except DeadlineError:
+        raise
+    except (ReplicateError, UnsupportedError) as error:
+        _log.warning("the machine's peaks could not be measured: %s", error)
+        return None
+    _write(path, peaks)
+    return peaks
+
+
+def _path(environment: Environment, device: DeviceKind, threads: int) -> Path:
+    """One file for each of what a peak depends on."""
+    key = digest(
+        {
+            "method": METHOD,
+            "hardware_class": environment.hardware_class,
+            "host_id": environment.host_id,
+            "device": device,
+            "threads": threads,
+            "torch": environment.software.get("torch"),
+        }
+    )
+    return cache_dir() / "peaks" / f"{key}.json"
+
+
+def _read(path: Path) -> Peaks | None:
+    """What the file holds, if it is whole and of the last day."""
+    try:
+        peaks = Peaks.model_validate_json(path.read_text())
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+    return peaks if timedelta(0) <= utc_now() - peaks.measured_at < KEPT else None
+
+
+def _write(path: Path, peaks: Peaks) -> None:
+    """Whole or not at all; without a place to keep them the peaks are measured again for the next job."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(peaks.model_dump_json())
+        draft.replace(path)

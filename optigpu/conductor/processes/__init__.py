@@ -1,0 +1,1 @@
+"""Measuring processes: started side by side, asked for rounds, ended."""

@@ -1,0 +1,274 @@
+"""One measuring process as the conductor sees it: started, asked, listened to, and surely ended.
+
+Single-threaded and never blocking: one selector serves the commands, the answers and what the process prints, so
+full pipes on both sides cannot lock up, and the caller gets a turn four times a second.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import psutil
+from pydantic import ValidationError
+
+from optigpu.child.messages import ANSWER, Answer
+from optigpu.hardware.cgroup import oom_kills
+from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError
+
+TICK_S = 0.25
+END_GRACE_S = 5.0
+STOP_GRACE_S = 0.5
+DEATH_GRACE_S = 1.0
+TERM_GRACE_S = 2.0
+KILL_GRACE_S = 30.0
+LONGEST_LINE = 64 * 2**20
+LONGEST_TAIL = 4 * 2**10
+_CHUNK = 2**18
+
+
+class Child:
+    """A measuring process in a session of its own. A context manager: on leaving, nothing of it is left.
+
+    `program` is called with `--answers-fd N`, the descriptor that it answers on; `keep` are descriptors that it
+    inherits, so that they stay open as long as it lives.
+    """
+
+    def __init__(
+        self, program: Sequence[str], variables: Mapping[str, str], keep: Sequence[int] = ()
+    ) -> None:
+        self._oom_kills = oom_kills()
+        self._status: int | None = None
+        self._mute = False
+        self._searched = 0
+        self._outgoing, self._incoming, self._tail = bytearray(), bytearray(), bytearray()
+        self._answers, theirs = os.pipe()
+        try:
+            self._process = _start([*program, "--answers-fd", str(theirs)], variables, (theirs, *keep))
+        except BaseException:
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._printed = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._selector = selectors.DefaultSelector()
+        for descriptor in (self._stdin, self._answers, self._printed):
+            os.set_blocking(descriptor, False)
+        for descriptor in (self._answers, self._printed):
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The process's id, which is also its group's and its session's."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.end(END_GRACE_S if kind is None else STOP_GRACE_S)
+
+    def tell(self, message: Frozen) -> None:
+        """Queues a message; it is written while listening."""
+        if not self._outgoing and not self._mute:
+            self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        self._outgoing += message.model_dump_json().encode() + b"\n"
+
+    def listen(self) -> Answer | None:
+        """The next answer, or None after a quarter of a second of silence.
+
+        Raises ReplicateError, with the end of what the process printed, when it has died or talks nonsense, and
+        OutOfMemoryError when the kernel killed it for memory.
+        """
+        until = time.monotonic() + TICK_S
+        while True:
+            line = self._next_line()
+            if line is not None:
+                return self._parsed(line)
+            if self._mute:
+                raise self._death()
+            left = until - time.monotonic()
+            if left <= 0:
+                self._mute = self._has_ended()  # one that it started may still hold the pipe open
+                return None
+            self._exchange(left)
+
+    def end(self, grace_s: float) -> int:
+        """Ends the process and all it started, the hard way after `grace_s`; returns its exit status.
+
+        Negative is the signal that ended it. Raises ReplicateError when even SIGKILL does not end it.
+        """
+        if self._status is None:
+            self._stop_writing(close=True)
+            if not self._ended_within(grace_s):
+                self._signal(signal.SIGTERM)
+                self._ended_within(TERM_GRACE_S)
+            # What it left behind is killed before it is reaped: until then no other process can get its id.
+            self._signal(signal.SIGKILL)
+            self._status = self._reap()
+            self._close()
+        return self._status
+
+    def _exchange(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._stdin:
+                self._write()
+            elif key.fd == self._answers:
+                self._mute = not self._read(key.fd, self._incoming)
+            else:
+                self._read(key.fd, self._tail)
+                del self._tail[:-LONGEST_TAIL]
+
+    def _read(self, descriptor: int, into: bytearray) -> bool:
+        """Whether the other end is still open."""
+        chunk = os.read(descriptor, _CHUNK)
+        into += chunk
+        if not chunk:
+            self._selector.unregister(descriptor)
+        return bool(chunk)
+
+    def _write(self) -> None:
+        try:
+            written = os.write(self._stdin, self._outgoing[:_CHUNK])
+        except BrokenPipeError:  # it died: listening finds out how
+            written = len(self._outgoing)
+        del self._outgoing[:written]
+        if not self._outgoing:
+            self._stop_writing()
+
+    def _stop_writing(self, close: bool = False) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(self._stdin)
+        if close and self._process.stdin:
+            self._process.stdin.close()
+
+    def _next_line(self) -> bytes | None:
+        end = self._incoming.find(b"\n", self._searched)
+        self._searched = len(self._incoming) if end < 0 else 0
+        if end < 0:
+            if len(self._incoming) > LONGEST_LINE:
+                raise ReplicateError(f"The measuring process wrote a line of more than {LONGEST_LINE} bytes.")
+            return None
+        line = bytes(self._incoming[:end])
+        del self._incoming[: end + 1]
+        return line
+
+    def _parsed(self, line: bytes) -> Answer:
+        try:
+            return ANSWER.validate_json(line)
+        except ValidationError:
+            beginning = readable(line[:100].decode(errors="replace"))
+            raise ReplicateError(
+                f"The measuring process answered with what is no message: {beginning!r}. {self._last_words()}"
+            ) from None
+
+    def _death(self) -> ReplicateError:
+        ended_itself = self._ended_within(DEATH_GRACE_S)
+        status = self.end(STOP_GRACE_S)
+        if not ended_itself:
+            return ReplicateError(f"The measuring process stopped answering. {self._last_words()}")
+        if status == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return OutOfMemoryError(
+                "out of memory: the kernel killed the measuring process; take a smaller model or batch."
+            )
+        if status < 0:
+            how = f"was killed by signal {-status} ({signal.strsignal(-status)})"
+        else:
+            how = f"ended with status {status}"
+        return ReplicateError(f"The measuring process {how} before it answered. {self._last_words()}")
+
+    def _last_words(self) -> str:
+        text = readable(self._tail.decode(errors="replace"))
+        return f"The last it printed: {text}" if text else "It printed nothing."
+
+    def _has_ended(self) -> bool:
+        """Whether it has ended; it is not reaped, so that its id stays its own."""
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    def _ended_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self._has_ended():
+            if time.monotonic() > until:
+                return False
+            self._exchange(0.02)  # what it prints must not keep it from ending
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        # macOS does not permit to signal a group that has only zombies left.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        for pid in self._survivors():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _survivors(self) -> list[int]:
+        """The living processes of its session, without those that left it."""
+        return [pid for pid in psutil.pids() if _session(pid) == self.pid and _alive(pid)]
+
+    def _reap(self) -> int:
+        until = time.monotonic() + KILL_GRACE_S
+        try:
+            status = self._process.wait(KILL_GRACE_S)
+            while self._survivors():
+                if time.monotonic() > until:
+                    raise subprocess.TimeoutExpired("", KILL_GRACE_S)
+                time.sleep(0.02)
+        except subprocess.TimeoutExpired:
+            raise ReplicateError(
+                f"The measuring process {self.pid} does not end, not even killed; look at its device's driver."
+            ) from None
+        return status
+
+    def _close(self) -> None:
+        self._exchange(0)  # its last words
+        self._selector.close()
+        os.close(self._answers)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+def _start(
+    command: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]
+) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(variables),
+            pass_fds=descriptors,
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise ReplicateError(f"The measuring process cannot be started: {error.strerror}.") from error
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def readable(text: str) -> str:
+    """The text with printable characters and line ends alone: what every database and terminal can hold."""
+    return "".join(character for character in text if character.isprintable() or character == "\n").strip()

@@ -1,0 +1,83 @@
+"""One measurement at a time on a device, also across workers and users of a host: lock files.
+
+A lock belongs to an open file, which the measuring processes inherit: it is free only when the last of them is gone,
+even if the conductor died before. A job on the CPU has the host alone; a job on a GPU has that GPU alone, and
+shares the host with jobs on other GPUs.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from optigpu.documents.result import Environment
+from optigpu.vocabulary import DeviceKind, OptiGPUError
+
+POLL_S = 0.25
+
+
+@contextmanager
+def hold(
+    folder: Path, device: DeviceKind, environment: Environment, waiting: Callable[[], None]
+) -> Iterator[tuple[int, ...]]:
+    """Holds the locks that a job on `device` needs and gives their file descriptors.
+
+    `waiting` is called every quarter of a second while somebody else has one; what it raises ends the waiting.
+    Raises OptiGPUError when the folder cannot be used.
+    """
+    with ExitStack() as stack:
+        descriptors = []
+        for name, mode in _wanted(device, environment):
+            descriptor = _open(folder, name)
+            stack.callback(os.close, descriptor)
+            _take(descriptor, mode, waiting)
+            descriptors.append(descriptor)
+        yield tuple(descriptors)
+
+
+def others_measure(folder: Path, device: DeviceKind, environment: Environment) -> bool:
+    """Whether a job on another device of this host holds its lock; asked by the job that holds its own.
+
+    Each lock is tried for a moment, shared: whoever wants it just then tries again.
+    """
+    mine = {f"{name}.lock" for name, _ in _wanted(device, environment)}
+    return any(_is_held(path) for path in folder.glob("*.lock") if path.name not in mine)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # removed, or of another user: a lock that cannot be tried tells nothing
+        return False
+    return False
+
+
+def _wanted(device: DeviceKind, environment: Environment) -> list[tuple[str, int]]:
+    if device is DeviceKind.CPU:
+        return [("cpu", fcntl.LOCK_EX)]
+    # The GPU first: who waits for one must not keep CPU jobs waiting by its share of the host.
+    return [*((gpu.uuid, fcntl.LOCK_EX) for gpu in environment.accelerators[:1]), ("cpu", fcntl.LOCK_SH)]
+
+
+def _open(folder: Path, name: str) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OptiGPUError(
+            f"No lock file can be made in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR."
+        ) from error
+
+
+def _take(descriptor: int, mode: int, waiting: Callable[[], None]) -> None:
+    while True:
+        try:
+            return fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            time.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""Whether a result counts: what disturbed it, and what that means."""

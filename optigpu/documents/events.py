@@ -1,0 +1,67 @@
+"""What happens while a job runs, as data: what `run` tells its listener, the store keeps, and the service streams."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from optigpu.documents.result import Attribution, Outcome
+from optigpu.vocabulary import Frozen, Role
+
+
+class PlannedVariant(Frozen):
+    """A variant as the plan lists it."""
+
+    index: int
+    role: Role
+    label: str
+
+
+class Planned(Frozen):
+    """The first event: which variants the job will measure."""
+
+    kind: Literal["planned"] = "planned"
+    variants: tuple[PlannedVariant, ...]
+
+
+class VariantStarted(Frozen):
+    """A variant's first process starts."""
+
+    kind: Literal["variant_started"] = "variant_started"
+    index: int
+
+
+class Progressed(Frozen):
+    """Something moved within a variant.
+
+    `fraction` is the share of the whole job that is done, in 0..1; `remaining_s` a prediction, null until it is known.
+    """
+
+    kind: Literal["progressed"] = "progressed"
+    index: int
+    replicate: int
+    doing: str
+    fraction: float = Field(ge=0, le=1)
+    remaining_s: float | None = None
+
+
+class VariantFinished(Frozen):
+    """A variant ended, with its result or the reason why there is none."""
+
+    kind: Literal["variant_finished"] = "variant_finished"
+    outcome: Outcome
+
+
+class Finished(Frozen):
+    """The last event of a run that went to its end: which technique bought what."""
+
+    kind: Literal["finished"] = "finished"
+    attribution: Attribution
+
+
+Event = Planned | VariantStarted | Progressed | VariantFinished | Finished
+EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+
+
+def as_document(event: Event) -> dict[str, Any]:
+    """The event as plain JSON; raw samples and artifacts are left out, because they are stored apart."""
+    return event.model_dump(mode="json", exclude={"outcome": {"samples", "artifacts"}})

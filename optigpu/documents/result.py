@@ -1,0 +1,335 @@
+"""What a measurement leaves behind: measurements, summaries, verdict, environment, result.
+
+Data only; how a summary is computed from samples stands in `optigpu.statistics.intervals`.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from optigpu.vocabulary import METRICS, SCHEMA_VERSION, Better, DeviceKind, Frozen, Role, VariantStatus
+
+Samples = tuple[tuple[float, ...], ...]
+"""Raw samples: one inner tuple for each replicate (process), in the order in which they were taken."""
+
+
+class Measurement(Frozen):
+    """Raw samples of one metric, or the reason why there are none.
+
+    `samples` hold one tuple for each replicate; one number for each request, or a single number for what a
+    process has only once (its weights' bytes, its peak memory).
+    """
+
+    name: str
+    samples: Samples = ()
+    reason: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """The metric's unit, from the vocabulary."""
+        return METRICS[self.name].unit
+
+    @model_validator(mode="after")
+    def _known_and_explained(self) -> Self:
+        if self.name not in METRICS:
+            raise ValueError(f"{self.name!r} is no metric; the metrics are {', '.join(METRICS)}")
+        if not any(self.samples) and self.reason is None:
+            raise ValueError(f"{self.name} has no samples and no reason why")
+        return self
+
+
+class MetricSummary(Frozen):
+    """One number for a metric with what it takes to trust it.
+
+    `value` is the median over requests, averaged over the processes, or null with a `reason`. `ci` is its 95%
+    interval, null where there is too little to know one. `n` counts the samples and `replicates` the processes they
+    come from; `per_replicate` holds each process's median. `cv_within` is the coefficient of variation of requests
+    within a process (averaged over processes), `cv_between` that of the processes' medians. A percentile is null where
+    there are too few requests to bound it, and `reason` then says how many it takes; `p90_upper` and its like are the
+    percentile's upper bound with 99% confidence.
+    """
+
+    unit: str
+    value: float | None
+    ci: tuple[float, float] | None = None
+    n: int = 0
+    replicates: int = 0
+    better: Better
+    mean: float | None = None
+    cv_within: float | None = None
+    cv_between: float | None = None
+    per_replicate: tuple[float, ...] = ()
+    p50: float | None = None
+    p90: float | None = None
+    p90_upper: float | None = None
+    p95: float | None = None
+    p95_upper: float | None = None
+    p99: float | None = None
+    p99_upper: float | None = None
+    reason: str | None = None
+
+
+class VerdictReason(StrEnum):
+    """Why a result is not valid and is not ranked."""
+
+    OUTPUT_INVALID = "output_invalid"
+    QUALITY_BELOW_GATE = "quality_below_gate"
+    CACHED_RESULT = "cached_result"
+    THROTTLED = "throttled"
+    FOREIGN_PROCESS = "foreign_process"
+    DRIFT = "drift"
+    INTERRUPTED = "interrupted"
+
+
+class VerdictWarning(StrEnum):
+    """What a reader should know of a result that is ranked all the same."""
+
+    SINGLE_REPLICATE = "single_replicate"
+    NOT_CONVERGED = "not_converged"
+    FEW_SAMPLES = "few_samples"
+    CLOCK_UNSTABLE = "clock_unstable"
+    SHARED_HOST = "shared_host"
+
+
+class Verdict(Frozen):
+    """Whether a result may be ranked. `notes` explain a reason or a warning in a sentence."""
+
+    valid: bool
+    reasons: tuple[VerdictReason, ...] = ()
+    warnings: tuple[VerdictWarning, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _valid_means_no_reasons(self) -> Self:
+        if self.valid == bool(self.reasons):
+            raise ValueError("a verdict is valid exactly when it has no reasons")
+        return self
+
+
+class HostIdSource(StrEnum):
+    """What tells a host from others, the surest first. A container has its own `network_address` and `hostname`."""
+
+    FIRMWARE = "firmware"
+    GPUS = "gpus"
+    MACHINE_ID = "machine_id"
+    NETWORK_ADDRESS = "network_address"
+    HOSTNAME = "hostname"
+
+
+class Accelerator(Frozen):
+    """One GPU as its driver names it, and how it is set up.
+
+    `power_limit_w` is the limit that the driver enforces after all others. Null: the driver does not say.
+    """
+
+    name: str
+    memory_bytes: int
+    uuid: str
+    compute_capability: str | None = None
+    clock_max_hz: int | None = None
+    memory_clock_max_hz: int | None = None
+    power_limit_w: float | None = None
+    persistence_mode: bool | None = None
+
+
+class CpuSetup(Frozen):
+    """How the CPU is set up. Null: the system does not tell.
+
+    `max_hz` is the most that the hardware does and `limit_hz` the most that the governor may choose. `governor` names
+    those of all CPUs in use. `hypervisor` says whether the CPU itself announces one.
+    """
+
+    base_hz: int | None = None
+    max_hz: int | None = None
+    limit_hz: int | None = None
+    governor: str | None = None
+    boost: bool | None = None
+    smt: bool | None = None
+    numa_nodes: int | None = None
+    hypervisor: bool | None = None
+
+
+class Environment(Frozen):
+    """Where something was measured.
+
+    `hardware_class` names models and counts: results are comparable when it is equal. `host_id` tells two machines
+    of one class apart without naming them; `host_id_source` is what it was made from. The hardware's fingerprint is the
+    same after a reboot, in another process and in another container with the same share of the machine; the software's
+    changes with any version. `cpu_features` are the kernel's flag names. `compiler` is the C++ compiler's version line,
+    or null where there is none. `cuda` is the newest version of CUDA that the driver can run.
+
+    `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
+    commit of this package where it runs from a checkout, or what the image's builder said; `git_dirty` whether the
+    package differs from that commit. Null: there is none, or nobody knows.
+    """
+
+    hardware_class: str
+    hardware_fingerprint: str | None = None
+    software_fingerprint: str | None = None
+    host_id: str
+    host_id_source: HostIdSource | None = None
+    cpu_model: str
+    cpu_cores: int
+    cpu_features: tuple[str, ...] = ()
+    cpu_setup: CpuSetup = CpuSetup()
+    memory_bytes: int
+    accelerators: tuple[Accelerator, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    compiler: str | None = None
+    os: str
+    container: str | None = None
+    image: str | None = None
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+    software: dict[str, str] = Field(default_factory=dict)
+
+    def has(self, device: DeviceKind) -> bool:
+        """Whether this machine has such a device."""
+        return device is DeviceKind.CPU or bool(self.accelerators)
+
+
+class VariantSummary(Frozen):
+    """Which variant a result belongs to, as it is shown and ranked.
+
+    `stack` holds each technique's parameters, `workload` the workload's; both as plain JSON, because a stored result
+    is never validated again with today's models.
+    """
+
+    index: int
+    role: Role
+    label: str
+    workload: dict[str, Any]
+    model: str | None
+    backend: str
+    device: DeviceKind
+    stack: tuple[dict[str, Any], ...]
+    workload_digest: str
+    variant_digest: str
+    primary_metric: str
+
+
+class Bound(StrEnum):
+    """What limits a variant by its roofline: memory bandwidth, arithmetic, or the host that launches the work."""
+
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    LAUNCH = "launch"
+
+
+class Provenance(Frozen):
+    """What exactly was measured, so that it can be measured again.
+
+    `spec_digest` is the SHA-256 of the job's canonical spec. `model_revision` is a hub's commit, or the digest of a
+    preset's architecture. `weight_hash` is, as `weight_hash_of` says, the SHA-256 of the files that the weights came
+    from (of the lines of `sha256sum` where they are several), or the digest of the recipe by which random weights were
+    drawn. `dataset_hash` is that of the text or dataset that quality was measured on. What is null has its reason in
+    `reasons`.
+    """
+
+    spec_digest: str
+    seed: int
+    model_revision: str | None = None
+    weight_hash: str | None = None
+    weight_hash_of: Literal["files", "recipe"] | None = None
+    dataset_hash: str | None = None
+    optigpu_version: str
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+    reasons: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _explained(self) -> Self:
+        fields = ("model_revision", "weight_hash", "dataset_hash", "git_revision")
+        silent = [name for name in fields if getattr(self, name) is None and name not in self.reasons]
+        if silent:
+            raise ValueError(f"{', '.join(silent)} without a value and without a reason why")
+        return self
+
+
+class Result(Frozen):
+    """All measurements of one variant, where they were taken, and whether they count.
+
+    `details` are facts recorded on the way: the attention kernel that ran, how many layers were replaced, the decode
+    loop, graph breaks.
+    """
+
+    id: str
+    job_id: str | None = None
+    source: str = "worker"
+    schema_version: int = SCHEMA_VERSION
+    created_at: datetime
+    variant: VariantSummary
+    verdict: Verdict
+    metrics: dict[str, MetricSummary]
+    bound: Bound | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
+    environment: Environment
+    provenance: Provenance | None = None
+    seed: int
+
+
+class Outcome(Frozen):
+    """How one variant of a job ended: a result with its raw samples, or the reason why there is none.
+
+    `artifacts` are files that meters left (a profiler's trace), by name; they exist as long as the outcome's listener
+    runs, which keeps those that it wants.
+    """
+
+    index: int
+    status: VariantStatus
+    reason: str | None = None
+    result: Result | None = None
+    samples: dict[str, Samples] = Field(default_factory=dict)
+    artifacts: dict[str, Path] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _result_or_reason(self) -> Self:
+        if (self.result is None) == (self.reason is None):
+            raise ValueError("an outcome has either a result or a reason")
+        return self
+
+
+class Gain(Frozen):
+    """A ratio of two variants' primary metric, above 1 when the candidate is better, with its 95% interval.
+
+    `compared_with` is the index of the variant that it is relative to.
+    """
+
+    ratio: float
+    ci: tuple[float, float] | None
+    compared_with: int
+
+
+class AttributionRow(Frozen):
+    """One variant of a job and what it gained.
+
+    `speedup` is relative to the baseline; `alone` is what the technique buys by itself (relative to what it must be
+    compared with); `added` is what it buys on top of the prefix before it.
+    """
+
+    index: int
+    role: Role
+    label: str
+    status: VariantStatus
+    reason: str | None = None
+    technique: str | None = None
+    speedup: Gain | None = None
+    alone: Gain | None = None
+    added: Gain | None = None
+
+
+class Attribution(Frozen):
+    """Which technique bought what. `best` is the index of the fastest valid variant.
+
+    Where memory did not allow to measure all variants side by side, `baseline_again` is the baseline at the end of the
+    job relative to itself at the start: far from 1, the machine has changed meanwhile.
+    """
+
+    metric: str
+    rows: tuple[AttributionRow, ...]
+    best: int | None = None
+    baseline_again: Gain | None = None

@@ -1,0 +1,244 @@
+"""What the service shows, as data: the store makes these, the API sends them, the client reads them."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from optigpu.documents.result import MetricSummary
+from optigpu.vocabulary import Better, DeviceKind, Frozen, JobState, Role, VariantStatus
+
+
+class VariantView(Frozen):
+    """How one variant of a job stands."""
+
+    index: int
+    role: Role
+    label: str
+    status: VariantStatus
+    reason: str | None = None
+    result_id: str | None = None
+
+
+class AttemptView(Frozen):
+    """One time that a worker took the job. `outcome` is null while it runs."""
+
+    number: int
+    worker_id: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    outcome: str | None = None
+
+
+class ProgressView(Frozen):
+    """How far a running job is. `remaining_s` is a prediction, null until it is known."""
+
+    fraction: float = 0.0
+    doing: str | None = None
+    remaining_s: float | None = None
+
+
+class JobSummary(Frozen):
+    """A job in a list."""
+
+    id: str
+    state: JobState
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    reason: str | None = None
+    workload: str
+    model: str | None
+    plan: str
+    device: DeviceKind
+    links: dict[str, str] = Field(default_factory=dict)
+
+
+class JobView(JobSummary):
+    """A job, whole. `queue_position` is 1 for the next in line, and null once it runs.
+
+    `spec` is the document as it was accepted, with its `schema_version`; `attribution` the document as it was stored.
+    """
+
+    queue_position: int | None = None
+    progress: ProgressView = ProgressView()
+    attempts: tuple[AttemptView, ...] = ()
+    variants: tuple[VariantView, ...] = ()
+    spec: dict[str, Any]
+    schema_version: int
+    attribution: dict[str, Any] | None = None
+
+
+class JobPage(Frozen):
+    """Jobs, newest first. `next_cursor` is null on the last page."""
+
+    jobs: tuple[JobSummary, ...]
+    next_cursor: str | None = None
+
+
+class EventView(Frozen):
+    """One event of a job. `sequence` counts from 1 without gaps within the job."""
+
+    sequence: int
+    at: datetime
+    kind: str
+    data: dict[str, Any]
+
+
+class LeaderboardRow(Frozen):
+    """The current result of one variant on one class of hardware.
+
+    Rows whose intervals overlap with the first of their rank share it. `pareto` says that no other row of the same
+    workload and hardware is both faster and smaller; null where the bytes are unknown. Quality and energy are null
+    where they were not measured.
+    """
+
+    rank: int
+    result_id: str
+    job_id: str | None
+    source: str
+    measured_at: datetime
+    workload: dict[str, Any]
+    workload_digest: str
+    variant_digest: str
+    model: str | None
+    label: str
+    techniques: tuple[str, ...]
+    backend: str
+    device: DeviceKind
+    hardware: str
+    metric: str
+    value: MetricSummary
+    weight_bytes: float | None = None
+    peak_bytes: float | None = None
+    top1_agreement: float | None = None
+    kld_mean: float | None = None
+    j_per_token: float | None = None
+    pareto: bool | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class LeaderboardPage(Frozen):
+    """The leaderboard for one metric, best first. `next_cursor` is null on the last page."""
+
+    metric: str
+    unit: str
+    better: str
+    rows: tuple[LeaderboardRow, ...]
+    next_cursor: str | None = None
+
+
+class WorkerView(Frozen):
+    """Who serves what. `alive` means that it was heard of within the last lease."""
+
+    id: str
+    host_id: str
+    hardware_class: str
+    device: DeviceKind
+    gpus: tuple[str, ...] = ()
+    memory_bytes: int
+    vram_bytes: int | None = None
+    backends: tuple[str, ...]
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    alive: bool
+    job_id: str | None = None
+
+
+class SamplesView(Frozen):
+    """The raw samples of a result: for each metric one list for each replicate."""
+
+    result_id: str
+    samples: dict[str, tuple[tuple[float, ...], ...]]
+
+
+class ArtifactView(Frozen):
+    """A file that was kept with a result, its size and SHA-256 before compression; or the reason why it was not."""
+
+    name: str
+    media_type: str
+    size_bytes: int | None
+    sha256: str | None
+    reason: str | None = None
+    links: dict[str, str] = Field(default_factory=dict)
+
+
+class ArtifactsView(Frozen):
+    """The files that a result's meters left, by name."""
+
+    result_id: str
+    artifacts: tuple[ArtifactView, ...]
+
+
+class Decision(StrEnum):
+    """What an interval of a ratio says: a difference that is real, none that matters, or nothing yet."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    UNDECIDED = "undecided"
+
+
+class ComparedResult(Frozen):
+    """One side of a comparison."""
+
+    id: str
+    label: str
+    model: str | None
+    workload: dict[str, Any]
+    hardware: str
+    valid: bool
+    warnings: tuple[str, ...] = ()
+
+
+class MetricComparison(Frozen):
+    """One metric of two results. `ratio` is candidate over baseline with its 95% interval.
+
+    A null `ratio`, `ci` or `decision` has a `reason`, and so has a decision that single processes cannot give.
+    """
+
+    unit: str
+    better: Better
+    baseline: float | None
+    candidate: float | None
+    ratio: float | None = None
+    ci: tuple[float, float] | None = None
+    decision: Decision | None = None
+    reason: str | None = None
+
+
+class Difference(Frozen):
+    """A field of the environment or the provenance in which two results differ; null where one has no such field."""
+
+    field: str
+    baseline: Any
+    candidate: Any
+
+
+class Comparison(Frozen):
+    """Two results, metric by metric, for the metrics that both have.
+
+    Ratios within 1/(1 + `margin`) and 1 + `margin` are taken as equal. `notes` say what speaks against comparing them.
+    """
+
+    baseline: ComparedResult
+    candidate: ComparedResult
+    primary_metric: str
+    margin: float
+    metrics: dict[str, MetricComparison]
+    notes: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+
+class Problem(Frozen):
+    """An error, as RFC 9457 has it. `errors` name each field that is wrong and why."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: tuple[dict[str, Any], ...] = ()

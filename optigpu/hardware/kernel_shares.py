@@ -1,0 +1,56 @@
+"""The kernels that a request runs: as a table, and as the shares of time that memory and arithmetic bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optigpu.documents.result import Bound
+
+TABLE_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One that ran: an operator's own time on a CPU, a kernel on a GPU.
+
+    `weight` says for how many like it in the whole request it stands, `in_steps` whether it is part of a decode step.
+    """
+
+    name: str
+    seconds: float
+    bound: Bound | None
+    weight: float
+    in_steps: bool
+
+    @property
+    def weighted_s(self) -> float:
+        """Its part of the request's time."""
+        return self.seconds * self.weight
+
+
+def table(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+    """Those that take the most time: calls and seconds as recorded, the share of the whole request's kernel time."""
+    groups: dict[tuple[str, Bound | None], list[Kernel]] = {}
+    for kernel in kernels:
+        groups.setdefault((kernel.name, kernel.bound), []).append(kernel)
+    total_s = _seconds(kernels)
+    largest = sorted(groups.items(), key=lambda group: -_seconds(group[1]))[:TABLE_ROWS]
+    return [
+        {
+            "name": name,
+            "calls": len(group),
+            "self_s": sum(kernel.seconds for kernel in group),
+            "share": _seconds(group) / total_s,
+            "bound": bound,
+        }
+        for (name, bound), group in largest
+    ]
+
+
+def share(kernels: Sequence[Kernel], bound: Bound | None) -> float:
+    """The share of the request's kernel time that `bound` bounds, None for what is not known."""
+    return _seconds([kernel for kernel in kernels if kernel.bound is bound]) / _seconds(kernels)
+
+
+def _seconds(kernels: Sequence[Kernel]) -> float:
+    return sum(kernel.weighted_s for kernel in kernels)

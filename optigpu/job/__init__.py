@@ -1,0 +1,1 @@
+"""What is asked for, and what it came to: spec, plan, attribution, replay."""

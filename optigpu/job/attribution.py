@@ -1,0 +1,137 @@
+"""Which technique bought what: each variant of a job against the baseline, and against the rung before it.
+
+Only valid results are compared, and only with others of the same workload.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optigpu.documents.result import Attribution, AttributionRow, Gain, Outcome, Samples
+from optigpu.job.spec import JobSpec, Variant, resolve
+from optigpu.statistics.intervals import paired_ratio, ratio, value_of
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import METRICS, Better
+
+Stack = tuple[Technique, ...]
+
+
+def attribute(
+    spec: JobSpec, variants: Sequence[Variant], outcomes: Mapping[int, Outcome], again: Samples = ()
+) -> Attribution:
+    """The gains of a job's variants, from the outcomes that are known, each by its variant's index.
+
+    `again` is what the baseline measured once more at the end, where not all variants were side by side. A variant
+    without an outcome has no row. `best` is None where a job has several workloads: they do not compare.
+    """
+    ended = [variant for variant in variants if variant.index in outcomes]
+    groups: dict[str, dict[Stack, Variant]] = {}
+    for variant in ended:
+        groups.setdefault(variant.workload_digest, {})[variant.stack] = variant
+    comparisons = {
+        workload: _Comparison(
+            spec,
+            by_stack,
+            {v.index: _valid_samples(outcomes[v.index]) for v in by_stack.values()},
+            {v.index: _side_by_side(outcomes[v.index]) for v in by_stack.values()},
+        )
+        for workload, by_stack in groups.items()
+    }
+    return Attribution(
+        metric=spec.workload.primary,
+        rows=tuple(
+            _row(variant, outcomes[variant.index], comparisons[variant.workload_digest]) for variant in ended
+        ),
+        best=next(iter(comparisons.values())).best() if len(comparisons) == 1 else None,
+        baseline_again=next(iter(comparisons.values())).repeated(again) if again and comparisons else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The variants of one workload by their stacks, and the primary metric's samples by index: empty if not valid."""
+
+    spec: JobSpec
+    by_stack: dict[Stack, Variant]
+    samples: dict[int, Samples]
+    together: dict[int, frozenset[int]]
+
+    def repeated(self, again: Samples) -> Gain | None:
+        """The baseline at the end against itself: far from 1, the machine has changed meanwhile."""
+        baseline = self.by_stack.get(())
+        if baseline is None or not self.samples[baseline.index]:
+            return None
+        first = self.samples[baseline.index]
+        better, worse = (again, first) if self._better is Better.HIGHER else (first, again)
+        quotient, bounds = ratio(better, worse, self.spec.seed)
+        return Gain(ratio=quotient, ci=bounds, compared_with=baseline.index)
+
+    def gain(self, candidate: Variant, reference: Variant | None) -> Gain | None:
+        if reference is None or reference.index == candidate.index:
+            return None
+        ours, theirs = self.samples[candidate.index], self.samples[reference.index]
+        if not ours or not theirs:
+            return None
+        better, worse = (ours, theirs) if self._better is Better.HIGHER else (theirs, ours)
+        compared = paired_ratio if reference.index in self.together[candidate.index] else ratio
+        quotient, bounds = compared(better, worse, self.spec.seed)
+        return Gain(ratio=quotient, ci=bounds, compared_with=reference.index)
+
+    def reference_of(self, technique: Technique) -> Variant | None:
+        """What a technique alone is compared with: the baseline, or the variant of its own reference."""
+        named = (TECHNIQUES[name](name=name) for name in technique.compared_with)
+        return self.by_stack.get(resolve(named, self.spec.workload.kind))
+
+    def rung_before(self, variant: Variant) -> Variant | None:
+        """The last prefix of the stack with a valid result before the one that this variant is, if it is one."""
+        before: Variant | None = None
+        for length in range(len(self.spec.stack) + 1):
+            rung = self.by_stack.get(resolve(self.spec.stack[:length], self.spec.workload.kind))
+            if rung is variant:
+                return before
+            if rung is not None and self.samples[rung.index]:
+                before = rung
+        return None
+
+    def best(self) -> int | None:
+        values = {index: value_of(samples) for index, samples in self.samples.items() if samples}
+        choose = max if self._better is Better.HIGHER else min
+        return choose(values, key=lambda index: values[index], default=None)
+
+    @property
+    def _better(self) -> Better:
+        return METRICS[self.spec.workload.primary].better
+
+
+def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> AttributionRow:
+    alone = next(
+        (t for t in comparison.spec.stack if resolve((t,), variant.workload.kind) == variant.stack), None
+    )
+    return AttributionRow(
+        index=variant.index,
+        role=variant.role,
+        label=variant.label,
+        status=outcome.status,
+        reason=outcome.reason or _why_invalid(outcome),
+        technique=variant.rung or (alone.name if alone else None),
+        speedup=comparison.gain(variant, comparison.by_stack.get(())),
+        alone=comparison.gain(variant, comparison.reference_of(alone)) if alone else None,
+        added=comparison.gain(variant, comparison.rung_before(variant)),
+    )
+
+
+def _valid_samples(outcome: Outcome) -> Samples:
+    result = outcome.result
+    return outcome.samples[result.variant.primary_metric] if result and result.verdict.valid else ()
+
+
+def _side_by_side(outcome: Outcome) -> frozenset[int]:
+    """The variants whose processes were resident together with this one's, replicate by replicate."""
+    return frozenset(outcome.result.details.get("side_by_side", ())) if outcome.result else frozenset()
+
+
+def _why_invalid(outcome: Outcome) -> str | None:
+    result = outcome.result
+    if result is None or result.verdict.valid:
+        return None
+    return f"not valid: {' '.join(result.verdict.notes)}"

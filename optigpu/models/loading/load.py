@@ -1,0 +1,245 @@
+"""A model reference -> a loaded model. Imports torch and transformers, so only a measuring process calls it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.facts import ImageFacts, ModelFacts, block_shapes, image_facts_from_config
+from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
+from optigpu.models.presets import Preset
+from optigpu.models.reference import ModelReference, preset_of
+from optigpu.vocabulary import UnsupportedError
+
+MODELS_DIR = "OPTIGPU_MODELS_DIR"
+"""The environment variable that names the directory which `path:` references lie under."""
+_SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
+
+
+def load_model(
+    reference: ModelReference,
+    *,
+    device: str,
+    dtype: str,
+    attention: str | None = None,
+    seed: int = 0,
+    packed: str | None = None,
+) -> Any:
+    """A transformers causal language model on `device` in `dtype`, in evaluation mode, set to plain greedy decoding.
+
+    `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
+    weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
+    4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
+    Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
+    safetensors, an architecture that generates no text, or layers that are packed in another way.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    preset = preset_of(reference)
+    options = (AutoModelForCausalLM, device, dtype, attention)
+    model = _create(preset, *options, seed) if preset else _read(reference, *options, packed)
+    # A repository's own decoding settings (an end token, a repetition penalty) would change what is measured.
+    model.generation_config = GenerationConfig(do_sample=False)
+    return model.eval().requires_grad_(False)
+
+
+def load_image_model(
+    reference: ModelReference, *, device: str, dtype: str, attention: str | None = None, seed: int = 0
+) -> Any:
+    """As `load_model`, a transformers image classifier.
+
+    A preset's batch norms have the statistics of random images: with those that a new model begins with, the images
+    would fade away or grow without bounds from layer to layer. A model without attention cannot be asked for one.
+    """
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    preset = preset_of(reference)
+    options = (AutoModelForImageClassification, device, dtype, attention)
+    if preset is None:
+        model = _read(reference, *options).eval().requires_grad_(False)
+        _require_attention(model.config, attention)
+        return model
+    _require_attention(AutoConfig.for_model(preset.model_type, **preset.config), attention)
+    model = _create(preset, *options, seed).requires_grad_(False)
+    _settle(model)
+    return model.eval()
+
+
+def _require_attention(config: Any, attention: str | None) -> None:
+    if attention and not hasattr(config, "num_attention_heads"):
+        raise UnsupportedError(
+            f"This model has no attention that could be {attention}; leave the techniques for attention out."
+        )
+
+
+def load_tokenizer(reference: ModelReference) -> Any:
+    """The transformers tokenizer of a model.
+
+    Raises UnsupportedError for a preset, which has none, and when it cannot be had here: no network, no such repository
+    or directory, no tokenizer in it.
+    """
+    from transformers import AutoTokenizer
+
+    if reference.kind == "preset":
+        raise UnsupportedError(
+            f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
+        )
+    with _one_sentence(reference):
+        return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
+
+
+def loaded_facts(model: Any) -> ModelFacts:
+    """The facts of a loaded model, read from its configuration by the names that all of transformers shares."""
+    config = model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    return ModelFacts(
+        family=config.model_type,
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        tied_head=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
+        **block_shapes(config.model_type, config.to_dict(), config.hidden_size, heads),
+    )
+
+
+def loaded_image_facts(model: Any) -> ImageFacts:
+    """The facts of a loaded image classifier."""
+    labels = {"num_labels": model.config.num_labels}
+    return image_facts_from_config(model.config.model_type, model.config.to_dict() | labels)
+
+
+def count_weights(model: Any) -> int:
+    """Number of weights; what is tied counts once, and each 4-bit number of a packed layer."""
+    plain: int = sum(parameter.numel() for parameter in model.parameters())
+    return plain + count_packed(model)
+
+
+def _create(preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int) -> Any:
+    """Random weights in place: inside torch's device context no tensor exists elsewhere or in another dtype.
+
+    `kind` is the one of transformers' Auto classes that makes the model.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(preset.model_type, **preset.config)
+    chosen = {"attn_implementation": attention} if attention else {}
+    torch.manual_seed(seed)
+    with torch.device(device), _weights_drawn_once():
+        return kind.from_config(config, dtype=getattr(torch, dtype), **chosen)
+
+
+@contextmanager
+def _weights_drawn_once() -> Iterator[None]:
+    """torch's layers draw weights that transformers overwrites; leaving them out halves the time of making a model."""
+    from torch.nn import init
+    from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
+
+    names = ("kaiming_uniform_", "normal_", "uniform_")
+    try:
+        for name in names:
+            setattr(init, name, lambda tensor, *_, **__: tensor)
+        yield
+    finally:
+        for name in names:
+            setattr(init, name, TORCH_INIT_FUNCTIONS[name])
+
+
+def _settle(model: Any) -> None:
+    """Gives batch norms the mean and the variance that they see, by one pass over a few small random images."""
+    import torch
+
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0  # nothing of the statistics before is left
+    side = min(model.config.image_size, _SETTLING_SIDE)
+    shape = (_SETTLING_IMAGES, model.config.num_channels, side, side)
+    with torch.no_grad():
+        model.train()(pixel_values=torch.randn(shape, dtype=model.dtype, device=model.device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+def _read(
+    reference: ModelReference,
+    kind: Any,
+    device: str,
+    dtype: str,
+    attention: str | None,
+    packed: str | None = None,
+) -> Any:
+    from transformers import AutoConfig
+
+    source, reading = _source(reference), _reading(reference)
+
+    def read(config: Any = None) -> Any:
+        return kind.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            **reading,
+        )
+
+    with _one_sentence(reference):
+        config = AutoConfig.from_pretrained(source, **reading)
+        packing = packing_of(config)
+        if packing is None:
+            return read().to(device)
+        if packed not in (None, packing.method):
+            raise UnsupportedError(
+                f"{reference} was quantized by {packing.method}; put that in the stack in the place of {packed}."
+            )
+        model = read_packed(packing, config, read).to(device)
+        if packed is None:
+            widen(model)
+        return model
+
+
+def _source(reference: ModelReference) -> str:
+    """What transformers reads from: a directory of this machine, or the name of a repository."""
+    if reference.kind == "bundled":
+        return str(BUNDLED[reference.name])
+    return str(_directory(reference.name)) if reference.kind == "path" else reference.name
+
+
+def _reading(reference: ModelReference) -> dict[str, Any]:
+    """Never remote code, and the network for the hub alone."""
+    return {
+        "revision": reference.revision or "main",
+        "trust_remote_code": False,
+        "local_files_only": reference.kind != "hub",
+    }
+
+
+@contextmanager
+def _one_sentence(reference: ModelReference) -> Iterator[None]:
+    """The library's long errors as one sentence with advice."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        advice = f"; or put it under {MODELS_DIR} and name it path:DIR" if reference.kind == "hub" else ""
+        raise UnsupportedError(f"{reference} cannot be loaded here: {why}{advice}.") from error
+
+
+def _directory(name: str) -> Path:
+    """The directory of a `path:` reference; what a link leads to must lie under the model directory as well."""
+    if not os.environ.get(MODELS_DIR):
+        raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
+    root = Path(os.environ[MODELS_DIR]).resolve()
+    directory = (root / name).resolve()
+    if not directory.is_relative_to(root):
+        raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
+    if not directory.is_dir():
+        raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
+    return directory

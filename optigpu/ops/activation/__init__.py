@@ -1,0 +1,1 @@
+"""Activations fused with the bias before them."""

@@ -1,0 +1,188 @@
+"""A linear layer's bias and the activation after it as one operation: what `fused_gelu` and `fused_swiglu` run.
+
+    activation_backend("cpu")                     # once, before anything is traced
+    y = bias_gelu(x, bias, "tanh")                # gelu(x + bias)
+    y = swiglu(x, bias)                           # silu(gate) * up, where x + bias = [gate | up]
+
+On a CPU with a compiler these are our C++ operators (fused_activation.cpp), on CUDA with Triton our kernels
+(triton_activation.py); elsewhere they are plain torch, and `activation_backend` says which. All compute in float32,
+whatever is stored, and round once. An activation is read and written once, where transformers' "gelu_new" does so
+eight times; for the one row of a decode step what is saved is mostly their calls.
+"""
+
+import functools
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
+Approximation = Literal["none", "tanh"]
+
+BEST = 0
+"""The operators' number for the newest instruction set that the CPU has."""
+ACTIVATION_INSTRUCTION_SETS: dict[ActivationBackend, int] = {
+    "native-portable": 1,
+    "native-avx2": 2,
+    "native-avx512": 3,
+}
+"""The operators' numbers; the enumeration InstructionSet in fused_activation.cpp."""
+_FOLDER = Path(__file__).parent
+_SOURCES = tuple(
+    _FOLDER / name for name in ("fused_activation.cpp", "fused_activation.h", "../vector_math.h")
+)
+_BACKENDS: dict[str, ActivationBackend] = {}
+"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+
+
+def activation_backend(device: "torch.device | str") -> ActivationBackend:
+    """What the activations use on `device` in this process; builds the C++ operators when it can.
+
+    To be called once before anything that uses them on this device is compiled: a build cannot be traced.
+    """
+    import torch
+
+    kind = torch.device(device).type
+    if kind not in _BACKENDS:
+        _BACKENDS[kind] = _find_backend(kind)
+    return _BACKENDS[kind]
+
+
+@functools.cache
+def native_activation_reason() -> str | None:
+    """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
+    try:
+        _register()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def activation_reason(device: "torch.device | str") -> str | None:
+    """Why there is no kernel of ours on `device`, so that torch's are used, in one sentence; None where there is."""
+    import torch
+
+    kind = torch.device(device).type
+    if activation_backend(kind) != "torch":
+        return None
+    if kind == "cpu":
+        return native_activation_reason()
+    return (
+        f"On {kind} they are written in Triton, which is missing: install the one that belongs to this torch."
+    )
+
+
+def supports_activation(backend: ActivationBackend) -> bool:
+    """Whether this CPU can run a backend of ACTIVATION_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
+    return native_activation_reason() is None and ACTIVATION_INSTRUCTION_SETS[backend] <= _register()
+
+
+def bias_gelu(
+    x: "torch.Tensor",
+    bias: "torch.Tensor | None" = None,
+    approximate: Approximation = "none",
+    instruction_set: int = BEST,
+) -> "torch.Tensor":
+    """gelu(x + bias) (Hendrycks and Gimpel, 2016, arXiv:1606.08415). Has no gradient.
+
+    x: floating point [..., columns]; bias: floating point [columns], of any type; returns x's shape and type.
+    `approximate` is torch's name for the form: "none" for x Phi(x), "tanh" for the approximation that GPT-2 uses.
+    `instruction_set` picks one path of the C++ operator by its number in ACTIVATION_INSTRUCTION_SETS. float64 is
+    computed in float64 by torch. Traces into one graph under torch.compile(fullgraph=True).
+    Raises ValueError for shapes and types that do not fit.
+    """
+    import torch
+
+    _check(x, bias)
+    backend = _backend_for(x)
+    if backend == "torch":
+        value = _biased(x, bias)
+        return torch.nn.functional.gelu(value, approximate=approximate).to(x.dtype)
+    is_tanh = approximate == "tanh"
+    if backend == "triton":
+        from optigpu.ops.activation.triton_activation import triton_bias_gelu
+
+        y: torch.Tensor = triton_bias_gelu(x, bias, is_tanh)
+    else:
+        y = torch.ops.optigpu.bias_gelu(x, bias, is_tanh, instruction_set)
+    return y
+
+
+def swiglu(
+    x: "torch.Tensor", bias: "torch.Tensor | None" = None, instruction_set: int = BEST
+) -> "torch.Tensor":
+    """silu(gate) * up, where x + bias = [gate | up] (Shazeer, 2020, arXiv:2002.05202). Has no gradient.
+
+    x: floating point [..., 2 * inner]; bias: [2 * inner]; returns [..., inner]. All else is as in `bias_gelu`.
+    """
+    import torch
+
+    _check(x, bias)
+    if x.shape[-1] % 2:
+        raise ValueError(f"swiglu needs as many gates as others, not {named(x)}.")
+    backend = _backend_for(x)
+    if backend == "torch":
+        gate, up = _biased(x, bias).chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    if backend == "triton":
+        from optigpu.ops.activation.triton_activation import triton_swiglu
+
+        y: torch.Tensor = triton_swiglu(x, bias)
+    else:
+        y = torch.ops.optigpu.swiglu(x, bias, instruction_set)
+    return y
+
+
+def _backend_for(x: "torch.Tensor") -> ActivationBackend:
+    import torch
+
+    return "torch" if x.dtype == torch.float64 else activation_backend(x.device)
+
+
+def _biased(x: "torch.Tensor", bias: "torch.Tensor | None") -> "torch.Tensor":
+    import torch
+
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide if bias is None else wide + bias.to(wide.dtype)
+
+
+def _check(x: "torch.Tensor", bias: "torch.Tensor | None") -> None:
+    if x.dim() == 0 or not x.is_floating_point():
+        raise ValueError(f"An activation needs floating-point numbers [..., columns], not {named(x)}.")
+    if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
+        raise ValueError(f"An activation of {x.shape[-1]} columns needs as many biases, not {named(bias)}.")
+
+
+def _find_backend(device: str) -> ActivationBackend:
+    if device == "cuda" and importlib.util.find_spec("triton") is not None:
+        importlib.import_module(
+            "optigpu.ops.activation.triton_activation"
+        )  # now: what is traced cannot load Triton
+        return "triton"
+    if device != "cpu" or native_activation_reason() is not None:
+        return "torch"
+    best = _register()
+    return next(name for name, number in ACTIVATION_INSTRUCTION_SETS.items() if number == best)
+
+
+@functools.cache
+def _register() -> int:
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(
+        _SOURCES, "optigpu_best_activation_instruction_set", {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu}
+    )
+
+
+def _fake_gelu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+    return x.new_empty(x.shape)
+
+
+def _fake_swiglu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))

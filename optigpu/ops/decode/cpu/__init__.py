@@ -1,0 +1,1 @@
+"""The decoder in C++, for CPUs."""

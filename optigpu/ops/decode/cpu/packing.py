@@ -1,0 +1,258 @@
+"""How the decoder's CPU operator wants its matrices: quantized offline, in blocks of 16 outputs.
+
+    matrix = pack(weight, bias, "w4", 32)        # once
+    unpack(matrix)                               # the weights that it stands for
+
+A block holds for a few inputs what all of its 16 outputs need of them, so that one stream of memory feeds 16 sums and
+no sum runs across a register:
+
+    w4      numbers uint8 [blocks, inputs / 8, 64]: byte 4 * row + i of a chunk j holds q of input 8 * j + i in its
+            lower half and of input 8 * j + 4 + i in its upper half; a weight is (q - 8) * scale * unit
+    w8      numbers uint8 [blocks, inputs / 4, 64]: byte 4 * row + i of a chunk j is q + 128 of input 4 * j + i; a
+            weight is q * scale * unit
+    bf16    numbers bfloat16 [blocks, inputs / 2, 16, 2]: row, input; no scale
+
+Scales are int8 [blocks, groups, 16], units bfloat16 [blocks, 16] and biases float32 [blocks * 16]. What fills up the
+last block is zeros. A scale of 8 bits where others have 16 is a twentieth of what a step with 4-bit weights reads.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
+from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
+from optigpu.ops.four_bits.quantize import LEAST, ZERO, Int4Scheme, Int4Weights, quantize_groups, scale_units
+from optigpu.ops.naming import named
+
+if TYPE_CHECKING:
+    import torch
+
+    from optigpu.ops.decode.cpu.arena import Arena
+
+ROWS = 16
+"""Outputs of a block; kBlockOutputs in interface.h."""
+LANE = 4
+"""Inputs of an output that meet four activations in one instruction."""
+MIDDLE = 128
+"""What is added to 8-bit numbers, so that they are stored without a sign."""
+MOST = 127
+"""The largest 8-bit number, and the least is its negative."""
+AT_ONCE = 2**20
+"""Weights that are packed together: a few times that in bytes stays in the caches."""
+COMPENSATED_AT_ONCE = 2**22
+"""Where each input is a step of its own, which is short for few rows."""
+_CHUNK = {"w4": 2 * LANE, "w8": LANE, "bf16": 2}
+"""Inputs of an output that lie together."""
+
+
+def packed_bytes(outputs: int, inputs: int, kind: WeightKind, group: int) -> int:
+    """Bytes that a matrix takes of an arena, its bias apart, which lies elsewhere."""
+    from optigpu.ops.decode.cpu.arena import aligned
+
+    blocks = -(-outputs // ROWS)
+    numbers = math.prod(_numbers_shape(kind, blocks, inputs)) * (2 if kind == "bf16" else 1)
+    if kind == "bf16":
+        return aligned(numbers)
+    return aligned(numbers) + aligned(blocks * ROWS * (inputs // group)) + aligned(2 * blocks * ROWS)
+
+
+def pack(
+    weight: "torch.Tensor",
+    bias: "torch.Tensor | None",
+    kind: WeightKind,
+    group: int,
+    arena: "Arena | None" = None,
+    known: "Compensation | None" = None,
+) -> Matrix:
+    """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
+
+    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. Numbers and scales are taken
+    from `arena` where there is one. `known` is what `quantize_four` makes errors of w4 up with. Raises ValueError when
+    the weight is no finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
+    fit.
+    """
+    import torch
+
+    _check(weight, kind, group)
+    _check_bias(weight, bias)
+    outputs, inputs = weight.shape
+    blocks = -(-outputs // ROWS)
+
+    def room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype) if arena is None else arena.take(shape, dtype)
+
+    numbers = room(_numbers_shape(kind, blocks, inputs), torch.bfloat16 if kind == "bf16" else torch.uint8)
+    scale = None if kind == "bf16" else room((blocks, inputs // group, ROWS), torch.int8)
+    unit = None if kind == "bf16" else room((blocks, ROWS), torch.bfloat16)
+    block = 0
+    for rows in _strips(weight, AT_ONCE if known is None else COMPENSATED_AT_ONCE):
+        found = _quantized(rows, kind, group, known)
+        these = slice(block, block + -(-rows.shape[0] // ROWS))
+        numbers[these] = _interleaved(found.q, kind)
+        if scale is not None and unit is not None:
+            scale[these] = _filled(found.scale, 0).unflatten(0, (-1, ROWS)).transpose(1, 2)
+            unit[these] = _filled(found.unit, 0).unflatten(0, (-1, ROWS))
+        block = these.stop
+    padded = None if bias is None else _filled(bias.detach().float(), 0).contiguous()
+    return Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, numbers, scale, padded, unit)
+
+
+def unpack(matrix: Matrix) -> "torch.Tensor":
+    """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
+    import torch
+
+    found = torch.empty(matrix.outputs, matrix.inputs)
+    step = max(1, AT_ONCE // matrix.inputs // ROWS)
+    for start in range(0, matrix.numbers.shape[0], step):
+        rows = _unpacked(matrix, slice(start, start + step))
+        found[start * ROWS : (start + step) * ROWS] = rows[: matrix.outputs - start * ROWS]
+    return found
+
+
+def squared_errors(weight: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tensor":
+    """What the weights of a packed matrix differ by from those that it was made of: their squares, summed over groups.
+
+    float32 [outputs, inputs / group], on the weight's device.
+
+    Raises ValueError as `pack` does.
+    """
+    import torch
+
+    _check(weight, kind, group)
+    parts = [(_rounded(rows, kind, group) - rows).square() for rows in _strips(weight)]
+    return torch.cat([part.unflatten(1, (-1, group)).sum(dim=2) for part in parts])
+
+
+def quantize_eight(
+    weight: "torch.Tensor", group: int, unit: "torch.Tensor"
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Numbers int8 [outputs, inputs], from -127 to 127, and scales int8 [outputs, groups], multiples of `unit`.
+
+    weight: finite, floating point [outputs, inputs]; unit: bfloat16 [outputs], of `scale_units`.
+    """
+    groups, units = weight.float().unflatten(1, (-1, group)), unit.float()[:, None, None]
+    # Upwards, so that the largest weight of a group stays within 127. Where bfloat16 has rounded the unit downwards, an
+    # output's largest weight may be larger by less than 1/256.
+    scale = (groups.abs().amax(dim=2, keepdim=True) / (MOST * units)).ceil_().clamp_(1, MOST)
+    q = (groups / (scale * units)).round_().clamp_(-MOST, MOST)
+    return q.char().flatten(1), scale.char().squeeze(2)
+
+
+def _strips(weight: "torch.Tensor", at_once: int = AT_ONCE) -> "Iterator[torch.Tensor]":
+    """Whole blocks of outputs, float32 and contiguous, about `at_once` weights at a time.
+
+    Raises ValueError when a weight is NaN or infinite.
+    """
+    for rows in weight.detach().split(max(1, at_once // weight.shape[1] // ROWS) * ROWS):
+        if not bool(rows.isfinite().all()):
+            raise ValueError("pack needs finite weights: this matrix holds NaN or infinity.")
+        yield rows.float().contiguous()
+
+
+class _Quantized(NamedTuple):
+    """What is kept of rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
+
+    q: "torch.Tensor"
+    scale: "torch.Tensor"
+    unit: "torch.Tensor"
+
+
+def _rounded(rows: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tensor":
+    """What is left of rows when they are stored as `kind`, float32."""
+    if kind == "bf16":
+        return rows.bfloat16().float()
+    stored = _quantized(rows, kind, group)
+    found: torch.Tensor = stored.q.unflatten(1, (-1, group)).float() - _ZEROS[kind]
+    return (found * (stored.scale * stored.unit.float().unsqueeze(1)).unsqueeze(2)).flatten(1)
+
+
+def quantize_four(
+    weight: "torch.Tensor", group: int, unit: "torch.Tensor", known: "Compensation | None" = None
+) -> Int4Weights:
+    """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
+
+    Scales are multiples of `unit`, bfloat16 [outputs], of `scale_units`. With the `compensation` of a layer's inputs
+    errors make up for each other. Raises ValueError as those do.
+    """
+    # `_check` has seen that the group is one of the scheme's.
+    scheme = Int4Scheme(group, symmetric=True, solver="hqq")  # type: ignore[arg-type]
+    if known is None:
+        return quantize_groups(weight, scheme, unit)
+    return compensated_groups(weight, known, scheme, unit)
+
+
+def _quantized(
+    rows: "torch.Tensor", kind: WeightKind, group: int, known: "Compensation | None" = None
+) -> _Quantized:
+    if kind == "bf16":
+        return _Quantized(rows.bfloat16(), rows[:, :0], rows[:0, 0])
+    if kind == "w8":
+        unit = scale_units(rows, MOST)
+        q, scale = quantize_eight(rows, group, unit)
+        return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
+    unit = scale_units(rows, -LEAST)
+    weights = quantize_four(rows, group, unit, known)
+    return _Quantized(weights.q, weights.scale, unit)
+
+
+def _interleaved(q: "torch.Tensor", kind: WeightKind) -> "torch.Tensor":
+    """[outputs, inputs] in the operator's order, the last block filled up with what stands for zero."""
+    chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
+    if kind == "w4":
+        lower, upper = chunks[..., :LANE], chunks[..., LANE:]
+        chunks = lower | upper << 4
+    chunks = chunks.transpose(1, 2)  # [blocks, chunks, ROWS, ...]
+    return cast("torch.Tensor", chunks if kind == "bf16" else chunks.flatten(2))
+
+
+_ZEROS = {"w4": ZERO, "w8": MIDDLE, "bf16": 0}
+
+
+def _unpacked(matrix: Matrix, blocks: slice) -> "torch.Tensor":
+    """Weights of some blocks, float32 [outputs, inputs]."""
+    import torch
+
+    numbers = matrix.numbers[blocks]
+    if matrix.scale is None or matrix.unit is None:
+        return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
+    bytes_ = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
+    if matrix.kind == "w4":
+        bytes_ = torch.stack([bytes_ & 15, bytes_ >> 4], dim=3)
+    q: torch.Tensor = bytes_.reshape(-1, matrix.inputs // matrix.group, matrix.group).float()
+    q = q - _ZEROS[matrix.kind]
+    scale = (matrix.scale[blocks] * matrix.unit[blocks].float().unsqueeze(1)).transpose(1, 2).flatten(0, 1)
+    return (q * scale.unsqueeze(2)).flatten(1)
+
+
+def _numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]:
+    if kind == "bf16":
+        return (blocks, inputs // 2, ROWS, 2)
+    return (blocks, inputs // _CHUNK[kind], ROWS * LANE)
+
+
+def _filled(tensor: "torch.Tensor", value: int) -> "torch.Tensor":
+    """With more outputs (the first dimension), up to whole blocks."""
+    import torch
+
+    missing = -tensor.shape[0] % ROWS
+    return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
+
+
+def _check(weight: "torch.Tensor", kind: WeightKind, group: int) -> None:
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(f"pack needs a floating-point matrix, not {named(weight)}.")
+    inputs = weight.shape[1]
+    if kind == "bf16" and (not inputs or inputs % 2):
+        raise ValueError(f"bfloat16 weights lie in pairs of inputs, and {inputs} inputs are no pairs.")
+    if kind != "bf16" and group not in GROUPS:
+        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+    if kind != "bf16" and (not inputs or inputs % group):
+        raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
+
+
+def _check_bias(weight: "torch.Tensor", bias: "torch.Tensor | None") -> None:
+    if weight.device.type != "cpu":
+        raise ValueError(f"pack lays weights out for the CPU, and these lie on {weight.device}.")
+    if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
+        raise ValueError(f"pack needs one finite bias for each of {weight.shape[0]} outputs.")

@@ -1,0 +1,210 @@
+"""A decoder on an NVIDIA GPU: a step's Triton kernels, recorded once as a CUDA graph and replayed for each token.
+
+    decoder = CudaDecoder(program, kv="bf16")
+    decoder.begin(sequences=1, capacity=160)
+    logits = decoder.extend(prompt)                       # the prompt, int64 [1, 32]
+    tokens = decoder.decode(logits.argmax(-1, keepdim=True), steps=127)
+
+The program's matrices are those of cuda_packing.py. With TRITON_INTERPRET=1 in the environment, a program on the CPU
+runs in Triton's interpreter: slowly, and with the same results but for the order of sums.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from optigpu.ops.decode.calls import check_steps, decoded
+from optigpu.ops.decode.cuda.packing import joined
+from optigpu.ops.decode.cuda.prefill import prefill
+from optigpu.ops.decode.program import CacheKind, Program, Sampling
+from optigpu.ops.naming import named
+from optigpu.vocabulary import ReplicateError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from optigpu.ops.decode.cuda.step import Step
+
+
+class CudaDecoder:
+    """Runs a program whose matrices cuda_packing.py packed.
+
+    Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
+    that are several matrices are joined to one, which is a copy of them: drop the program if nothing else needs it.
+    Raises UnsupportedError off a GPU, and ValueError for a kind of cache that there is not.
+    """
+
+    def __init__(self, program: Program, kv: CacheKind = "bf16") -> None:
+        if kv not in ("bf16", "int8"):
+            raise ValueError(f"A cache is bf16 or int8, and not {kv}.")
+        _check_device(program.embedding.device)
+        blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
+        self._program = replace(program, blocks=blocks)
+        self._kv: CacheKind = kv
+        self._step: Step | None = None
+        self._length = 0
+        self._seen = False
+
+    def begin(self, sequences: int, capacity: int) -> None:
+        """An empty cache for so many sequences of at most so many tokens; one of that size is used again.
+
+        Raises UnsupportedError when there is not enough memory for it.
+        """
+        if sequences < 1 or capacity < 1:
+            raise ValueError(f"A cache of {capacity} tokens of {sequences} sequences has room for nothing.")
+        self._length, self._seen = 0, False
+        step = self._step
+        if step is not None and (step.sequences, step.capacity) == (sequences, capacity):
+            step.reset()
+            return
+        self._step = step = None  # before there is another
+        self._step = self._made_step(sequences, capacity)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each sequence in the cache."""
+        return self._length
+
+    @property
+    def logits(self) -> "torch.Tensor":
+        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before there was any."""
+        if self._step is None or not self._seen:
+            raise ValueError("There are no logits before a token was given: call extend or decode first.")
+        return self._step.logits.clone()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys, values and their scales, of all sequences."""
+        return self._step.cache_bytes if self._step else 0
+
+    def extend(self, tokens: "torch.Tensor") -> "torch.Tensor":
+        """Appends tokens, int64 [sequences, count]; gives the logits after the last, float32 [sequences, vocabulary].
+
+        The last one is a step of decoding; those before it, if any, go through cuda_prefill.py. Raises ValueError for
+        ids that the model does not have, and ReplicateError for a position beyond the cache or numbers that are not
+        finite any more; then the cache holds what it held before.
+        """
+        step = self._ready(tokens, tokens.shape[-1])
+        before = self._length
+        tokens = tokens.to(self._program.embedding.device)
+        if tokens.shape[1] > 1:
+            prefill(self._program, step.layers, step.rotary, tokens[:, :-1], before)
+        step.state.position.fill_(before + tokens.shape[1] - 1)
+        step.state.tokens.copy_(tokens[:, -1])
+        step.run()
+        self._advance(step, before + tokens.shape[1])
+        return self.logits
+
+    def decode(self, tokens: "torch.Tensor", steps: int, sampling: Sampling | None = None) -> "torch.Tensor":
+        """The next `steps` tokens of each sequence, int64 [sequences, steps]. tokens: the last, int64 [sequences, 1].
+
+        The last chosen one is not in the cache yet. Raises what `extend` does.
+        """
+        return decoded(self, tokens, steps, sampling)
+
+    def decode_into(
+        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
+
+        `chosen`, int64 [sequences, steps], is filled when the last one has ended.
+        """
+        steps, sampling = chosen.shape[1], sampling or Sampling()
+        check_steps(tokens, steps, at_once)
+        step = self._ready(tokens, steps)
+        before = self._length
+        step.state.tokens.copy_(tokens[:, 0])
+        for start in range(0, steps, at_once):
+            count = min(at_once, steps - start)
+            for done in range(before + start, before + start + count):
+                step.run()
+                if sampling.temperature > 0:
+                    drawn = _drawn(step.logits, sampling, done + 1)
+                    step.state.tokens.copy_(drawn)
+                    step.state.chosen[:, done] = drawn
+            self._advance(step, before + start + count)
+            yield count
+        chosen.copy_(step.state.chosen[:, before : before + steps])
+
+    def _made_step(self, sequences: int, capacity: int) -> "Step":
+        from optigpu.ops.decode.cuda.step import Step
+
+        program = self._program
+        try:
+            step = Step(program, self._kv, sequences, capacity)
+        except RuntimeError as error:  # torch's error for a lack of memory is one, on the CPU this very one
+            numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
+            needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
+            raise UnsupportedError(
+                f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
+                f"({needed:.1f} GiB); ask for fewer."
+            ) from error
+        if program.embedding.device.type == "cuda":
+            step.record()
+        return step
+
+    def _ready(self, tokens: "torch.Tensor", more: int) -> "Step":
+        """The step that takes these tokens, and `more` positions in all."""
+        import torch
+
+        step = self._step
+        if step is None:
+            raise ValueError("The decoder has no cache yet: call begin first.")
+        if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != step.sequences or not more:
+            raise ValueError(
+                f"The decoder takes int64 [{step.sequences}, count] tokens, not {named(tokens)}."
+            )
+        vocabulary = self._program.vocabulary
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            raise ValueError(f"A token is a number from 0 to {vocabulary - 1}, and one of these is none.")
+        room = min(step.capacity, self._program.context)
+        if self._length + more > room:
+            raise ReplicateError(
+                f"Position {self._length + more - 1} is beyond the cache, which has room for {room} tokens."
+            )
+        return step
+
+    def _advance(self, step: "Step", length: int) -> None:
+        """Takes note of what is in the cache now, unless its numbers are not finite."""
+        if bool(step.state.odd.any()):
+            step.state.odd.zero_()
+            step.state.position.fill_(self._length)
+            raise ReplicateError(
+                "The logits are not finite any more: the weights or the activations overflow."
+            )
+        self._length, self._seen = length, True
+
+
+def _check_device(device: "torch.device") -> None:
+    """Raises UnsupportedError where the CUDA operators cannot run: off a GPU that is not for Triton's interpreter."""
+    if device.type == "cuda":
+        return
+    try:
+        from triton import knobs
+    except ImportError as error:
+        raise UnsupportedError("The CUDA decoder needs triton, which is not installed.") from error
+    if not knobs.runtime.interpret:
+        raise UnsupportedError(f"The CUDA decoder needs an NVIDIA GPU; this program lies on {device}.")
+
+
+def _drawn(logits: "torch.Tensor", sampling: Sampling, position: int) -> "torch.Tensor":
+    """A token of each sequence, int64 [sequences]: where its point lies when the probabilities are laid end to end."""
+    import torch
+
+    ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
+    points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
+    at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]
+    return torch.searchsorted(ends, at, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
+
+
+def _point(seed: int, sequence: int, position: int) -> float:
+    """A number from 0 to 1 that depends on nothing else, as in engine.h: splitmix64 (Steele et al., 2014)."""
+    bits = _mixed(_mixed(_mixed(seed) + sequence) + position)
+    return (bits >> 11) * 2.0**-53
+
+
+def _mixed(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)

@@ -1,0 +1,142 @@
+"""How the decoder's CUDA operators want their matrices: each output's inputs one after the other, in 16-byte loads.
+
+    matrix = pack_for_cuda(weight, bias, "w4", 32)
+    unpack_from_cuda(matrix)                              # the weights that it stands for
+
+32 inputs are a unit:
+
+    w4      numbers int32 [outputs, units, 4]: byte j of a unit holds input j in its lower and input 16 + j in its upper
+            half, as signed 4-bit numbers; a weight is number * scale * unit
+    w8      numbers int32 [outputs, 2, units, 4]: the units' first 16 inputs, then their second 16, a byte for each; a
+            weight is number * scale * unit
+    bf16    numbers bfloat16 [outputs, inputs]; no scale
+
+Scales are int8 [outputs, groups] and units bfloat16 [outputs], the same as packing.py's. Everything stays on the
+weight's device.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from optigpu.ops.decode.cpu.packing import MOST, quantize_eight, quantize_four
+from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
+from optigpu.ops.four_bits.quantize import LEAST, ZERO, scale_units
+from optigpu.ops.naming import named
+
+if TYPE_CHECKING:
+    import torch
+
+    from optigpu.ops.four_bits.compensated import Compensation
+
+UNIT = 32
+HALF = 16
+
+
+def pack_for_cuda(
+    weight: "torch.Tensor",
+    bias: "torch.Tensor | None",
+    kind: WeightKind,
+    group: int,
+    known: "Compensation | None" = None,
+) -> Matrix:
+    """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
+
+    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. `known` is what `quantize_four`
+    makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
+    divide its inputs, or the bias does not fit.
+    """
+    import torch
+
+    _check(weight, bias, kind, group)
+    outputs, inputs = weight.shape
+    weight = weight.detach()
+    added = None if bias is None else bias.detach().float().contiguous()
+    if kind == "bf16":
+        return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
+    if kind == "w4":
+        unit = scale_units(weight, -LEAST)
+        found = quantize_four(weight, group, unit, known)
+        return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
+    unit = scale_units(weight, MOST)
+    q, scale = quantize_eight(weight, group, unit)
+    return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
+
+
+def unpack_from_cuda(matrix: Matrix) -> "torch.Tensor":
+    """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
+    import torch
+
+    if matrix.scale is None or matrix.unit is None:
+        return matrix.numbers.float()
+    bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
+    four = matrix.kind == "w4"
+    halves = torch.stack([bytes_ << 4 >> 4, bytes_ >> 4], dim=2) if four else bytes_.transpose(1, 2)
+    q = halves.reshape(matrix.outputs, -1, matrix.group).float()
+    scale = matrix.scale * matrix.unit.float().unsqueeze(1)
+    return (q * scale.unsqueeze(2)).flatten(1)
+
+
+def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
+    """The same outputs in as few matrices as have the same kind: one product reads what follows upon each other."""
+    found: list[Matrix] = []
+    for matrix in matrices:
+        if found and (found[-1].kind, found[-1].group) == (matrix.kind, matrix.group):
+            found[-1] = _join(found[-1], matrix)
+        else:
+            found.append(matrix)
+    return tuple(found)
+
+
+def _join(one: Matrix, other: Matrix) -> Matrix:
+    import torch
+
+    bias = None
+    if one.bias is not None or other.bias is not None:
+        bias = torch.cat([_bias_of(one), _bias_of(other)])
+    scale = unit = None
+    if one.scale is not None and other.scale is not None:
+        scale = torch.cat([one.scale, other.scale])
+    if one.unit is not None and other.unit is not None:
+        unit = torch.cat([one.unit, other.unit])
+    numbers = torch.cat([one.numbers, other.numbers])
+    return Matrix(one.kind, one.outputs + other.outputs, one.inputs, one.group, numbers, scale, bias, unit)
+
+
+def _bias_of(matrix: Matrix) -> "torch.Tensor":
+    import torch
+
+    if matrix.bias is not None:
+        return matrix.bias
+    return torch.zeros(matrix.outputs, device=matrix.numbers.device)
+
+
+def _words_of_four(q: "torch.Tensor") -> "torch.Tensor":
+    """int32 [outputs, units, 4] of numbers from 0 to 15, uint8 [outputs, inputs]."""
+    import torch
+
+    signed = (q ^ ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
+    lower, upper = signed.unbind(2)
+    words: torch.Tensor = (lower | upper << 4).contiguous().view(torch.int32)
+    return words
+
+
+def _words_of_eight(q: "torch.Tensor") -> "torch.Tensor":
+    """int32 [outputs, 2, units, 4] of int8 [outputs, inputs]."""
+    import torch
+
+    words: torch.Tensor = q.unflatten(1, (-1, 2, HALF)).transpose(1, 2).contiguous().view(torch.int32)
+    return words
+
+
+def _check(weight: "torch.Tensor", bias: "torch.Tensor | None", kind: WeightKind, group: int) -> None:
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
+    inputs = weight.shape[1]
+    if kind != "bf16" and group not in GROUPS:
+        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+    if not inputs or (kind != "bf16" and inputs % group):
+        raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
+    if not bool(weight.isfinite().all()):
+        raise ValueError("pack_for_cuda needs finite weights: this matrix holds NaN or infinity.")
+    if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
+        raise ValueError(f"pack_for_cuda needs one finite bias for each of {weight.shape[0]} outputs.")

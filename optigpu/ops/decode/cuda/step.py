@@ -1,0 +1,136 @@
+"""One decode step for so many sequences and a cache of such a size: its memory, and its kernels in their order.
+
+Imported where a GPU is asked for alone: it loads torch and Triton.
+"""
+
+from collections.abc import Callable
+
+import torch  # noqa: TID253 - what a step reads and writes
+
+from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
+from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
+from optigpu.ops.decode.program import Block, CacheKind, Program
+
+
+class Step:
+    """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
+
+    Of a program whose Block.qkv are joined where they can be.
+    """
+
+    def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
+        device = program.embedding.device
+        self.sequences, self.capacity = sequences, capacity
+        self._program = program
+        self._target = Target.of(device)
+        empty = _allocator(device, sequences)
+        self.state = State(
+            empty(dtype=torch.int64).zero_(),
+            empty(dtype=torch.int32).zero_(),
+            empty(dtype=torch.int32).zero_(),
+            empty(capacity, dtype=torch.int64),
+        )
+        self.layers = [_layer(program, kv, capacity, empty) for _ in program.blocks]
+        self.rotary = None if program.rotary is None else program.rotary(capacity)
+        if self.rotary is not None:
+            cosine, sine = (table.to(device).contiguous() for table in self.rotary)
+            self.rotary = cosine, sine
+        self._x = empty(program.width)
+        self._query = empty(program.heads, program.head_size)
+        self._attended = empty(program.heads * program.head_size)
+        self._inner = empty(program.inner)
+        self.logits = empty(program.vocabulary)
+        self._parts = Parts.of(self._query, self.layers[0], self._target)
+        self._best = best_of(program.head, sequences, self._target)
+        self.run: Callable[[], None] = self._launch
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys, values and their steps."""
+        tensors = [
+            tensor
+            for layer in self.layers
+            for tensor in (layer.keys, layer.values, layer.key_steps, layer.value_steps)
+            if tensor is not None
+        ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def reset(self) -> None:
+        """To an empty cache."""
+        self.state.position.zero_()
+        self.state.odd.zero_()
+
+    def record(self) -> None:
+        """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch()
+        self.run = graph.replay
+        self.reset()
+
+    def _launch(self) -> None:
+        program = self._program
+        embed(self.state, program.embedding, program.positions, self._x)
+        for block, layer in zip(program.blocks, self.layers, strict=True):
+            self._attend(block, layer)
+            self._feed_forward(block)
+        linear(self._x, program.head, self.logits, self._target, norm=program.final, best=self._best)
+        choose(self._best, self.state)
+
+    def _attend(self, block: Block, layer: Layer) -> None:
+        head = 0
+        for matrix in block.qkv:
+            query_key_value(
+                self._x,
+                block.first,
+                matrix,
+                head,
+                self.rotary,
+                self.state.position,
+                self._query,
+                layer,
+                self._target,
+            )
+            head += matrix.outputs // self._program.head_size
+        attention(
+            self._query, layer, self._parts, self.state.position, self._attended, block.scale, block.window
+        )
+        linear(self._attended, block.output, self._x, self._target, into="add")
+
+    def _feed_forward(self, block: Block) -> None:
+        x, inner, target, activation = self._x, self._inner, self._target, self._program.activation
+        gate, up = block.gate, block.up
+        if gate is None:
+            linear(x, up, inner, target, norm=block.second, activation=activation)
+        elif (gate.kind, gate.group) == (up.kind, up.group):
+            linear(x, up, inner, target, norm=block.second, gate=gate, activation=activation)
+        else:
+            linear(x, up, inner, target, norm=block.second)
+            linear(x, gate, inner, target, norm=block.second, activation=activation, into="times")
+        linear(inner, block.down, x, target, into="add")
+
+
+def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tensor]:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(sequences, *shape, dtype=dtype, device=device)
+
+    return empty
+
+
+def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> Layer:
+    shape = (program.kv_heads, capacity, program.head_size)
+    dtype = torch.bfloat16 if kv == "bf16" else torch.int8
+    eight = kv == "int8"
+    return Layer(
+        keys=empty(*shape, dtype=dtype),
+        values=empty(*shape, dtype=dtype),
+        key_steps=empty(*shape[:2]) if eight else None,
+        value_steps=empty(*shape[:2]) if eight else None,
+        fresh=empty(2 * program.kv_heads, program.head_size),
+    )

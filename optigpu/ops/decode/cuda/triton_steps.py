@@ -1,0 +1,258 @@
+"""What a decode step has beside linear layers and attention, in Triton: its beginning, its keys and values, its end.
+
+`embed` makes the residual of the tokens, `query_key_value` norms it, multiplies, turns queries and keys, and appends to
+the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
+device, so that one recorded graph serves every step.
+
+Imported where a GPU is asked for alone: it loads torch and Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch  # noqa: TID253 - the operators' arguments
+import triton  # noqa: TID253 - the kernels are functions of this module,
+import triton.language as tl  # noqa: TID253 - and find the language among its globals
+
+from optigpu.ops.decode.cuda.triton_attention import Layer
+from optigpu.ops.decode.cuda.triton_linear import (
+    Best,
+    Target,
+    launch_of,
+    matrix_arguments,
+    matrix_flags,
+    norm_arguments,
+    norm_flags,
+)
+from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
+from optigpu.ops.decode.program import Matrix, Norm
+
+EMBEDDED = 1024
+"""Of a token's embedding for each program."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the sequences are, [sequences] each but the last.
+
+    tokens: int64, what is appended next; position: int32, where; odd: int32, 1 once a logit was not finite; chosen:
+    int64 [sequences, capacity], the token that was chosen after each position.
+    """
+
+    tokens: torch.Tensor
+    position: torch.Tensor
+    odd: torch.Tensor
+    chosen: torch.Tensor
+
+
+def embed(state: State, embedding: torch.Tensor, positions: torch.Tensor | None, x: torch.Tensor) -> None:
+    """x, float32 [sequences, width], is embedding[tokens], bfloat16, + positions[position], float32."""
+    rows, width = x.shape
+    _embed[rows, triton.cdiv(width, EMBEDDED)](
+        state.tokens,
+        state.position,
+        embedding,
+        embedding if positions is None else positions,
+        x,
+        width,
+        POSITIONS=positions is not None,
+        BLOCK=EMBEDDED,
+    )
+
+
+def query_key_value(
+    x: torch.Tensor,
+    norm: Norm,
+    matrix: Matrix,
+    first_head: int,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    position: torch.Tensor,
+    query: torch.Tensor,
+    layer: Layer,
+    target: Target,
+) -> None:
+    """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
+
+    x: float32 [sequences, width]; query: float32 [sequences, heads, head_size]. Keys and values go to a bfloat16 cache
+    at the position, or to what is fresh for an int8 cache; rotary: the tables of Program.rotary.
+    """
+    rows, heads, head_size = query.shape
+    kv_heads, capacity = layer.keys.shape[1:3]
+    launch = launch_of(matrix, matrix.outputs // 2, rows, target, streams=2)
+    cosine, sine = (x, x) if rotary is None else rotary
+    _query_key_value[launch.grid](
+        x,
+        *norm_arguments(norm, x),
+        *matrix_arguments(matrix, x),
+        cosine,
+        sine,
+        position,
+        query,
+        layer.keys,
+        layer.values,
+        layer.fresh,
+        rows,
+        matrix.outputs,
+        first_head,
+        heads,
+        kv_heads,
+        capacity,
+        **matrix_flags(matrix, target),
+        **norm_flags(norm),
+        HEAD=head_size,
+        ROTARY=rotary is not None,
+        INT8=layer.key_steps is not None,
+        ROWS=launch.rows,
+        TILE=launch.tile,
+        num_warps=launch.warps,
+    )
+
+
+def choose(best: Best, state: State) -> None:
+    """Takes each sequence's most likely token as its next one, and moves on by a position."""
+    rows, programs = best.value.shape
+    _choose[(rows,)](
+        best.value,
+        best.index,
+        state.tokens,
+        state.position,
+        state.odd,
+        state.chosen,
+        programs,
+        state.chosen.shape[1],
+        BLOCK=triton.next_power_of_2(programs),
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _embed(  # type: ignore[no-untyped-def]
+    tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(embedding + tl.load(tokens + row) * width + column, mask=inside, other=0.0).to(tl.float32)
+    if POSITIONS:
+        at = tl.load(position + row).to(tl.int64)
+        value += tl.load(positions + at * width + column, mask=inside, other=0.0)
+    tl.store(x + row * width + column, value, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def bfloat16(x):  # type: ignore[no-untyped-def]
+    """Rounded half to even by integers: a GPU's conversion does so too, and the interpreter's cuts off."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _query_key_value(  # type: ignore[no-untyped-def]
+    x,
+    norm_weight,
+    norm_bias,
+    epsilon,
+    numbers,
+    scale,
+    unit,
+    bias,
+    cosine,
+    sine,
+    position,
+    query,
+    keys,
+    values,
+    fresh,
+    rows,
+    outputs,
+    first_head,
+    heads,
+    kv_heads,
+    capacity,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BIAS: tl.constexpr,
+    DP4A: tl.constexpr,
+    NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr,
+    HEAD: tl.constexpr,
+    ROTARY: tl.constexpr,
+    INT8: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """As _linear; an output goes with the one that it is turned with, half a head further on."""
+    HALF: tl.constexpr = HEAD // 2
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    start = tl.program_id(0) * TILE
+    ahead = tl.num_programs(0) * TILE
+    pair = start + tl.arange(0, TILE)
+    one = pair // HALF * HEAD + pair % HALF
+    w1, w2, w3 = weights(numbers, scale, one, outputs, KIND, GROUP, INPUTS, PADDED)
+    v1, v2, v3 = weights(numbers, scale, one + HALF, outputs, KIND, GROUP, INPUTS, PADDED)
+    x1, x2, x3 = activations(
+        x, norm_weight, norm_bias, epsilon, row, rows, KIND, GROUP, INPUTS, PADDED, NORM, NORM_BIAS
+    )
+    now = tl.load(position + row, mask=row < rows, other=0)
+    far_row = row.to(tl.int64)[:, None]
+    for place in range(start, outputs // 2, ahead):
+        pair = place + tl.arange(0, TILE)
+        next_one = (pair + ahead) // HALF * HEAD + (pair + ahead) % HALF
+        n1, n2, n3 = weights(numbers, scale, next_one, outputs, KIND, GROUP, INPUTS, PADDED)
+        m1, m2, m3 = weights(numbers, scale, next_one + HALF, outputs, KIND, GROUP, INPUTS, PADDED)
+        column = pair % HALF
+        one = pair // HALF * HEAD + column
+        first = in_units(products(w1, w2, w3, x1, x2, x3, KIND, DP4A), unit, one, outputs, KIND)
+        second = in_units(products(v1, v2, v3, x1, x2, x3, KIND, DP4A), unit, one + HALF, outputs, KIND)
+        if BIAS:
+            first += tl.load(bias + one, mask=one < outputs, other=0.0)[None, :]
+            second += tl.load(bias + one + HALF, mask=one < outputs, other=0.0)[None, :]
+        head = (first_head + pair // HALF)[None, :]
+        inside = (row < rows)[:, None] & (one < outputs)[None, :]
+        if ROTARY:
+            angle = now[:, None] * HALF + column[None, :]
+            turned = inside & (head < heads + kv_heads)
+            c = tl.load(cosine + angle, mask=turned, other=1.0)
+            s = tl.load(sine + angle, mask=turned, other=0.0)
+            was = first
+            first = was * c - second * s
+            second = second * c + was * s
+        to = query + (far_row * heads + head) * HEAD + column[None, :]
+        tl.store(to, first, mask=inside & (head < heads))
+        tl.store(to + HALF, second, mask=inside & (head < heads))
+        if INT8:
+            to = fresh + (far_row * 2 * kv_heads + head - heads) * HEAD + column[None, :]
+            tl.store(to, first, mask=inside & (head >= heads))
+            tl.store(to + HALF, second, mask=inside & (head >= heads))
+        else:
+            a, b = bfloat16(first), bfloat16(second)
+            key = head - heads
+            is_key = inside & (key >= 0) & (key < kv_heads)
+            to = ((far_row * kv_heads + key) * capacity + now[:, None]) * HEAD + column[None, :]
+            tl.store(keys + to, a, mask=is_key)
+            tl.store(keys + to + HALF, b, mask=is_key)
+            to = ((far_row * kv_heads + key - kv_heads) * capacity + now[:, None]) * HEAD + column[None, :]
+            tl.store(values + to, a, mask=inside & (key >= kv_heads))
+            tl.store(values + to + HALF, b, mask=inside & (key >= kv_heads))
+        w1, w2, w3 = n1, n2, n3
+        v1, v2, v3 = m1, m2, m3
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _choose(  # type: ignore[no-untyped-def]
+    best_value, best_index, tokens, position, odd, chosen, programs, capacity, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    program = tl.arange(0, BLOCK)
+    inside = program < programs
+    value = tl.load(best_value + row * programs + program, mask=inside, other=float("-inf"))
+    index = tl.load(best_index + row * programs + program, mask=inside, other=0)
+    odd_ones = tl.sum((value != value).to(tl.int32), axis=0)
+    value = tl.where(value != value, float("-inf"), value)
+    token = tl.min(tl.where(value == tl.max(value, axis=0), index, 0x7FFFFFFF), axis=0).to(tl.int64)
+    at = tl.load(position + row)
+    tl.store(tokens + row, token)
+    tl.store(chosen + row.to(tl.int64) * capacity + at, token)
+    tl.store(position + row, at + 1)
+    tl.store(odd + row, tl.load(odd + row) | (odd_ones > 0).to(tl.int32))

@@ -1,0 +1,98 @@
+"""4-bit weights whose rounding errors make up for each other on the inputs that a layer gets.
+
+    known = compensation(moment)                         # once for a layer's inputs
+    weights = compensated_groups(weight, known, Int4Scheme(), scale_units(weight, 8))
+
+GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and what rounding one of them
+does to the outputs is taken back by those that are still to come, as well as the inputs' second moments allow. The
+scales of a group are searched when its turn comes, with what was taken back so far. Then all are improved one at a time
+(int4_descent.py).
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from optigpu.ops.four_bits.descent import improved_groups
+from optigpu.ops.four_bits.quantize import LEAST, MOST, ZERO, Int4Scheme, Int4Weights, quantize_groups
+from optigpu.ops.naming import named
+
+if TYPE_CHECKING:
+    import torch
+
+DAMPING = 0.01
+"""Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
+
+
+class Compensation(NamedTuple):
+    """What is known of a layer's inputs, float32 [inputs, inputs] both.
+
+    moment: their second moments in units of the mean one, damped; factor: the upper Cholesky factor of the inverse.
+    """
+
+    moment: "torch.Tensor"
+    factor: "torch.Tensor"
+
+
+def compensation(moment: "torch.Tensor") -> Compensation:
+    """Of the sum over samples of x xT, float32 [inputs, inputs].
+
+    Inputs that never were anything but zero may be among them. Raises ValueError when it is no finite square matrix.
+    """
+    import torch
+
+    if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
+        raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
+    size = moment.diagonal().mean()
+    damped = moment / size if bool(size > 0) else torch.zeros_like(moment)
+    damped.diagonal().add_(DAMPING)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return Compensation(damped, torch.linalg.cholesky(inverse, upper=True))
+
+
+def compensated_groups(
+    weight: "torch.Tensor", known: Compensation, scheme: Int4Scheme, unit: "torch.Tensor"
+) -> Int4Weights:
+    """The 4-bit numbers and scales of a weight, floating point [outputs, inputs], for inputs of that `compensation`.
+
+    Scales are multiples of `unit`, bfloat16 [outputs]. Raises what `quantize_groups` does, and ValueError for a scheme
+    with offsets or the compensation of other inputs.
+    """
+    import torch
+
+    factor = known.factor
+    if not scheme.symmetric or factor.shape != (weight.shape[1], weight.shape[1]):
+        raise ValueError(
+            f"compensated_groups needs symmetric groups and the factor of {weight.shape[1]} inputs."
+        )
+    left, size = weight.float().clone(), scheme.group_size
+    parts: list[Int4Weights] = []
+    with torch.no_grad():
+        for start in range(0, left.shape[1], size):
+            group = slice(start, start + size)
+            found = quantize_groups(left[:, group].contiguous(), scheme, unit)
+            scale = found.scale * unit.float().unsqueeze(1)
+            q, errors = _rounded(left[:, group], scale, factor[group, group])
+            left[:, group.stop :].addmm_(errors, factor[group, group.stop :], alpha=-1)
+            parts.append(Int4Weights(q, found.scale, None))
+    begun = Int4Weights(
+        torch.cat([part.q for part in parts], 1), torch.cat([part.scale for part in parts], 1), None
+    )
+    return improved_groups(weight.float(), known.moment, begun, unit)
+
+
+def _rounded(
+    group: "torch.Tensor", scale: "torch.Tensor", factor: "torch.Tensor"
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """A group's numbers, uint8 [outputs, size], and what its later inputs have not taken back of each error.
+
+    group: float32 [outputs, size], in which the errors are taken back; scale: float32 [outputs, 1].
+    """
+    import torch
+
+    # One input after the other: as rows they lie together.
+    columns, step = group.T.contiguous(), scale.T.contiguous()[0]
+    q, errors = torch.empty_like(columns), torch.empty_like(columns)
+    for index in range(columns.shape[0]):
+        torch.clamp(columns[index].div(step).round_(), LEAST, MOST, out=q[index])
+        torch.sub(columns[index], q[index] * step, out=errors[index]).div_(factor[index, index])
+        columns[index + 1 :].addr_(factor[index, index + 1 :], errors[index], alpha=-1)
+    return q.add_(ZERO).to(torch.uint8).T, errors.T

@@ -1,0 +1,85 @@
+"""4-bit weights that are improved one at a time: each the best that it can be while all others stay as they are.
+
+QuantEase (Behdin et al., 2023, arXiv:2309.01885) does so with the numbers; here the scales have their turn as well.
+What becomes less is the squared error of the layer's outputs. Rounding inputs one after the other, as GPTQ does, leaves
+the last ones nobody to make up for their errors; begun there, two rounds left bundled:tiny a tenth less divergence.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from optigpu.ops.four_bits.quantize import LEAST, MOST, ZERO, Int4Weights, rounded_scale
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDS = 2
+"""Four lowered bundled:tiny's divergence by a fiftieth more."""
+
+
+class _Fit(NamedTuple):
+    """The numbers less ZERO [outputs, inputs], scales [outputs, groups], and the error times the moment, like numbers.
+
+    All float32, and changed in place. `pull` is half of what the loss falls by, for each weight, when it grows a bit.
+    """
+
+    q: "torch.Tensor"
+    scale: "torch.Tensor"
+    pull: "torch.Tensor"
+
+
+def improved_groups(
+    weight: "torch.Tensor", moment: "torch.Tensor", start: Int4Weights, unit: "torch.Tensor"
+) -> Int4Weights:
+    """Numbers and scales of the same kind as `start`'s, with which a layer's outputs are closer to what they were.
+
+    weight: float32 [outputs, inputs]; moment: float32 [inputs, inputs], of what the layer is given, positive definite;
+    start: symmetric, with scales in the `unit`, bfloat16 [outputs].
+    """
+    import torch
+
+    units = unit.float().unsqueeze(1)
+    q, scale = start.q.float() - ZERO, start.scale * units
+    size = q.shape[1] // scale.shape[1]
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            fit = _Fit(q, scale, (weight - q * scale.repeat_interleave(size, dim=1)) @ moment)
+            for group in range(scale.shape[1]):
+                _improve_scales(fit, group, moment, units)
+            for group in range(scale.shape[1]):
+                _improve_numbers(fit, group, moment)
+    return Int4Weights((q + ZERO).to(torch.uint8), (scale / units).round().to(torch.int8), None)
+
+
+def _improve_scales(fit: _Fit, group: int, moment: "torch.Tensor", units: "torch.Tensor") -> None:
+    """One for each output: by least squares, where it has numbers that are not 0."""
+    import torch
+
+    inputs = _inputs_of(fit, group)
+    q, scale = fit.q[:, inputs], fit.scale[:, group : group + 1]
+    size = (q @ moment[inputs, inputs]).mul_(q).sum(dim=1, keepdim=True)
+    better = scale + (fit.pull[:, inputs] * q).sum(dim=1, keepdim=True) / size
+    better = rounded_scale(torch.where(size > 0, better, scale), units)
+    fit.pull.addmm_((better - scale) * q, moment[inputs], alpha=-1)
+    scale.copy_(better)
+
+
+def _improve_numbers(fit: _Fit, group: int, moment: "torch.Tensor") -> None:
+    """Those of one input after the other; the inputs of other groups learn of it when all have had their turn."""
+    import torch
+
+    inputs, scale = _inputs_of(fit, group), fit.scale[:, group].contiguous()
+    own = moment[inputs, inputs]
+    # As rows they lie together.
+    before = fit.q[:, inputs].T.contiguous()
+    q, pull = before.clone(), fit.pull[:, inputs].T.contiguous()
+    for index in range(q.shape[0]):
+        number = torch.clamp((pull[index] / (own[index, index] * scale)).add_(q[index]).round_(), LEAST, MOST)
+        pull.addr_(own[index], (number - q[index]) * scale, alpha=-1)
+        q[index] = number
+    fit.pull.addmm_(((q - before) * scale).T, moment[inputs], alpha=-1)
+    fit.q[:, inputs] = q.T
+
+
+def _inputs_of(fit: _Fit, group: int) -> slice:
+    size = fit.q.shape[1] // fit.scale.shape[1]
+    return slice(group * size, (group + 1) * size)

@@ -1,0 +1,1 @@
+"""Linear layers with quantized weights."""

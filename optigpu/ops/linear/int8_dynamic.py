@@ -1,0 +1,213 @@
+"""Linear layers with int8 weights and activations that are quantized to int8 at run time, each row by itself.
+
+    q, scale = quantize_rows(weight)               # once
+    packed = pack_dynamic(q)                       # once
+    y = int8_dynamic(x, packed, scale, bias)       # y = (round(x / s) @ q.T) * s * scale + bias, s = max |x| / 127
+
+The sums are 32-bit integers and exact, so a result differs from the formula by its last roundings alone. On a CPU with
+a compiler this is our C++ operator (int8_dynamic.cpp), on CUDA torch._int_mm, and elsewhere a product of the same
+integers in float32, which rounds its sums; `int8_dynamic_backend` says which. One token at a time is bound by the
+weights' bytes, as in int8_linear; what int8 activations buy is arithmetic, which counts for prompts and batches.
+"""
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+DynamicBackend = Literal["native-avx512vnni", "native-avx2", "native-portable", "torch-int_mm", "torch-widen"]
+
+TILE = 32
+"""Outputs that the C++ operator's weights hold together; kTile in int8_dynamic.cpp."""
+GROUP = 4
+"""Inputs that they hold together; kGroup in int8_dynamic.cpp."""
+MOST_INNER = 65536
+"""More inputs could overflow a 32-bit sum; kMostInner in int8_dynamic.cpp."""
+BEST = 0
+"""The operator's number for the newest instruction set that the CPU has."""
+INSTRUCTION_SETS: dict[DynamicBackend, int] = {
+    "native-portable": 1,
+    "native-avx2": 2,
+    "native-avx512vnni": 3,
+}
+"""The operator's numbers; the enumeration InstructionSet in int8_dynamic.cpp."""
+CUDA_STEP = 8
+"""torch._int_mm takes inputs and outputs that are multiples of this on CUDA."""
+CUDA_ROWS = 32
+"""It takes no fewer than 17 rows there; fewer are filled up to this."""
+LARGEST = 127
+_FOLDER = Path(__file__).parent
+_SOURCES = tuple(_FOLDER / name for name in ("int8_dynamic.cpp", "int8_dynamic_kernel.h", "../bfloat16.h"))
+
+
+def quantize_tokens(x: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+    """Symmetric int8 quantization with one scale per row, as the operator does it (round to nearest, ties to even).
+
+    x: floating point [rows, inner]. Returns int8 [rows, inner] and float32 [rows, 1]. A row of zeros gets the scale 1;
+    one with NaN or infinity gets a scale that is NaN or infinite.
+    """
+    import torch
+
+    wide = x.float()
+    largest = wide.abs().amax(dim=1, keepdim=True) if x.shape[1] else wide.new_zeros(x.shape[0], 1)
+    scale = largest / LARGEST
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    q = (wide / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    return q, scale
+
+
+def int8_dynamic_backend(device: "torch.device | str") -> DynamicBackend:
+    """What `pack_dynamic` and `int8_dynamic` use on `device` in this process; builds the C++ operator when it can."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return "torch-int_mm"
+    return "torch-widen" if dynamic_native_reason() is not None else _best_native()
+
+
+@functools.cache
+def dynamic_native_reason() -> str | None:
+    """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
+    try:
+        _register()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def dynamic_supports(backend: DynamicBackend) -> bool:
+    """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
+    if backend not in INSTRUCTION_SETS:
+        return True
+    return dynamic_native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+
+
+def pack_dynamic(q: "torch.Tensor") -> "torch.Tensor":
+    """Lays out int8 weights [outputs, inner] for `int8_dynamic` on their device.
+
+    For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP], so that one register holds GROUP inputs of as
+    many outputs as it has 32-bit lanes; filled up with what stands for zero. Elsewhere: int8 [outputs, inner], on CUDA
+    filled up with zeros to multiples of CUDA_STEP.
+    Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
+    """
+    import torch
+
+    if q.dim() != 2 or q.dtype != torch.int8:
+        raise ValueError(f"pack_dynamic needs an int8 matrix, not {named(q)}.")
+    if q.shape[1] > MOST_INNER:
+        raise ValueError(f"pack_dynamic takes {MOST_INNER} inputs at the most, not {q.shape[1]}.")
+    if not int8_dynamic_backend(q.device).startswith("native"):
+        step = 1 if q.device.type == "cpu" else CUDA_STEP
+        return _filled(q, step, step).contiguous()
+    filled = _filled(q, TILE, GROUP)
+    tiles, groups = filled.shape[0] // TILE, filled.shape[1] // GROUP
+    return (filled.view(torch.uint8) ^ 128).view(tiles, TILE, groups, GROUP).transpose(1, 2).contiguous()
+
+
+def int8_dynamic(
+    x: "torch.Tensor",
+    packed: "torch.Tensor",
+    scale: "torch.Tensor",
+    bias: "torch.Tensor | None" = None,
+    instruction_set: int = BEST,
+) -> "torch.Tensor":
+    """y = (round(x / s) @ q.T) * s * scale + bias with s = max |x| / 127 of each row. Has no gradient.
+
+    x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_dynamic` returned; scale and bias: float32
+    [outputs]. Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
+    INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True). A row with NaN or infinity gives no
+    finite number.
+    Raises ValueError for shapes and types that do not fit.
+    """
+    import torch
+
+    _check(x, packed, scale, bias)
+    if packed.dim() == 2:
+        return _torch_dynamic(x, packed, scale, bias)
+    known = x.float() if x.dtype == torch.float16 else x  # the C++ operator knows the other two types
+    y: torch.Tensor = torch.ops.optigpu.int8_dynamic(known, packed, scale, bias, instruction_set)
+    return y.to(x.dtype)
+
+
+def _torch_dynamic(
+    x: "torch.Tensor", packed: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
+) -> "torch.Tensor":
+    """The same by torch's operators. packed: int8, on CUDA with outputs and inputs filled up with zeros."""
+    rows = x.reshape(-1, x.shape[-1])
+    q, row_scale = quantize_tokens(rows)
+    if x.device.type == "cuda":
+        sums = _padded_product(q, packed)[: rows.shape[0], : scale.shape[0]].float()
+    else:
+        # On a CPU without VNNI torch._int_mm saturates at 16 bits, and a single input gives noise (torch 2.13).
+        sums = q.float() @ packed.float().T
+    y = sums * (row_scale * scale)
+    y = y if bias is None else y + bias
+    return y.to(x.dtype).view(*x.shape[:-1], scale.shape[0])
+
+
+def _padded_product(q: "torch.Tensor", packed: "torch.Tensor") -> "torch.Tensor":
+    """q @ packed.T in int32 with as many rows and inputs as torch._int_mm takes on CUDA; zeros fill up q."""
+    import torch
+
+    missing = max(0, CUDA_ROWS - q.shape[0])
+    filled = torch.nn.functional.pad(q, (0, packed.shape[1] - q.shape[1], 0, missing))
+    return torch._int_mm(filled, packed.T)
+
+
+def _filled(q: "torch.Tensor", outputs: int, inner: int) -> "torch.Tensor":
+    """q with zeros up to multiples of these."""
+    import torch
+
+    return torch.nn.functional.pad(q, (0, -q.shape[1] % inner, 0, -q.shape[0] % outputs))
+
+
+def _check(
+    x: "torch.Tensor", packed: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
+) -> None:
+    import torch
+
+    if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"int8_dynamic needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
+        )
+    if (packed.dim(), packed.dtype) not in ((2, torch.int8), (4, torch.uint8)):
+        raise ValueError(
+            f"int8_dynamic needs the weights as pack_dynamic() returns them, not {named(packed)}."
+        )
+    native = packed.dim() == 4
+    inner = packed.shape[1] * GROUP if native else packed.shape[1]
+    if not 0 <= inner - x.shape[-1] < (GROUP if native else CUDA_STEP):
+        raise ValueError(f"The weights take about {inner} inputs, and x has {x.shape[-1]}.")
+    outputs = packed.shape[0] * TILE if native else packed.shape[0]
+    fits = scale.dim() == 1 and 0 <= outputs - scale.shape[0] < (TILE if native else CUDA_STEP)
+    if scale.dtype != torch.float32 or not fits:
+        raise ValueError(f"int8_dynamic needs one float32 scale per output, not {named(scale)}.")
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape != scale.shape):
+        raise ValueError(f"int8_dynamic needs one float32 bias per output, not {named(bias)}.")
+
+
+@functools.cache
+def _register() -> int:
+    """Loads what is compiled, once, and returns its best instruction set."""
+    return register(_SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake})
+
+
+def _fake(  # the operator's own signature
+    x: "torch.Tensor",
+    packed: "torch.Tensor",  # noqa: ARG001
+    scale: "torch.Tensor",
+    bias: "torch.Tensor | None",  # noqa: ARG001
+    instruction_set: int = 0,  # noqa: ARG001
+) -> "torch.Tensor":
+    return x.new_empty((*x.shape[:-1], scale.shape[0]))
+
+
+def _best_native() -> DynamicBackend:
+    best = _register()
+    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)

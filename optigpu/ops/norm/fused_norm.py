@@ -1,0 +1,220 @@
+"""The addition of a residual and the norm after it as one operation: what `fused_layernorm` and `fused_rmsnorm` run.
+
+    norm_backend("cpu")                                         # once, before anything is traced
+    normed, summed = add_rms_norm(x, residual, weight, eps)     # summed = x + residual, normed = its norm
+
+On a CPU with a compiler these are our C++ operators (fused_norm.cpp), on CUDA with Triton our kernel (triton_norm.py);
+elsewhere they are plain torch, and `norm_backend` says which. A row is read and written once, where separate operators
+do so for every step; for the few rows of a decode step what is saved is mostly their calls.
+"""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from optigpu.ops.build import register
+from optigpu.ops.naming import named
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
+
+BEST = 0
+"""The operators' number for the newest instruction set that the CPU has."""
+NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {
+    "native-portable": 1,
+    "native-avx2": 2,
+    "native-avx512": 3,
+}
+"""The operators' numbers; the enumeration InstructionSet in fused_norm.cpp."""
+TRITON_WIDTH = 2**16
+"""The longest row that one program of the Triton kernel holds; longer ones are left to plain torch."""
+_FOLDER = Path(__file__).parent
+_SOURCES = (_FOLDER / "fused_norm.cpp", _FOLDER / "fused_norm.h")
+_BACKENDS: dict[str, NormBackend] = {}
+"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+
+
+def norm_backend(device: "torch.device | str") -> NormBackend:
+    """What the norms use on `device` in this process; builds the C++ operators when it can.
+
+    To be called once before anything that norms on this device is compiled: a build cannot be traced.
+    """
+    import torch
+
+    kind = torch.device(device).type
+    if kind not in _BACKENDS:
+        _BACKENDS[kind] = _find_backend(kind)
+    return _BACKENDS[kind]
+
+
+@functools.cache
+def native_norm_reason() -> str | None:
+    """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
+    try:
+        _register()
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def supports_norm(backend: NormBackend) -> bool:
+    """Whether this CPU can run a backend of NORM_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
+    return native_norm_reason() is None and NORM_INSTRUCTION_SETS[backend] <= _register()
+
+
+def add_layer_norm(
+    x: "torch.Tensor",
+    residual: "torch.Tensor | None",
+    weight: "torch.Tensor | None",
+    bias: "torch.Tensor | None",
+    eps: float,
+    instruction_set: int = BEST,
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """LayerNorm (Ba et al., 2016, arXiv:1607.06450) of x + residual over the last dimension. Has no gradient.
+
+    x and residual: floating point [..., width]; weight and bias: [width]. Returns `(normed, summed)`, both
+    [..., width]: the sum as its type stores it, and the norm of what is stored, computed in float32 (in float64 for
+    float64). Without a residual `summed` is x itself. Operands of several types are added by torch, and normed in the
+    type that torch promotes them to. `instruction_set` picks one path of the C++ operator by its number in
+    NORM_INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
+    Raises ValueError for shapes and types that do not fit.
+    """
+    operators = _operators(x, residual, weight, bias)
+    if operators is None:
+        return _elsewhere(x, residual, weight, bias, eps, is_rms=False)
+    try:
+        if residual is None:
+            return operators.layer_norm(x, weight, bias, eps, instruction_set), x
+        return operators.add_layer_norm(x, residual, weight, bias, eps, instruction_set)  # type: ignore[no-any-return]
+    except RuntimeError:
+        _check(x, residual, weight, bias)
+        raise
+
+
+def add_rms_norm(
+    x: "torch.Tensor",
+    residual: "torch.Tensor | None",
+    weight: "torch.Tensor | None",
+    eps: float,
+    instruction_set: int = BEST,
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
+    operators = _operators(x, residual, weight)
+    if operators is None:
+        return _elsewhere(x, residual, weight, None, eps, is_rms=True)
+    try:
+        if residual is None:
+            return operators.rms_norm(x, weight, eps, instruction_set), x
+        return operators.add_rms_norm(x, residual, weight, eps, instruction_set)  # type: ignore[no-any-return]
+    except RuntimeError:
+        _check(x, residual, weight)
+        raise
+
+
+def _operators(x: "torch.Tensor", *others: "torch.Tensor | None") -> Any:
+    """The C++ operators where they take these tensors (on a CPU, of one type that they know), or None.
+
+    They look at shapes themselves: every microsecond here is one for each norm of a decode step.
+    """
+    import torch
+
+    dtype = x.dtype
+    if not x.is_cpu or dtype == torch.float64:
+        return None
+    for other in others:
+        if other is not None and other.dtype != dtype:
+            return None
+    return None if (_BACKENDS.get("cpu") or norm_backend("cpu")) == "torch" else torch.ops.optigpu
+
+
+def _elsewhere(
+    x: "torch.Tensor",
+    residual: "torch.Tensor | None",
+    weight: "torch.Tensor | None",
+    bias: "torch.Tensor | None",
+    eps: float,
+    is_rms: bool,
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Where the C++ operators do not take the tensors as they are: of several types, or not on a CPU."""
+    import torch
+
+    _check(x, residual, weight, bias)
+    dtypes = [tensor.dtype for tensor in (x, residual, weight, bias) if tensor is not None]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    if any(given != dtype for given in dtypes):
+        summed = x if residual is None else x + residual
+        weight, bias = (row if row is None else row.to(dtype) for row in (weight, bias))
+        wide = summed.to(dtype)
+        if is_rms:
+            return add_rms_norm(wide, None, weight, eps)[0], summed
+        return add_layer_norm(wide, None, weight, bias, eps)[0], summed
+    if norm_backend(x.device) == "triton" and dtype != torch.float64 and x.shape[-1] <= TRITON_WIDTH:
+        from optigpu.ops.norm.triton_norm import triton_add_norm
+
+        return triton_add_norm(x, residual, weight, bias, eps, is_rms)
+    return _torch_norm(x, residual, weight, bias, eps, is_rms)
+
+
+def _torch_norm(
+    x: "torch.Tensor",
+    residual: "torch.Tensor | None",
+    weight: "torch.Tensor | None",
+    bias: "torch.Tensor | None",
+    eps: float,
+    is_rms: bool,
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """The same in plain torch, which Inductor can fuse. All tensors have one type."""
+    import torch
+    from torch.nn import functional
+
+    summed = x if residual is None else x + residual
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    weight, bias = (row if row is None else row.to(dtype) for row in (weight, bias))
+    wide, shape = summed.to(dtype), summed.shape[-1:]
+    if is_rms:
+        normed = functional.rms_norm(wide, shape, weight, eps)
+    else:
+        normed = functional.layer_norm(wide, shape, weight, bias, eps)
+    return normed.to(x.dtype), summed
+
+
+def _check(x: "torch.Tensor", residual: "torch.Tensor | None", *rows: "torch.Tensor | None") -> None:
+    shape = x.shape
+    if not shape or shape[-1] == 0 or not x.is_floating_point():
+        raise ValueError(f"A norm needs floating-point numbers [..., width], not {named(x)}.")
+    if residual is not None and (residual.shape != shape or not residual.is_floating_point()):
+        raise ValueError(
+            f"A residual has the shape of what it is added to, {named(x)}, and is not {named(residual)}."
+        )
+    for row in rows:
+        if row is not None and (row.dim() != 1 or row.shape[0] != shape[-1] or not row.is_floating_point()):
+            raise ValueError(f"A norm over {shape[-1]} numbers needs as many weights, not {named(row)}.")
+
+
+def _find_backend(device: str) -> NormBackend:
+    if device == "cuda" and importlib.util.find_spec("triton") is not None:
+        return "triton"
+    if device != "cpu" or native_norm_reason() is not None:
+        return "torch"
+    best = _register()
+    return next(name for name, number in NORM_INSTRUCTION_SETS.items() if number == best)
+
+
+@functools.cache
+def _register() -> int:
+    """Loads what is compiled, once, and returns its best instruction set."""
+    pairs = dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
+    ones = dict.fromkeys(("layer_norm", "rms_norm"), _fake_one)
+    return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})
+
+
+def _fake_one(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+    return x.new_empty(x.shape)
+
+
+def _fake_pair(x: "torch.Tensor", *others: object, **named: object) -> "tuple[torch.Tensor, torch.Tensor]":  # noqa: ARG001
+    return x.new_empty(x.shape), x.new_empty(x.shape)

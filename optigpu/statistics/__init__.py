@@ -1,0 +1,1 @@
+"""Intervals, comparisons and drift, from samples alone."""

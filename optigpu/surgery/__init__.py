@@ -1,0 +1,1 @@
+"""Replacing parts of a loaded torch model. Techniques call it from their hooks."""

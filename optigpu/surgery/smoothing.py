@@ -1,0 +1,188 @@
+"""Smoothing: outliers of activations move into the weights that multiply them, and outputs stay the same.
+
+Where a norm feeds linear layers, channel j of the norm's output is divided by s_j and column j of the weights is
+multiplied by it, s_j = max |x_j|^alpha / max |w_j|^(1 - alpha) (Xiao et al., SmoothQuant, 2022, arXiv:2211.10438). That
+lowers the error of quantized activations where some channels are much larger than others, and evens out nothing where
+none are. With activations as they are only the rounding of the weights changes: finer for channels with outliers,
+coarser for the others. Each s_j is rounded to a power of two here, so that every product and sum stays what it was to
+the last bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optigpu.surgery.places import linear_places, weight_of
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+OWN_ROWS, OWN_LENGTH = 4, 64
+"""The text that a model writes for its own calibration: sequences, and tokens of each."""
+MOST_DOUBLINGS = 10
+"""No factor is above 2^10 or below 2^-10: float16 weights stay in range."""
+_ROUNDINGS = 64
+"""How many roundings of the largest logit two passes may differ by where blocks of a product are cut otherwise."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A norm, the linear layers that its output goes into, and that output's largest magnitudes [width]."""
+
+    norm: Any
+    layers: tuple[Any, ...]
+    largest: "torch.Tensor"
+
+
+def smooth(model: Any, calibration_ids: Any, alpha: float = 0.5) -> int:
+    """Smooths every pair of a norm and the linear layers right behind it, in place; returns how many norms.
+
+    calibration_ids: int64 [sequences, length] of the model's ids, on its device; `alpha`, from 0 to 1, says how much of
+    the difficulty moves into the weights. Everything is looked at before anything is changed.
+    Raises ValueError when the ids or alpha do not fit, and UnsupportedError, with the model left as it was, when no
+    linear layer follows a norm directly or when the outputs would change.
+    """
+    import torch
+
+    _check(model, calibration_ids, alpha)
+    with torch.no_grad():
+        with _watched(model) as outputs:
+            before = _logits(model, calibration_ids)
+        pairs = _pairs(outputs)
+        if not pairs:
+            raise UnsupportedError(
+                "Smoothing found no linear layer right behind a norm in this model; leave smoothing out."
+            )
+        factors = [_factors(pair, alpha) for pair in pairs]
+        for pair, factor in zip(pairs, factors, strict=True):
+            _scale(pair, factor)
+        difference = float((_logits(model, calibration_ids) - before).abs().max())
+        if not difference <= _ROUNDINGS * torch.finfo(before.dtype).eps * float(before.abs().max()):
+            for pair, factor in zip(pairs, factors, strict=True):
+                _scale(pair, 1 / factor)
+            raise UnsupportedError(
+                "Smoothing would change this model's outputs: something else uses what its norms give; leave smoothing "
+                "out."
+            )
+    return len(pairs)
+
+
+def own_text(model: Any, seed: int = 0) -> "torch.Tensor":
+    """Ids that the model itself draws at temperature 1, int64 [OWN_ROWS, up to OWN_LENGTH], for its calibration.
+
+    Leaves torch's random state as it was. Raises UnsupportedError for a model that generates no text.
+    """
+    import torch
+
+    vocabulary = getattr(model.config, "vocab_size", None)
+    if vocabulary is None or not hasattr(model, "generate"):
+        raise UnsupportedError(
+            "Smoothing needs a model of text to write its calibration text; leave smoothing out."
+        )
+    start = model.config.bos_token_id
+    first = start if isinstance(start, int) and 0 <= start < vocabulary else 0
+    length = min(OWN_LENGTH, model.config.max_position_embeddings)
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        beginning = torch.full((OWN_ROWS, 1), first, device=model.device)
+        drawn: torch.Tensor = model.generate(
+            beginning, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+        )
+    return drawn
+
+
+def _check(model: Any, ids: Any, alpha: float) -> None:
+    import torch
+
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is a share from 0 to 1, not {alpha}.")
+    if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 2 or not ids.numel():
+        shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise ValueError(f"calibration_ids are int64 [sequences, length], not {shown}.")
+    config = model.config
+    if ids.shape[1] > config.max_position_embeddings:
+        raise ValueError(
+            f"calibration_ids have {ids.shape[1]} tokens each, and the model takes {config.max_position_embeddings}."
+        )
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= config.vocab_size:
+        raise ValueError(
+            f"calibration_ids go from {lowest} to {highest}, and the model's ids from 0 to {config.vocab_size - 1}."
+        )
+
+
+def _logits(model: Any, ids: "torch.Tensor") -> "torch.Tensor":
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits
+
+
+@contextmanager
+def _watched(model: Any) -> Iterator[dict[Any, tuple[Any, list[Any]]]]:
+    """For each norm, once a forward pass has run within: its output, and the linear layers that got this tensor."""
+    outputs: dict[Any, tuple[Any, list[Any]]] = {}
+
+    def left_norm(norm: Any, _: Any, output: Any) -> None:
+        outputs[norm] = (output, [])
+
+    def entered_linear(layer: Any, inputs: Any) -> None:
+        for output, layers in outputs.values():
+            if inputs and inputs[0] is output:
+                layers.append(layer)
+
+    norms = [module for module in model.modules() if _is_norm(module)]
+    handles = [norm.register_forward_hook(left_norm) for norm in norms]
+    handles += [
+        place.layer.register_forward_pre_hook(entered_linear)
+        for place in linear_places(model)
+        if not _shared(model, place.layer)
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_norm(module: Any) -> bool:
+    """Whether it has a vector of weights as norms do; whether it multiplies by them, `smooth` sees by the outputs."""
+    weight = getattr(module, "weight", None)
+    return weight is not None and getattr(weight, "dim", lambda: 0)() == 1 and not list(module.children())
+
+
+def _shared(model: Any, layer: Any) -> bool:
+    """Whether a layer's weight is the embedding's as well, so that its columns are not its own to scale."""
+    return layer.weight is model.get_input_embeddings().weight
+
+
+def _pairs(outputs: dict[Any, tuple[Any, list[Any]]]) -> list[_Pair]:
+    return [
+        _Pair(norm, tuple(layers), output.abs().flatten(0, -2).amax(dim=0).float())
+        for norm, (output, layers) in outputs.items()
+        if layers
+    ]
+
+
+def _factors(pair: _Pair, alpha: float) -> "torch.Tensor":
+    """Powers of two [width]; 1 for a channel that is zero in the activations or the weights."""
+    import torch
+
+    columns = torch.stack([weight_of(layer).abs().amax(dim=0).float() for layer in pair.layers]).amax(dim=0)
+    doublings = alpha * pair.largest.log2() - (1 - alpha) * columns.log2()
+    both = (pair.largest > 0) & (columns > 0)
+    index = doublings.where(both, 0).round().clamp(-MOST_DOUBLINGS, MOST_DOUBLINGS).long() + MOST_DOUBLINGS
+    # From a table, since exp2 need not be exact.
+    powers = [2.0**exponent for exponent in range(-MOST_DOUBLINGS, MOST_DOUBLINGS + 1)]
+    return torch.tensor(powers, device=index.device)[index]
+
+
+def _scale(pair: _Pair, factor: "torch.Tensor") -> None:
+    """Divides the norm's output by `factor` and multiplies the layers' columns by it."""
+    for vector in (pair.norm.weight, getattr(pair.norm, "bias", None)):
+        if vector is not None:
+            vector.copy_(vector / factor)
+    for layer in pair.layers:
+        weight = weight_of(layer)
+        weight.copy_(weight * factor)

@@ -1,0 +1,243 @@
+"""A decoder's packed weights, kept in the cache folder: packing takes minutes where reading takes a second.
+
+    key = key_of(model, options)             # before anything of the model is exchanged
+    kept = load(key)                         # None: pack, and then
+    save(key, tensors, facts)
+
+What lies under a key is all that the key's model, options and sources make; the store knows tensors by name and no
+more of them. A lock lets one process write at a time. Works inside the measuring process alone.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optigpu.paths import cache_dir
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+MOST_GIB = "OPTIGPU_DECODE_CACHE_GB"
+"""The environment variable for another bound, in GiB; 0 turns the store off."""
+MOST_BYTES = 20 * 2**30
+"""Of the folder. The least recently used goes first."""
+LOCK_TIMEOUT_S = 60
+"""Others write a few GB at most, and weights that are not kept are packed again."""
+AT_ONCE = 2**22
+"""Bytes that are hashed together: they come from the accelerator in pieces of that size."""
+KEPT, LOCK, UNFINISHED = ".safetensors", ".lock", ".unfinished"
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+SOURCES: tuple[Path, ...] = tuple(
+    _PACKAGE / name
+    for name in (
+        "models/loading/self_written.py",
+        "ops/decode/cuda/packing.py",
+        "ops/decode/cpu/packing.py",
+        "ops/decode/program.py",
+        "ops/four_bits/compensated.py",
+        "ops/four_bits/descent.py",
+        "ops/four_bits/quantize.py",
+        "techniques/decoding/native_decode/calibration.py",
+        "techniques/decoding/native_decode/families.py",
+        "techniques/decoding/native_decode/layers.py",
+        "techniques/decoding/native_decode/programs.py",
+        "techniques/decoding/native_decode/sensitivity.py",
+        "techniques/decoding/native_decode/technique.py",
+        "surgery/bit_allocation.py",
+        "surgery/places.py",
+    )
+)
+"""Whatever decides what is packed: what was kept before one of them was changed is not found any more."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was saved: tensors by name, and facts as JSON gives them back.
+
+    The tensors are the file's own pages, on the CPU: the caller copies them where it wants them. Writing into them
+    does not reach the file.
+    """
+
+    tensors: "Tensors"
+    facts: dict[str, Any]
+
+
+def most_bytes() -> int:
+    """What the folder may hold; 0 where the store is off, and then no key is needed either.
+
+    Raises UnsupportedError when the environment's bound is no number, or less than nothing.
+    """
+    text = os.environ.get(MOST_GIB)
+    if not text:
+        return MOST_BYTES
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = math.nan
+    if not 0 <= gib < math.inf:
+        raise UnsupportedError(
+            f"{MOST_GIB} is how many GiB of packed weights may be kept, and {text!r} is no such number; 0 keeps none."
+        )
+    return int(gib * 2**30)
+
+
+def key_of(model: Any, options: Mapping[str, Any]) -> str:
+    """What a loaded transformers model, packed with `options` by these sources, is kept under; a second for each GB.
+
+    `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
+    """
+    import torch
+
+    found = hashlib.blake2b(digest_size=20)
+    _add(found, torch.__version__, model.config.to_json_string(), json.dumps(options, sort_keys=True))
+    for source in SOURCES:
+        _add(found, source.read_bytes())
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        _add_tensor(found, name, tensor)
+    return found.hexdigest()
+
+
+def load(key: str) -> Kept | None:
+    """What was saved under a key, mapped into memory, and from now on the most recently used; None when there is none.
+
+    A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
+    """
+    from safetensors import SafetensorError
+
+    folder = _folder()
+    if folder is None:
+        return None
+    path = folder / f"{key}{KEPT}"
+    try:
+        found = _read(path)
+    except OSError:
+        return None
+    except (SafetensorError, ValueError):
+        with suppress(OSError):
+            path.unlink()
+        return None
+    with suppress(OSError):  # who may only read it uses it all the same
+        os.utime(path)
+    return found
+
+
+def save(key: str, tensors: "Mapping[str, torch.Tensor]", facts: Mapping[str, Any]) -> bool:
+    """Keeps tensors, wherever they lie, and facts, which are JSON, in the place of what was kept under the key.
+
+    False, with nothing kept, where the store is off, more than it may hold is asked for, the folder cannot be written,
+    the disk is full, or others write for too long. Raises RuntimeError when two tensors overlap in memory, and
+    UnsupportedError as `most_bytes` does.
+    """
+    from filelock import FileLock  # torch itself depends on it
+    from safetensors import SafetensorError
+
+    folder, most = _folder(), most_bytes()
+    if folder is None or sum(tensor.nbytes for tensor in tensors.values()) > most:
+        return False
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    about = json.dumps(facts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(folder / f"decode{LOCK}", timeout=LOCK_TIMEOUT_S):
+            return _write(folder / f"{key}{KEPT}", whole, about, most)
+    except (OSError, NotImplementedError, SafetensorError):  # the second: a file system without locks
+        return False
+
+
+def _folder() -> Path | None:
+    """Where weights are kept; None where none are."""
+    if not most_bytes():
+        return None
+    try:
+        return cache_dir() / "decode"
+    except RuntimeError:  # nobody's home folder
+        return None
+
+
+def _read(path: Path) -> Kept:
+    """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        said = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    about = said.get("facts", "")
+    if said.get("digest") != _digest(tensors, about):
+        raise ValueError(f"{path} is damaged.")
+    return Kept(tensors, json.loads(about))
+
+
+def _write(path: Path, tensors: "Tensors", about: str, most: int) -> bool:
+    """Whether the file is not larger than `most` bytes and so was kept. Only who holds the lock calls this.
+
+    Written under another name and renamed, so that nobody ever reads half a file.
+    """
+    from safetensors.torch import save_file
+
+    _clean(path.parent)
+    unfinished = path.with_suffix(UNFINISHED)
+    try:
+        save_file(tensors, unfinished, {"facts": about, "digest": _digest(tensors, about)})
+        size = unfinished.stat().st_size
+        if size > most:
+            return False
+        _make_room(path, most - size)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return True
+
+
+def _clean(folder: Path) -> None:
+    """Removes what a process that was killed left unfinished, under safetensors' name for it or ours."""
+    for path in folder.iterdir():
+        if path.suffix not in (KEPT, LOCK):
+            path.unlink(missing_ok=True)
+
+
+def _make_room(path: Path, room: int) -> None:
+    """Removes the least recently used until others than `path`, which is about to be replaced, have `room` bytes."""
+    others = [(other, other.stat()) for other in path.parent.glob(f"*{KEPT}") if other != path]
+    size = sum(known.st_size for _, known in others)
+    for other, known in sorted(others, key=lambda item: item[1].st_mtime_ns):
+        if size <= room:
+            return
+        other.unlink(missing_ok=True)
+        size -= known.st_size
+
+
+def _digest(tensors: "Tensors", about: str) -> str:
+    """Of a file's content: a disk that forgets, and a machine that lost its power, leave files of the right length."""
+    found = hashlib.blake2b(digest_size=20)
+    _add(found, about)
+    for name in sorted(tensors):
+        _add_tensor(found, name, tensors[name])
+    return found.hexdigest()
+
+
+def _add_tensor(found: "hashlib.blake2b", name: str, tensor: "torch.Tensor") -> None:
+    """Adds its bytes where they lie, so that of a contiguous tensor no more than a piece is ever there twice."""
+    import torch
+
+    _add(found, f"{name} {tensor.dtype} {list(tensor.shape)}")
+    for piece in tensor.detach().reshape(-1).view(torch.uint8).split(AT_ONCE):
+        found.update(piece.cpu().numpy())
+
+
+def _add(found: "hashlib.blake2b", *parts: str | bytes) -> None:
+    """Adds each with its length, so that no two lists of parts give the same bytes."""
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        found.update(len(content).to_bytes(8, "little"))
+        found.update(content)

@@ -1,0 +1,122 @@
+"""speculative_decoding: several tokens are guessed, and one pass of the model says how many of them are right."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from optigpu.documents.result import Environment
+from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Loop, Notes, Phase, Technique
+from optigpu.techniques.decoding.speculative_decoding.drafts import Draft, DraftModel, PromptLookup
+from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
+from optigpu.vocabulary import DeviceKind, Layer, SpecError, UnsupportedError
+
+NGRAM = 3
+_OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
+
+
+class SpeculativeDecoding(Technique):
+    """Verifies up to `lookahead` guessed tokens in one forward pass and keeps those that greedy decoding would choose.
+
+    Without a `draft` the guesses are what followed the last `ngram` tokens (or fewer) when they were last seen in the
+    sequence. A `draft` is the reference of a smaller model with the same vocabulary, which guesses greedily; it comes
+    in the same dtype, and nothing else of the stack is applied to it. One sequence at a time.
+
+    The output is that of greedy decoding. The first request of a process is decoded by the plain loop as well and
+    compared; a token of another choice is accepted as a tie only where the plain model's own rounding explains it.
+    """
+
+    layer: ClassVar[Layer] = Layer.DECODING
+    phase: ClassVar[Phase] = Phase.DECODING
+    summary: ClassVar[str] = (
+        "several tokens are guessed and verified in one pass, with the output of greedy decoding"
+    )
+    citation: ClassVar[str] = (
+        "Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2022, arXiv:2211.17192; Saxena, "
+        "Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding"
+    )
+    expected: ClassVar[str] = (
+        "2x to 3x at batch 1 where most guesses are right: text that repeats its prompt, or a good draft; slower where "
+        "they are wrong. Models with random weights repeat themselves, so a preset flatters it"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "guesses are verified against a cache",
+        "static_kv_cache": _OWN_CACHE,
+        "int8_kv_cache": _OWN_CACHE,
+        "sliding_kv_cache": _OWN_CACHE,
+        "torch_compile": "passes have as many tokens as were guessed, and a compiled step has one",
+        "export_aot": "passes have as many tokens as were guessed, and an exported step has one",
+        "cuda_graphs": "passes have as many tokens as were guessed, and a recorded step has one",
+        "grad_enabled": "guesses that were wrong would keep their gradients",
+    }
+
+    name: Literal["speculative_decoding"] = "speculative_decoding"
+    draft: str | None = Field(None, max_length=200, examples=["bundled:tiny"])
+    lookahead: int = Field(5, ge=1, le=64)
+    ngram: int = Field(NGRAM, ge=1, le=16)
+
+    @field_validator("draft")
+    @classmethod
+    def _canonical_reference(cls, draft: str | None) -> str | None:
+        try:
+            return None if draft is None else str(parse_reference(draft))
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _either_way(self) -> Self:
+        if self.draft is not None and self.ngram != NGRAM:
+            raise ValueError(
+                "ngram is for guesses from the sequence itself: leave it out, or leave draft out"
+            )
+        return self
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The draft speaks the model's vocabulary, as far as both are known before they are loaded."""
+        drafting = facts_of(parse_reference(self.draft)) if self.draft else None
+        if drafting is None or model is None:
+            return None
+        return _other_vocabulary(str(self.draft), drafting.vocabulary, model.vocabulary)
+
+    def fits(self, workload: Any) -> str | None:
+        """Sequences of a batch would go on at different lengths."""
+        sizes = (getattr(workload, "batch_size", 1), *getattr(workload, "batch_sizes", ()))
+        if max(sizes) > 1:
+            return "speculative_decoding decodes one sequence at a time; ask for a batch size of 1."
+        return None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """What it buys depends on the text."""
+        return False
+
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        """Guesses and verifies.
+
+        Raises UnsupportedError, with the model left as it was, when the draft cannot be had or has another vocabulary.
+        """
+        draft: Draft = PromptLookup(self.ngram) if self.draft is None else _loaded(self.draft, model, notes)
+        notes.record(speculation=self.draft or f"prompt lookup of up to {self.ngram} tokens")
+        return SpeculativeLoop(loop, model, draft, self.lookahead, notes)
+
+
+def _loaded(draft: str, model: Any, notes: Notes) -> DraftModel:
+    """The draft model, as a part of the model: its weights are in memory as well, and are counted."""
+    from optigpu.models.loading.load import count_weights, load_model, loaded_facts
+
+    dtype = str(model.dtype).removeprefix("torch.")
+    drafting = load_model(parse_reference(draft), device=str(model.device), dtype=dtype)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    problem = _other_vocabulary(draft, loaded_facts(drafting).vocabulary, vocabulary)
+    if problem:
+        raise UnsupportedError(problem)
+    model.add_module("speculative_draft", drafting)
+    notes.record(draft_weights=count_weights(drafting))
+    return DraftModel(drafting, loaded_facts(drafting).context)
+
+
+def _other_vocabulary(draft: str, drafting: int, model: int) -> str | None:
+    if drafting == model:
+        return None
+    return f"The draft {draft} knows {drafting} tokens and the model {model}; name a draft with the same vocabulary."

@@ -1,0 +1,62 @@
+"""cpu_offload: weights of decoder layers in the host's memory, copied to the GPU while the layer before computes."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import ON_TEXT, LoadOptions, Notes, Phase, Technique
+from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, Lane, offload
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class CpuOffload(Technique):
+    """Loads the model on the host and brings one decoder layer after the other to the GPU, into two staging slots.
+
+    So a model may be larger than the GPU's memory. The embedding, the head and the cache are on the GPU throughout.
+    """
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.PLACEMENT
+    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    summary: ClassVar[str] = (
+        "weights of decoder layers stay on the host and visit the GPU one layer at a time"
+    )
+    citation: ClassVar[str] = "Sheng et al., FlexGen, 2023, arXiv:2303.06865"
+    expected: ClassVar[str] = (
+        "models that do not fit run at all; every step waits for all weights to cross the bus, 10x slower and more "
+        "at small batches"
+    )
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "torch_compile": "a compiled step knows where its weights lie",
+        "grad_enabled": "gradients need weights that stay in their place",
+        "autocast": "it keeps a converted copy of every weight on the GPU",
+        **dict.fromkeys(
+            ("int8_weight_only", "int8_dynamic"),
+            "it lays its weights out for the host, where an offloaded model is loaded",
+        ),
+    }
+
+    name: Literal["cpu_offload"] = "cpu_offload"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """A model that fits loses by it."""
+        return False
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """Weights come in on the host, so that they need not fit the GPU."""
+        return options.but(placement="host")
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Lays each layer's weights into a buffer of pinned memory and hooks its copies around the layer.
+
+        Raises UnsupportedError when the model has no decoder layers, or weights in tensors of a kind of their own.
+        """
+        notes.record(**offload(model, *destination()))
+
+
+def destination() -> tuple[Any, Lane]:
+    """Where layers visit, and how they come there."""
+    import torch
+
+    return torch.device("cuda"), CudaLane()

@@ -1,0 +1,237 @@
+"""What `int8_hybrid` decides on in a loaded model, and how its decisions are carried out.
+
+Works inside the measuring process alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from optigpu.ops.four_bits.quantize import Int4Scheme
+from optigpu.surgery.bit_allocation import Candidate, Decision, Level, Stage
+from optigpu.surgery.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of
+from optigpu.surgery.int8_layers import int8_embedding_class, int8_linear_of, int16_linear_of
+from optigpu.surgery.places import Place, checked_places, exchange, weight_of
+from optigpu.vocabulary import UnsupportedError
+
+SCHEME = Int4Scheme()
+"""How weights of 4 bits are stored."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
+
+    `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
+    `embedding` where it is no plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
+    is the beginning of the paths in the first block, None where blocks are not known.
+    """
+
+    model: Any
+    linears: tuple[Place, ...]
+    head: Place | None
+    embedding: Place | None
+    tables: tuple[Any, ...]
+    first_block: str | None
+
+
+def parts_of(model: Any, technique: str) -> Parts:
+    """The model taken apart; all weights are looked at and none is changed.
+
+    Raises UnsupportedError when there is no linear layer, when the model is quantized already, and when a weight is NaN
+    or infinite.
+    """
+    from torch.nn import Embedding
+
+    places = checked_places(model, technique)
+    embedding = _embedding_place(model)
+    tied = [place for place in places if embedding and place.layer.weight is embedding.layer.weight]
+    head = tied[0] if tied else None
+    if embedding is not None and head is None and not bool(embedding.layer.weight.isfinite().all()):
+        raise UnsupportedError(
+            f"{technique}: the weights of {embedding.path} are not all finite numbers; the model's files are damaged."
+        )
+    input_embedding = _input_embedding(model)
+    tables = [module for module in model.modules() if isinstance(module, Embedding)]
+    return Parts(
+        model=model,
+        linears=tuple(place for place in places if place is not head),
+        head=head,
+        embedding=embedding,
+        tables=tuple(table for table in tables if table is not input_embedding),
+        first_block=_first_block(model),
+    )
+
+
+def candidates_of(parts: Parts, bits: int, keep_first_block: bool) -> list[Candidate]:
+    """Every layer that is decided on, in the model's order, embedding first."""
+    found = []
+    if parts.embedding is not None:
+        path = parts.embedding.path if parts.head is None else f"{parts.embedding.path} + {parts.head.path}"
+        levels = _levels(parts.embedding.layer, bits if parts.head else 8, readable=True)
+        found.append(Candidate(path, tuple(level for level in levels if level.bits <= 8), Stage.HEAD))
+    for place in parts.linears:
+        first = parts.first_block is not None and place.path.startswith(parts.first_block)
+        stage = Stage.FIRST_BLOCK if first and keep_first_block else Stage.REST
+        found.append(Candidate(place.path, _levels(place.layer, bits), stage, _sensitivity(place.layer)))
+    return found
+
+
+def fp32_bytes(model: Any) -> int:
+    """Bytes of a model's weights and buffers if all floating-point numbers were float32; what is shared counts once."""
+    tensors = {_address(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    return sum(
+        tensor.numel() * (4 if tensor.is_floating_point() else tensor.element_size())
+        for tensor in tensors.values()
+    )
+
+
+def rest_of(parts: Parts) -> list[Decision]:
+    """What is not decided on: tables of positions go to 16 bits, all else stays as it is."""
+    found = []
+    if parts.tables:
+        size = sum(table.weight.numel() * min(2, table.weight.element_size()) for table in parts.tables)
+        path = next(path for path, module in parts.model.named_modules() if module is parts.tables[0])
+        reason = "rows are looked up and added, so that bfloat16 costs little"
+        found.append(Decision(path, Level("bfloat16", 16, size), reason))
+    others = Level("as loaded", _bits_of(parts.model), _other_bytes(parts))
+    reason = "norms, biases, buffers and layers of other kinds are not quantized"
+    return [*found, Decision("all else", others, reason)]
+
+
+def carry_out(parts: Parts, decisions: Sequence[Decision]) -> None:
+    """Replaces every layer by what was decided; the embedding shares the head's table where they are tied."""
+    kinds = {decision.path: decision.level.kind for decision in decisions}
+    for place in parts.linears:
+        exchange([place], _MAKERS[kinds[place.path]])
+    if parts.embedding is not None:
+        embedding, dtype = parts.embedding, parts.embedding.layer.weight.dtype
+        if parts.head is None:
+            embedding.put(int8_embedding_class().of(embedding.layer))
+        else:
+            _share(parts.head, embedding, kinds[f"{embedding.path} + {parts.head.path}"], dtype)
+    for table in parts.tables:
+        _halve(table)
+
+
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "int4": partial(int4_linear_of, scheme=SCHEME),
+    "int8": int8_linear_of,
+    "int8 + int8": int16_linear_of,
+}
+"""How a layer of each kind is made of a Linear or a Conv1D."""
+
+
+def _share(head: Place, embedding: Place, kind: str, dtype: Any) -> None:
+    """Makes the head quantized, and the embedding look its rows up in the head's table."""
+    if kind == "int4":
+        exchange([head], partial(int4_linear_of, scheme=SCHEME, readable=True))
+        embedding.put(int4_embedding_of(head.layer, dtype))
+    else:
+        exchange([head], int8_linear_of)
+        embedding.put(int8_embedding_class().sharing(head.layer, dtype))
+
+
+def _levels(layer: Any, bits: int, readable: bool = False) -> tuple[Level, ...]:
+    """From the fewest bits on; groups of 4-bit numbers must divide a layer's inputs. `readable`: rows are looked up."""
+    weight = weight_of(layer)
+    whole = _int8_bytes(weight)
+    levels = (Level("int8", 8, whole), Level("int8 + int8", 16, 2 * whole))
+    if bits == 8 or weight.shape[1] % SCHEME.group_size:
+        return levels
+    return (Level("int4", 4, _int4_bytes(weight, readable)), *levels)
+
+
+def _int4_bytes(weight: Any, readable: bool) -> int:
+    from optigpu.ops.linear.int4_linear import int4_linear_backend
+
+    if readable and int4_linear_backend(weight.device, weight.dtype) == "torch-int4pack":
+        outputs, inner = weight.shape
+        return int(outputs * (inner // 2 + 2 * (inner // SCHEME.group_size)))
+    return int4_bytes(weight, SCHEME)
+
+
+def _int8_bytes(weight: Any) -> int:
+    """Bytes of packed int8 weights and their scales, as optigpu.ops lays them out."""
+    from optigpu.ops import int8_linear_backend
+    from optigpu.ops.linear.int8_linear import TILE
+
+    tile = TILE if int8_linear_backend(weight.device).startswith("native") else 1
+    outputs, inner = weight.shape
+    return int(-(-outputs // tile) * tile * inner + 4 * outputs)
+
+
+def _sensitivity(layer: Any) -> float:
+    """The relative error of rounding each row to steps of its largest weight / 127: evenly spread within a step."""
+    weight = weight_of(layer).detach().float()
+    largest, length = weight.abs().amax(dim=1), weight.norm()
+    error = float(largest.norm()) / 127 * (weight.shape[1] / 12) ** 0.5
+    return error / float(length) if float(length) else 0.0
+
+
+def _input_embedding(model: Any) -> Any:
+    """What looks a model's inputs up; None for one of images that has no such thing."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+
+
+def _embedding_place(model: Any) -> Place | None:
+    from torch.nn import Embedding
+
+    embedding = _input_embedding(model)
+    if type(embedding) is not Embedding:
+        return None
+    return next(
+        Place(f"{path}.{name}" if path else name, parent, name)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if child is embedding
+    )
+
+
+def _first_block(model: Any) -> str | None:
+    from torch.nn import ModuleList
+
+    blocks = getattr(model.config, "num_hidden_layers", None)
+    lists = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, ModuleList) and len(module) == blocks
+    ]
+    return f"{lists[0]}.0." if lists else None
+
+
+def _other_bytes(parts: Parts) -> int:
+    """Bytes of what stays, and of the replaced layers' biases, which become float32."""
+    places = [place for place in (*parts.linears, parts.head, parts.embedding) if place is not None]
+    gone = {place.layer for place in places} | set(parts.tables)
+    kept = {
+        _address(tensor): tensor.untyped_storage().nbytes()
+        for module in parts.model.modules()
+        if module not in gone
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    }
+    biases = [getattr(place.layer, "bias", None) for place in places]
+    return int(sum(kept.values()) + sum(4 * bias.numel() for bias in biases if bias is not None))
+
+
+def _halve(table: Any) -> None:
+    """Makes a table's weight bfloat16, and a buffer: a model takes the dtype of its first parameter for its own."""
+    import torch
+
+    weight = table.weight.detach()
+    if weight.element_size() > 2:
+        del table.weight
+        table.register_buffer("weight", weight.to(torch.bfloat16))
+
+
+def _bits_of(model: Any) -> int:
+    size: int = next(model.parameters()).element_size()
+    return 8 * size
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())

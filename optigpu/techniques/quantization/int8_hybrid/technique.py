@@ -1,0 +1,103 @@
+"""int8_hybrid: the least memory that a target asks for, with more bits where they are worth most."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.documents.result import Environment
+from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
+from optigpu.surgery.smoothing import own_text, smooth
+from optigpu.techniques.base import ON_TEXT, Choice, Notes, Phase, Technique
+from optigpu.techniques.quantization.int8_hybrid.layers import (
+    candidates_of,
+    carry_out,
+    fp32_bytes,
+    parts_of,
+    rest_of,
+)
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
+"""Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
+
+
+class Int8Hybrid(Technique):
+    """int8 linear layers and one int8 table for the embedding and its tied head; norms stay as they are.
+
+    `memory_target` is a share of the bytes that the weights have in fp32. What it leaves above the fewest bits goes to
+    the head (with `bits` 4), then to the first block (`keep_first_block`), which is kept in up to 16 bits, then to the
+    layers that rounding costs most. Without a target it is 0.26 (0.16 with 4 bits), or the least that a small model can
+    reach. `smoothing`, from 0 to 1, is SmoothQuant's alpha: it moves outliers of activations into the weights, on a
+    text that the model writes by itself, and leaves the model's outputs as they were. It is meant for rounded
+    activations; here, with rounded weights alone, it helps a model with strong outliers and costs others a little (5%
+    more divergence of bundled:tiny at 0.5).
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    summary: ClassVar[str] = (
+        "a memory target decides each layer's bits: int8 (or 4 bits) with one table for embedding and head, the first "
+        "block in up to 16 bits, norms as they are"
+    )
+    citation: ClassVar[str] = (
+        "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339 (mixed precision); smoothing: Xiao et al., SmoothQuant, "
+        "2022, arXiv:2211.10438"
+    )
+    expected: ClassVar[str] = (
+        "26% of the fp32 bytes (16% with 4 bits), embedding included; decoding as int8_weight_only (int4_weight_only)"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "autocast": "its operators take activations as they come, and autocast does not reach them",
+        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "grad_enabled": "quantized weights have no gradient",
+    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+
+    name: Literal["int8_hybrid"] = "int8_hybrid"
+    bits: Literal[8, 4] = 8
+    memory_target: Annotated[float, Field(gt=0, le=1)] | None = None
+    keep_first_block: bool = True
+    smoothing: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """int8_weight_only is as fast; this one is for those who need its memory."""
+        return False
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """Replaces linear layers and tables in place and records what was decided for each.
+
+        Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are no
+        numbers, cannot be smoothed as asked, or cannot be as small as asked.
+        """
+        from optigpu.ops import int8_linear_backend
+        from optigpu.ops.linear.int4_linear import int4_linear_backend
+
+        parts = parts_of(model, self.name)
+        whole, rest = fp32_bytes(model), rest_of(parts)
+        target = DEFAULT_TARGETS[self.bits] if self.memory_target is None else self.memory_target
+        budget = int(target * whole) - total_bytes(rest)
+        if self.memory_target is not None:
+            self._require(least_bytes(candidates_of(parts, self.bits, self.keep_first_block)), budget, whole)
+        if self.smoothing is not None:
+            notes.record(smoothed_norms=smooth(model, own_text(model), self.smoothing))
+        decisions = decide(candidates_of(parts, self.bits, self.keep_first_block), budget)
+        carry_out(parts, decisions)
+        notes.record(
+            hybrid_target=target,
+            hybrid_share=round(total_bytes([*decisions, *rest]) / whole, 4),
+            hybrid_layers=table([*decisions, *rest]),
+            int8_backend=int8_linear_backend(model.device),
+        )
+        if self.bits == 4:
+            notes.record(int4_backend=int4_linear_backend(model.device, model.dtype))
+
+    def _require(self, least: int, budget: int, whole: int) -> None:
+        """Raises UnsupportedError when even the fewest bits are over the budget, with the least that can be reached."""
+        if least > budget:
+            share = (self.memory_target or 0) + (least - budget) / whole
+            raise UnsupportedError(
+                f"{self.name}: with {self.bits} bits this model takes at least {share:.2%} of its fp32 bytes, and "
+                f"memory_target is {self.memory_target:.2%}; raise it{', or take bits=4' if self.bits == 8 else ''}."
+            )
