@@ -1,7 +1,7 @@
-"""`python -m tests`: all tests, those that bear company side by side on all cores, then the others alone.
+"""`python -m tests`: all tests, most of them side by side on all cores, then those that need the machine alone.
 
-Arguments go to pytest. Which tests would be disturbed by others, tests/conftest.py says. Plain `pytest` runs everything
-one after the other.
+`python -m tests --quick` runs what a developer waits for after each change. Other arguments go to pytest. Which tests
+are quick, and which need the machine alone, tests/conftest.py says. Plain `pytest` runs everything one after the other.
 """
 
 import os
@@ -15,13 +15,21 @@ NOTHING_FOUND = 5
 
 def main(arguments: Sequence[str]) -> int:
     """Runs both halves, the second even after a failure in the first; the status is pytest's of the worse one."""
-    workers = str(os.cpu_count() or 1)
-    # The files in their order: sorted by their number of tests, those with few and long ones would come last.
-    company = ["-m", "together", "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
-    statuses = [run([*company, *arguments]), run(["-m", "not together", *arguments])]
+    if arguments[:1] == ["--quick"]:
+        return run([*side_by_side("quick"), *arguments[1:]])
+    statuses = [run([*side_by_side("together"), *arguments]), run(["-m", "not together", *arguments])]
     if statuses == [NOTHING_FOUND, NOTHING_FOUND]:
         return NOTHING_FOUND
     return max(status for status in statuses if status != NOTHING_FOUND)
+
+
+def side_by_side(marker: str) -> list[str]:
+    """pytest's arguments for the tests of a marker, on all cores.
+
+    The files keep their order: sorted by their number of tests, those with few and long ones would come last.
+    """
+    workers = str(os.cpu_count() or 1)
+    return ["-m", marker, "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What every test can rely on: real servers, the datasets, and no GPU test where there is no GPU."""
+"""What every test can rely on: real servers, the datasets, no GPU test without a GPU; and which tests are quick."""
 
 import os
 from importlib.util import find_spec
@@ -45,15 +45,44 @@ there is disturbed, which its verdict says and the test does not ask.
 """
 
 
+QUICK = ("unit/", "contract/", "engine/", "service/")
+"""Where `make check` takes tests from: all of the first two, one case of each test of the others."""
+SERVERS = frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "redis_url"})
+"""Fixtures that start a server; a check goes without."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen: set[str] = set()
     for item in items:
-        if item.path.is_relative_to(TESTS) and not item.nodeid.removeprefix("tests/").startswith(ALONE):
+        if not item.path.is_relative_to(TESTS):
+            continue
+        if not item.nodeid.removeprefix("tests/").startswith(ALONE):
             item.add_marker("together")
+            if is_quick(item, seen):
+                item.add_marker("quick")
     if gpu_count() == 0:
         leave_out("gpu", config, items)
     if not has_gptqmodel():
         leave_out("gptq", config, items)
+
+
+def is_quick(item: pytest.Item, seen: set[str]) -> bool:
+    """Whether `make check` runs it. `seen` holds the tests of which a first case was taken."""
+    place = item.nodeid.removeprefix("tests/")
+    if not place.startswith(QUICK) or item.get_closest_marker("slow") or needs_a_server(item):
+        return False
+    function = place.partition("[")[0]
+    is_first = function not in seen
+    seen.add(function)
+    return is_first or place.startswith(("unit/", "contract/"))
+
+
+def needs_a_server(item: pytest.Item) -> bool:
+    """Whether it runs on PostgreSQL or Redis, by its fixtures or as one of its cases."""
+    call = getattr(item, "callspec", None)
+    values = call.params.values() if call else ()
+    return "postgresql" in values or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
