@@ -50,3 +50,30 @@ def test_what_runs_alone_is_there(beginning: str) -> None:
     file, _, name = beginning.partition("::")
     assert (TESTS / file).exists()
     assert not name or f"def {name}(" in (TESTS / file).read_text()
+
+
+def test_a_check_takes_one_case_of_each_test_and_no_server(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.conftest.TESTS", pytester.path)
+    monkeypatch.setattr("tests.conftest.ALONE", ("engine/test_it.py::test_timed",))
+    pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  quick\n  together\n")
+    body = (
+        "import pytest\n"
+        "@pytest.mark.parametrize('case', [1, 2])\ndef test_cases(case): pass\n"
+        "@pytest.mark.parametrize('engine', ['sqlite', 'postgresql'])\ndef test_store(engine): pass\n"
+        "@pytest.mark.slow\ndef test_slow(): pass\n"
+        "def test_timed(): pass\n"
+    )
+    for folder in ("unit", "engine", "deploy"):
+        (pytester.mkdir(folder) / "test_it.py").write_text(body)
+    found = pytester.runpytest_inprocess("-m", "quick", "--collect-only", "-q", "--import-mode=importlib")
+    assert [line for line in found.outlines if "::" in line] == [
+        "engine/test_it.py::test_cases[1]",
+        "engine/test_it.py::test_store[sqlite]",
+        "unit/test_it.py::test_cases[1]",
+        "unit/test_it.py::test_cases[2]",
+        "unit/test_it.py::test_store[sqlite]",
+        "unit/test_it.py::test_timed",
+    ]
