@@ -5,11 +5,10 @@ from contextlib import contextmanager
 
 from optigpu import paths
 from optigpu.conductor.preparation import Preparation, scratch_folder
-from optigpu.conductor.processes.groups import measure_group
+from optigpu.conductor.processes.groups import Group
 from optigpu.conductor.processes.locks import hold
-from optigpu.conductor.processes.residents import Bench
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.session import Session
 from optigpu.documents.events import Event
 from optigpu.documents.result import Result
 from optigpu.hardware import hardware_class, probe
@@ -26,28 +25,37 @@ def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
     """
     (variant,) = variants_of(spec)
     twins = [variant, variant.model_copy(update={"index": 1})]
-    with bench_of(spec, variants=2) as bench:
-        witness = Witness(spec.device, bench.environment, lambda: bench.sessions)
-        outcomes, waiting = measure_group(bench, twins, witness, Preparation(None))
+    with session_of(spec, variants=2) as session:
+        group = Group(session, twins)
+        group.measure(Preparation(None))
+    outcomes = group.outcomes
     first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))
-    if waiting or first is None or second is None:
+    if group.waiting or first is None or second is None:
         reasons = "; ".join(outcome.reason for outcome in outcomes.values() if outcome.reason)
         raise OptiGPUError(f"The pair could not be measured side by side: {reasons or 'no memory for both'}.")
     return first, second
 
 
 @contextmanager
-def bench_of(spec: JobSpec, variants: int) -> Iterator[Bench]:
+def session_of(spec: JobSpec, variants: int) -> Iterator[Session]:
     """What a job's measuring processes share, set up as a run does, while the device is locked."""
     environment = probe()
     environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
-    watch = Watch(_silent, never, list(range(variants)), spec.measure.replicates)
+    progress = JobProgress(_silent, never, list(range(variants)), spec.measure.replicates)
     with (
-        hold(paths.lock_dir(), spec.device, environment, watch.tick) as descriptors,
+        hold(paths.lock_dir(), spec.device, environment, progress.check) as descriptors,
         scratch_folder() as folder,
     ):
-        cores = environment.cpu_cores
-        yield Bench(spec, environment, cores, REPLICATE, descriptors, str(folder), watch, _silent)
+        yield Session(
+            spec=spec,
+            environment=environment,
+            threads=environment.cpu_cores,
+            program=REPLICATE,
+            descriptors=descriptors,
+            folder=str(folder),
+            progress=progress,
+            on_event=_silent,
+        )
 
 
 def _silent(_: Event) -> None:

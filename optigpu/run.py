@@ -12,11 +12,10 @@ from typing import Any
 
 from optigpu import paths
 from optigpu.conductor.preparation import prepare, scratch_folder
-from optigpu.conductor.processes.groups import measure_again, measure_group
+from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.processes.residents import Bench
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.session import Session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
 from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples
 from optigpu.hardware import hardware_class, probe
@@ -72,17 +71,25 @@ def run(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
     )
     todo = [variant for variant in variants if variant.index not in done]
-    watch = Watch(on_event, cancelled, [variant.index for variant in todo], spec.measure.replicates)
+    progress = JobProgress(on_event, cancelled, [variant.index for variant in todo], spec.measure.replicates)
     locks = lock_dir or paths.lock_dir()
-    others = partial(others_measure, locks, spec.device, environment)
     with (
-        hold(locks, spec.device, environment, watch.tick) as descriptors,
+        hold(locks, spec.device, environment, progress.check) as descriptors,
         scratch_folder() as folder,
     ):
-        cores = threads or environment.cpu_cores
-        bench = Bench(spec, environment, cores, tuple(program), descriptors, str(folder), watch, on_event)
-        watch.limit(spec.limits.timeout_s)
-        outcomes, again = _measure(bench, todo, others)
+        session = Session(
+            spec=spec,
+            environment=environment,
+            threads=threads or environment.cpu_cores,
+            program=tuple(program),
+            descriptors=descriptors,
+            folder=str(folder),
+            progress=progress,
+            on_event=on_event,
+            others=partial(others_measure, locks, spec.device, environment),
+        )
+        progress.limit(spec.limits.timeout_s)
+        outcomes, again = _measure(session, todo)
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     ended = tuple(outcomes[index] for index in sorted(outcomes))
@@ -96,20 +103,19 @@ def _environment(spec: JobSpec) -> Environment:
     return environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
 
 
-def _measure(
-    bench: Bench, todo: Sequence[Variant], others: Callable[[], bool]
-) -> tuple[dict[int, Outcome], Samples]:
+def _measure(session: Session, todo: Sequence[Variant]) -> tuple[dict[int, Outcome], Samples]:
     """All outcomes, and what the baseline measured again at the end if the variants were not all side by side."""
-    preparation = prepare(bench, todo)
-    witness = Witness(bench.spec.device, bench.environment, lambda: bench.sessions, others)
+    preparation = prepare(session, todo)
     outcomes: dict[int, Outcome] = {}
     groups = 0
     left = tuple(todo)
     while left:
-        ended, left = measure_group(bench, left, witness, preparation)
-        outcomes |= ended
+        group = Group(session, left)
+        group.measure(preparation)
+        outcomes |= group.outcomes
+        left = group.waiting
         groups += 1
     baseline = next((variant for variant in todo if variant.role is Role.BASELINE), None)
     if groups == 1 or baseline is None or outcomes[baseline.index].result is None:
         return outcomes, ()
-    return outcomes, measure_again(bench, baseline, witness)
+    return outcomes, measure_again(session, baseline)

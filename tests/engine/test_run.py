@@ -120,7 +120,9 @@ def test_progress_never_goes_back_and_ends_whole(conductor: Conductor) -> None:
     assert second.remaining_s is not None
     assert second.remaining_s > 0
     assert conductor.progress[-1].remaining_s == 0
-    assert {"starting", "loading", "measuring", "metering memory"} <= {e.doing for e in conductor.progress}
+    assert {"starting", "loading", "measuring", "reading the memory meter"} <= {
+        e.doing for e in conductor.progress
+    }
 
 
 def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
@@ -183,9 +185,9 @@ def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", "Every request must have"),
-        ("uneven", "Every request must have"),
-        ("empty", "Every request must have"),
+        ("missing", "for every request; this one had"),
+        ("uneven", "for every request; this one had"),
+        ("empty", "for every request; this one had"),
         ("zero", "tokens_per_s of a request is 0"),
     ],
 )
@@ -197,7 +199,7 @@ def test_a_round_without_all_its_numbers_is_refused(conductor: Conductor, kind: 
 
 def test_an_answer_out_of_turn_is_refused(conductor: Conductor) -> None:
     (outcome,) = conductor.run(job(plan="single"), "garbage", "early").outcomes
-    assert "out of turn" in (outcome.reason or "")
+    assert "which was not asked for" in (outcome.reason or "")
 
 
 def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Conductor) -> None:

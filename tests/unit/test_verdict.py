@@ -10,7 +10,7 @@ import pytest
 from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
-from optigpu.conductor.verdicts.host_monitor import Sight
+from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
@@ -18,7 +18,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.statistics.drift import Array
 from optigpu.vocabulary import METRICS
 
-QUIET = Sight(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
+QUIET = HostSample(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
 ROUNDS = 4
 REQUESTS = 30
 
@@ -48,7 +48,7 @@ def replicate(**changes: Any) -> Replicate:
         ready=Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.02),
         samples=samples(latencies),
         rounds=(REQUESTS,) * ROUNDS,
-        sights=(QUIET,) * ROUNDS,
+        host_samples=(QUIET,) * ROUNDS,
         width=0.001,
         audit=Audited(samples=samples([0.021, 0.02, 0.022])),
     )
@@ -57,7 +57,7 @@ def replicate(**changes: Any) -> Replicate:
 
 def seen(**changes: Any) -> Replicate:
     """A replicate that went through four equal rounds with this to be seen."""
-    return replicate(sights=(replace(QUIET, **changes),) * ROUNDS)
+    return replicate(host_samples=(replace(QUIET, **changes),) * ROUNDS)
 
 
 def verdict(
@@ -136,13 +136,13 @@ def test_what_a_quiet_machine_shows_is_no_finding(found: dict[str, Any]) -> None
 
 def test_others_are_judged_over_all_rounds_and_only_where_these_last() -> None:
     busy = replace(QUIET, foreign_s=1.0)
-    once = replicate(sights=(*(QUIET,) * 9, busy))
+    once = replicate(host_samples=(*(QUIET,) * 9, busy))
     assert verdict(once).valid, "0.09 cores over ten rounds"
     burst = replace(busy, wall_s=0.2, foreign_s=0.06)
-    assert verdict(replicate(sights=(burst,) * 4)).valid, "a daemon's burst within less than a second"
+    assert verdict(replicate(host_samples=(burst,) * 4)).valid, "a daemon's burst within less than a second"
     short = replace(busy, wall_s=0.1, foreign_s=0.1)
-    assert verdict(replicate(sights=(short,) * ROUNDS)).valid, "0.4 s are too few ticks"
-    assert verdict(replicate(sights=(short,) * 6)).reasons == (VerdictReason.FOREIGN_PROCESS,)
+    assert verdict(replicate(host_samples=(short,) * ROUNDS)).valid, "0.4 s are too few ticks"
+    assert verdict(replicate(host_samples=(short,) * 6)).reasons == (VerdictReason.FOREIGN_PROCESS,)
 
 
 def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
@@ -151,8 +151,10 @@ def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
 
 def test_a_process_that_rested_once_does_not_crowd() -> None:
     crowded = replace(QUIET, crowding=frozenset({(7, 1, "cc1plus")}))
-    assert verdict(replicate(sights=(*(crowded,) * 3, QUIET))).valid
-    assert verdict(replicate(sights=(crowded,) * (disturbance.CROWDED_ROUNDS - 1))).valid, "too few to tell"
+    assert verdict(replicate(host_samples=(*(crowded,) * 3, QUIET))).valid
+    assert verdict(replicate(host_samples=(crowded,) * (disturbance.CROWDED_ROUNDS - 1))).valid, (
+        "too few to tell"
+    )
 
 
 def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_shared() -> None:
@@ -166,11 +168,11 @@ def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_sha
 
 
 def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
-    sights = [replace(QUIET, clock_hz=hz) for hz in (3.0e9, 3.1e9, 2.7e9)]
-    judged = verdict(replicate(sights=tuple(sights)))
+    host_samples = [replace(QUIET, clock_hz=hz) for hz in (3.0e9, 3.1e9, 2.7e9)]
+    judged = verdict(replicate(host_samples=tuple(host_samples)))
     assert judged.warnings == (VerdictWarning.CLOCK_UNSTABLE,)
     assert "between 2700 and 3100 MHz" in judged.notes[0]
-    assert verdict(replicate(sights=tuple(sights[:2]))) == Verdict(valid=True)
+    assert verdict(replicate(host_samples=tuple(host_samples[:2]))) == Verdict(valid=True)
 
 
 def test_every_replicate_is_named_in_one_note() -> None:
@@ -192,7 +194,7 @@ def test_a_machine_that_slows_down_half_way_is_drift() -> None:
     assert "took 1.5" in judged.notes[0]
     assert verdict(slowing, fast, slow).valid, "what comes back is in the interval"
     within_a_second = (replace(QUIET, wall_s=0.1, foreign_s=0.0),) * ROUNDS
-    assert verdict(*(replace(each, sights=within_a_second) for each in (fast, slowing, slow))).valid
+    assert verdict(*(replace(each, host_samples=within_a_second) for each in (fast, slowing, slow))).valid
 
 
 def stopped_for(seconds: float, request_s: float) -> Replicate:

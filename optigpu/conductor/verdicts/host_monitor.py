@@ -35,7 +35,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Glance:
+class HostReading:
     """Everything that is counted, at one moment. `own` are the sessions that were ours then."""
 
     clocks: Clocks
@@ -50,7 +50,7 @@ class Glance:
 
 
 @dataclass(frozen=True)
-class Sight:
+class HostSample:
     """What happened between two glances, on the CPUs that this process may use and on the GPU.
 
     `foreign_s` are the CPU seconds that were not ours, None where the system does not count; a little below zero when
@@ -87,7 +87,7 @@ def nobody() -> bool:
     return False
 
 
-class Witness:
+class HostMonitor:
     """Looks at the machine on behalf of one job."""
 
     def __init__(
@@ -109,10 +109,10 @@ class Witness:
         self._gpu = None if on_cpu else self._open_gpu(environment)
         self._on_gpu_before = self._gpu_now().pids or frozenset()
 
-    def look(self) -> Glance:
-        """A glance; it takes about a millisecond."""
+    def read(self) -> HostReading:
+        """A reading; it takes about a millisecond."""
         gpu, clocks_khz = self._gpu_now(), numbers(self._clock_files)
-        return Glance(
+        return HostReading(
             clocks=clocks(),
             cpu=cpu_times(self._cpus),
             processes={process.key: process for process in processes()},
@@ -125,11 +125,11 @@ class Witness:
             others=self._others(),
         )
 
-    def between(self, before: Glance, after: Glance) -> Sight:
+    def between(self, before: HostReading, after: HostReading) -> HostSample:
         """What the two glances tell of the time between them."""
         suspended_s = after.clocks.suspended_s - before.clocks.suspended_s
         spent = _spent(before.cpu, after.cpu)
-        return Sight(
+        return HostSample(
             wall_s=after.clocks.monotonic_s - before.clocks.monotonic_s,
             cpus=len(self._cpus) or os.cpu_count() or 1,
             foreign_s=spent.work_s - _own_s(before, after) if spent else None,
@@ -163,19 +163,19 @@ class Witness:
     def _gpu_now(self) -> GpuCounters:
         return gpu_counters(self._gpu) if self._gpu else GpuCounters()
 
-    def _gpu_foreign(self, glance: Glance) -> int:
+    def _gpu_foreign(self, reading: HostReading) -> int:
         """Processes on the GPU that are not ours. In a container the driver may number them as the host does.
 
         Then ours cannot be told from those that came later, but there is one for each of our sessions.
         """
-        pids = glance.gpu.pids or frozenset()
-        ours = {each.pid for each in glance.processes.values() if each.session in glance.own}
+        pids = reading.gpu.pids or frozenset()
+        ours = {each.pid for each in reading.processes.values() if each.session in reading.own}
         if pids & ours:
             return len(pids - ours)
         later = pids - self._on_gpu_before
-        return len(pids - later) + max(0, len(later) - len(glance.own))
+        return len(pids - later) + max(0, len(later) - len(reading.own))
 
-    def _named(self, before: Glance, after: Glance) -> Mapping[str, float]:
+    def _named(self, before: HostReading, after: HostReading) -> Mapping[str, float]:
         used: dict[str, float] = {}
         for key, process in after.processes.items():
             earlier = before.processes.get(key)
@@ -184,7 +184,7 @@ class Witness:
                 used[process.name] = used.get(process.name, 0.0) + seconds
         return used
 
-    def _crowding(self, before: Glance, after: Glance) -> frozenset[tuple[int, int, str]]:
+    def _crowding(self, before: HostReading, after: HostReading) -> frozenset[tuple[int, int, str]]:
         return frozenset(
             (*key, process.name)
             for key, process in after.processes.items()
@@ -208,7 +208,7 @@ def _spent(before: CpuTimes | None, after: CpuTimes | None) -> CpuTimes | None:
     )
 
 
-def _own_s(before: Glance, after: Glance) -> float:
+def _own_s(before: HostReading, after: HostReading) -> float:
     """CPU seconds of the measuring processes, with those that they started and outlived, and of this process alone."""
     total_s = 0.0
     for key, process in after.processes.items():
@@ -222,5 +222,5 @@ def _used_s(process: ProcessTimes) -> float:
     return process.used_s + (process.ended_children_s if process.pid != os.getpid() else 0.0)
 
 
-def _is_own(process: ProcessTimes, before: Glance, after: Glance) -> bool:
+def _is_own(process: ProcessTimes, before: HostReading, after: HostReading) -> bool:
     return process.pid == os.getpid() or process.session in before.own or process.session in after.own

@@ -47,9 +47,9 @@ def _reasons(
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(replicates),
         VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
         VerdictReason.CACHED_RESULT: _first(partial(_cached, primary), replicates),
-        VerdictReason.THROTTLED: _first(lambda each: disturbance.throttled(each.sights), replicates),
+        VerdictReason.THROTTLED: _first(lambda each: disturbance.throttled(each.host_samples), replicates),
         VerdictReason.FOREIGN_PROCESS: _first(
-            lambda each: disturbance.foreign(variant.device, each.sights), replicates
+            lambda each: disturbance.foreign(variant.device, each.host_samples), replicates
         ),
         VerdictReason.DRIFT: _drifted(primary, replicates),
         VerdictReason.INTERRUPTED: _first(partial(_interrupted, primary), replicates),
@@ -59,8 +59,10 @@ def _reasons(
 
 def _disturbances(replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
     found = {
-        VerdictWarning.CLOCK_UNSTABLE: _first(lambda each: disturbance.unstable(each.sights), replicates),
-        VerdictWarning.SHARED_HOST: _first(lambda each: disturbance.shared(each.sights), replicates),
+        VerdictWarning.CLOCK_UNSTABLE: _first(
+            lambda each: disturbance.unstable(each.host_samples), replicates
+        ),
+        VerdictWarning.SHARED_HOST: _first(lambda each: disturbance.shared(each.host_samples), replicates),
     }
     return {warning: note for warning, note in found.items() if note}
 
@@ -129,7 +131,7 @@ def _cached(primary: str, replicate: Replicate) -> str | None:
 
 def _drifted(primary: str, replicates: Sequence[Replicate]) -> str | None:
     """Over all replicates in their order: what passes within one of them is in the interval between them."""
-    if sum(sight.wall_s for replicate in replicates for sight in replicate.sights) < DRIFT_FROM_S:
+    if sum(sample.wall_s for replicate in replicates for sample in replicate.host_samples) < DRIFT_FROM_S:
         return None
     change = drift(np.concatenate([_times(primary, each.samples[primary]) for each in replicates]))
     if change is None:
@@ -143,7 +145,7 @@ def _drifted(primary: str, replicates: Sequence[Replicate]) -> str | None:
 
 def _interrupted(primary: str, replicate: Replicate) -> str | None:
     """A whole request took far longer than the median; how long that is in seconds, a warm request tells."""
-    slept = disturbance.suspended(replicate.sights)
+    slept = disturbance.suspended(replicate.host_samples)
     if slept:
         return slept
     whole = "latency_s" if "latency_s" in replicate.samples else primary
