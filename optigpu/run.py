@@ -14,6 +14,7 @@ from optigpu import paths
 from optigpu.conductor.preparation import prepare, scratch_folder
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.locks import hold, others_measure
+from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
@@ -55,12 +56,14 @@ def run(
     lock_dir: Path | None = None,
     threads: int | None = None,
     program: Sequence[str] = REPLICATE,
+    memory_rule: MakeMemoryRule = MemoryBudget,
 ) -> Report:
     """Measures the variants of a job whose indexes are not in `done`, while nobody else measures on the device.
 
     `on_event` hears each event as it happens. `cancelled` is asked at least once a second for a reason to stop.
-    `threads` is how many the model computes with; None takes every core. `program` is what measures. The job's time
-    limit counts from when it has the device.
+    `threads` is how many the model computes with; None takes every core. `program` is what measures, and
+    `memory_rule` decides how many processes of it are resident at once. The job's time limit counts from when it has
+    the device.
 
     Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError when the
     device cannot be locked, and what `on_event` raises. Whatever it raises, no process is left behind.
@@ -87,6 +90,7 @@ def run(
             progress=progress,
             on_event=on_event,
             others=partial(others_measure, locks, spec.device, environment),
+            memory_rule=memory_rule,
         )
         progress.limit(spec.limits.timeout_s)
         outcomes, again = _measure(session, todo)
@@ -107,15 +111,15 @@ def _measure(session: Session, todo: Sequence[Variant]) -> tuple[dict[int, Outco
     """All outcomes, and what the baseline measured again at the end if the variants were not all side by side."""
     preparation = prepare(session, todo)
     outcomes: dict[int, Outcome] = {}
-    groups = 0
+    side_by_side = True
     left = tuple(todo)
     while left:
         group = Group(session, left)
         group.measure(preparation)
         outcomes |= group.outcomes
         left = group.waiting
-        groups += 1
+        side_by_side = side_by_side and group.fit_together and not left
     baseline = next((variant for variant in todo if variant.role is Role.BASELINE), None)
-    if groups == 1 or baseline is None or outcomes[baseline.index].result is None:
+    if side_by_side or baseline is None or outcomes[baseline.index].result is None:
         return outcomes, ()
     return outcomes, measure_again(session, baseline)

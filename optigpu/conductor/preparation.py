@@ -47,7 +47,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
-    """Measures the peak rates and writes the quality reference. A failure of one costs only the metrics that need it."""
+    """Measures the peak rates and writes the quality reference. If one fails, the metrics that need it are missing."""
     if not variants:
         return Preparation(None)
     first = variants[0]

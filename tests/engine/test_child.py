@@ -178,4 +178,6 @@ def test_the_environment_is_clean_and_explicit(monkeypatch: pytest.MonkeyPatch, 
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["CUDA_VISIBLE_DEVICES"] == "1"
     assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
-    assert (Path(variables["PYTHONPATH"].split(os.pathsep)[0]) / "optigpu" / "child" / "replicate.py").is_file()
+    assert (
+        Path(variables["PYTHONPATH"].split(os.pathsep)[0]) / "optigpu" / "child" / "replicate.py"
+    ).is_file()

@@ -21,6 +21,7 @@ from optigpu.run import Report, run
 from optigpu.statistics.intervals import FEWEST_REQUESTS
 from optigpu.vocabulary import CancelledError, LeaseLostError, OptiGPUError, VariantStatus
 from tests.engine.processes import is_alive, program, wait_until
+from tests.engine.sessions import space_for
 
 FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
 
@@ -261,6 +262,14 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     assert again.ratio == pytest.approx(1, rel=0.01)
     starts = [event.index for event in conductor.progress if event.doing == "starting"]
     assert starts == [0, 1, 0]
+
+
+def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(conductor: Conductor) -> None:
+    spec = job("bf16", measure=FAST | {"replicates": 2})
+    report = conductor.run(spec, "well_behaved", memory_rule=space_for([2, 1]))
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
+    assert [result.details["side_by_side"] for result in report.results] == [[0], [1]]
+    assert report.attribution.baseline_again is not None
 
 
 def test_variants_that_are_done_are_left_alone(conductor: Conductor) -> None:
