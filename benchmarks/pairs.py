@@ -8,10 +8,9 @@ from optigpu.conductor.preparation import Preparation, scratch_folder
 from optigpu.conductor.processes.groups import Group
 from optigpu.conductor.processes.locks import hold
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.session import Session
+from optigpu.conductor.session import Session, environment_for
 from optigpu.documents.events import Event
 from optigpu.documents.result import Result
-from optigpu.hardware import hardware_class, probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.run import REPLICATE, never
@@ -39,8 +38,7 @@ def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
 @contextmanager
 def session_of(spec: JobSpec, variants: int) -> Iterator[Session]:
     """What a job's measuring processes share, set up as a run does, while the device is locked."""
-    environment = probe()
-    environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
+    environment = environment_for(spec.device)
     progress = JobProgress(_silent, never, list(range(variants)), spec.measure.replicates)
     with (
         hold(paths.lock_dir(), spec.device, environment, progress.check) as descriptors,

@@ -152,7 +152,7 @@ def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator
             yield process
         return
     (variant,) = variants_of(spec_of(subject, case))
-    with session.child() as child:
+    with session.child(variant) as child:
         ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
         memory = ask(child, RunMeter(meter="memory"), Metered, session.progress)
         yield _Ours(case, session, child, int(memory.values["weight_bytes"]), ready.details)

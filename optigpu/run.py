@@ -16,10 +16,9 @@ from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.session import Session
+from optigpu.conductor.session import Session, environment_for
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
-from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples
-from optigpu.hardware import hardware_class, probe
+from optigpu.documents.result import Attribution, Outcome, Result, Samples
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
@@ -68,7 +67,7 @@ def run(
     Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError when the
     device cannot be locked, and what `on_event` raises. Whatever it raises, no process is left behind.
     """
-    environment = _environment(spec)
+    environment = environment_for(spec.device)
     variants = variants_of(spec)
     on_event(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
@@ -99,12 +98,6 @@ def run(
     ended = tuple(outcomes[index] for index in sorted(outcomes))
     results = tuple(outcome.result for outcome in ended if outcome.result)
     return Report(spec=spec, results=results, outcomes=ended, attribution=attribution)
-
-
-def _environment(spec: JobSpec) -> Environment:
-    """This machine, of the class of the one device that the job uses."""
-    environment = probe()
-    return environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
 
 
 def _measure(session: Session, todo: Sequence[Variant]) -> tuple[dict[int, Outcome], Samples]:

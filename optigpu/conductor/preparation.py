@@ -70,7 +70,7 @@ def _make_reference(session: Session, like: Variant) -> None:
     session.progress.show("computing the quality reference")
     baseline = like.model_copy(update={"role": Role.BASELINE, "stack": (), "label": "baseline"})
     try:
-        with session.child() as child:
+        with session.child(baseline) as child:
             ask(child, session.assignment(baseline, 0), Ready, session.progress)
             ask(child, RunReference(), Metered, session.progress)
     except DeadlineError:

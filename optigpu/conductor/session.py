@@ -7,12 +7,25 @@ from dataclasses import dataclass, field
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, nobody
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
+from optigpu.hardware import hardware_class, probe
 from optigpu.job.spec import JobSpec, Variant
+from optigpu.vocabulary import DeviceKind
+
+
+def environment_for(device: DeviceKind) -> Environment:
+    """This machine as a job on `device` uses it: the class of its one device, the variables of its processes."""
+    environment = probe()
+    return environment.model_copy(
+        update={
+            "hardware_class": hardware_class(environment, device),
+            "variables": recorded_variables(),
+        }
+    )
 
 
 @dataclass
@@ -58,9 +71,10 @@ class Session:
         )
 
     @contextmanager
-    def child(self) -> Iterator[Child]:
-        """A new measuring process. While it lives, the monitor counts it as the job's own."""
-        with Child(self.program, child_variables(self.threads), keep=self.descriptors) as child:
+    def child(self, variant: Variant) -> Iterator[Child]:
+        """A new process that measures this variant. While it lives, the monitor counts it as the job's own."""
+        variables = child_variables(self.threads, secrets=needs_secrets(variant))
+        with Child(self.program, variables, keep=self.descriptors) as child:
             self._running.add(child.pid)
             try:
                 yield child

@@ -97,6 +97,20 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     assert result.environment.hardware_class
 
 
+def test_a_variable_that_may_change_what_is_measured_is_passed_on_and_recorded(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1", "LD_LIBRARY_PATH": "/opt/blas"}
+    for name, value in (changing | {"HF_TOKEN": "hf_secret", "CUDA_VISIBLE_DEVICES": ""}).items():
+        monkeypatch.setenv(name, value)
+    (result,) = conductor.run(job(plan="single"), "well_behaved").results
+    inherited = result.details["variables"]
+    assert {name: inherited.get(name) for name in changing} == changing
+    assert changing.items() <= result.environment.variables.items()
+    assert not {"HF_TOKEN", "CUDA_VISIBLE_DEVICES", "PATH", "HOME"} & set(result.environment.variables)
+    assert "hf_secret" not in result.model_dump_json(), "a preset needs no token"
+
+
 def test_what_nothing_compiled_has_no_compile_time(conductor: Conductor) -> None:
     (result,) = conductor.run(job(plan="single"), "well_behaved").results
     assert (result.metrics["compile_s"].value, result.metrics["compile_s"].reason) == (

@@ -40,7 +40,7 @@ def hold(
 
 
 def others_measure(folder: Path, device: DeviceKind, environment: Environment) -> bool:
-    """Whether a job is measured on another device of this host. To be asked by the job that holds the locks of `device`.
+    """Whether a job is measured on another device of this host. Asked by the job that holds the locks of `device`.
 
     Each lock is tried for a moment, shared; a job that wants it in this moment tries again.
     """

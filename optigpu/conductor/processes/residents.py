@@ -81,7 +81,7 @@ class Residents:
         progress.begin(variant.index, self._number, "starting")
         process = self._processes.enter_context(ExitStack())
         with self._failing_alone(variant, process):
-            child = process.enter_context(session.child())
+            child = process.enter_context(session.child(variant))
             assignment = session.assignment(variant, self._number)
             with progress.advance(READY), progress.half_of_the_time_left("making a process ready"):
                 ready = ask(child, assignment, Ready, progress)
