@@ -1,13 +1,14 @@
 """run(spec, on_event) -> Report: a job from its request to its results. Loads no torch.
 
-Variants are measured side by side as far as the memory goes, each by its replicates, a process each. What goes wrong
-ends its variant alone.
+Variants are measured side by side as far as the memory allows; each replicate of a variant is a process of its own.
+An error ends only the variant that it belongs to.
 """
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from optigpu import paths
@@ -28,8 +29,14 @@ REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
 
 
+NONE_DONE: Mapping[int, Outcome] = MappingProxyType({})
+
+
 class Report(Frozen):
-    """What a run leaves: the results, how each variant ended, and which technique bought what."""
+    """What a run leaves: the results, how each variant ended, and which technique bought what.
+
+    It covers the whole job, with the outcomes of earlier attempts that the run was given.
+    """
 
     spec: JobSpec
     results: tuple[Result, ...]
@@ -42,7 +49,7 @@ class Report(Frozen):
 
 
 def never() -> str | None:
-    """Nobody cancels."""
+    """The job is not cancelled."""
     return None
 
 
@@ -51,21 +58,22 @@ def run(
     on_event: Callable[[Event], None],
     *,
     cancelled: Callable[[], str | None] = never,
-    done: Collection[int] = (),
+    done: Mapping[int, Outcome] = NONE_DONE,
     lock_dir: Path | None = None,
     threads: int | None = None,
     program: Sequence[str] = REPLICATE,
     memory_rule: MakeMemoryRule = MemoryBudget,
 ) -> Report:
-    """Measures the variants of a job whose indexes are not in `done`, while nobody else measures on the device.
+    """Measures the variants of a job while no other job is measured on the device.
 
-    `on_event` hears each event as it happens. `cancelled` is asked at least once a second for a reason to stop.
-    `threads` is how many the model computes with; None takes every core. `program` is what measures, and
+    `done` are the outcomes of variants, by their index, that an earlier attempt has measured; these are not measured
+    again. `on_event` is called with each event as it happens. `cancelled` is asked at least once a second for a reason
+    to stop. `threads` is how many the model computes with; None takes every core. `program` is what measures, and
     `memory_rule` decides how many processes of it are resident at once. The job's time limit counts from when it has
     the device.
 
-    Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError when the
-    device cannot be locked, and what `on_event` raises. Whatever it raises, no process is left behind.
+    Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError if the
+    device cannot be locked, and what `on_event` raises. No process is left behind in any case.
     """
     environment = environment_for(spec.device)
     variants = variants_of(spec)
@@ -92,7 +100,8 @@ def run(
             memory_rule=memory_rule,
         )
         progress.limit(spec.limits.timeout_s)
-        outcomes, again = _measure(session, todo)
+        measured, again = _measure(session, todo)
+    outcomes = {**done, **measured}
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     ended = tuple(outcomes[index] for index in sorted(outcomes))

@@ -286,13 +286,37 @@ def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(co
     assert report.attribution.baseline_again is not None
 
 
-def test_variants_that_are_done_are_left_alone(conductor: Conductor) -> None:
-    report = conductor.run(job("bf16", "static_kv_cache"), "well_behaved", done={0, 2})
+def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conductor) -> None:
+    spec = job("bf16", "static_kv_cache")
+    first = conductor.run(spec, "well_behaved")
+    done = {0: first.outcomes[0], 2: Outcome(index=2, status=VariantStatus.FAILED, reason="it broke")}
+    conductor.events.clear()
+    report = conductor.run(spec, "well_behaved", done=done)
     assert [event.index for event in conductor.events if isinstance(event, VariantStarted)] == [1, 3]
+    assert [outcome.index for outcome in conductor.outcomes] == [1, 3]
     planned = conductor.events[0]
     assert isinstance(planned, Planned)
     assert len(planned.variants) == 4
-    assert [row.index for row in report.attribution.rows] == [1, 3]
+    assert [outcome.index for outcome in report.outcomes] == [0, 1, 2, 3]
+    assert report.outcomes[0] == first.outcomes[0]
+    assert [result.variant.index for result in report.results] == [0, 1, 3]
+    rows = report.attribution.rows
+    assert [(row.index, row.status.value) for row in rows] == [
+        *((0, "succeeded"), (1, "succeeded"), (2, "failed"), (3, "succeeded")),
+    ]
+    assert rows[2].reason == "it broke"
+    assert rows[1].speedup is not None, "against the baseline of the attempt before"
+    assert rows[1].speedup.compared_with == 0
+    assert conductor.events[-1] == Finished(attribution=report.attribution)
+
+
+def test_a_job_whose_variants_are_all_done_starts_nothing(conductor: Conductor) -> None:
+    spec = job(plan="single")
+    (outcome,) = conductor.run(spec, "well_behaved").outcomes
+    conductor.events.clear()
+    report = conductor.run(spec, "well_behaved", done={0: outcome})
+    assert report.outcomes == (outcome,)
+    assert [event.kind for event in conductor.events] == ["planned", "finished"]
 
 
 def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conductor) -> None:
