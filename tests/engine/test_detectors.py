@@ -63,7 +63,7 @@ def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_p
     assert foreign_s > used_s - 0.1, "all of what it used is in the count"
     judged = verdict(replicate)
     assert VerdictReason.FOREIGN_PROCESS in judged.reasons
-    assert any("other processes used" in note for note in judged.notes)
+    assert any("Other processes used" in note for note in judged.notes)
 
 
 def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_process_that_is_stopped_in_a_round_was_interrupted(honest: Standing) 
     finally:
         threads[0].join()
     assert VerdictReason.INTERRUPTED in judged.reasons
-    assert any("stood still" in note for note in judged.notes)
+    assert any("was stopped for about" in note for note in judged.notes)
 
 
 def interrupt(pid: int) -> None:

@@ -79,22 +79,30 @@ def test_a_quiet_run_is_valid_without_a_mark() -> None:
         (
             {"foreign_s": 0.25, "named": {"hog": 0.2, "ls": 0.001}},
             "foreign_process",
-            "used 0.20 cores (hog 0.16);",
+            "Other processes used 0.20 of 2 cores (hog 0.16) during",
         ),
-        ({"foreign_s": 1.25, "named": {}}, "foreign_process", "used 1.00 cores; stop them"),
-        ({"crowding": frozenset({(7, 1, "miner")})}, "foreign_process", "miner ran or waited"),
-        ({"heat_slowdowns": 2}, "throttled", "slowed down 8 times for heat"),
-        ({"quota_wait_s": 0.02}, "throttled", "wait for 0.08 s within 5.0 s"),
-        ({"gpu_heat_s": 0.1}, "throttled", "for 0.40 s within 5.0 s"),
+        (
+            {"foreign_s": 1.25, "named": {}},
+            "foreign_process",
+            "used 1.00 of 2 cores during replicate 3; stop them",
+        ),
+        (
+            {"crowding": frozenset({(7, 1, "miner")})},
+            "foreign_process",
+            "processes (miner) ran or waited for a CPU",
+        ),
+        ({"heat_slowdowns": 2}, "throttled", "The CPU slowed down 8 times because of heat"),
+        ({"quota_wait_s": 0.02}, "throttled", "wait for 0.08 s of 5.0 s"),
+        ({"gpu_heat_s": 0.1}, "throttled", "Heat lowered the GPU's clock for 0.40 s of 5.0 s"),
         ({"gpu_slowdowns": frozenset({"hw_power_brake_slowdown"})}, "throttled", "hw_power_brake_slowdown"),
-        ({"suspended_s": 30.0}, "interrupted", "suspended for 120.0 s"),
+        ({"suspended_s": 30.0}, "interrupted", "The machine was suspended for 120.0 s"),
     ],
 )
 def test_what_disturbs_makes_a_result_invalid(found: dict[str, Any], reason: str, words: str) -> None:
     judged = verdict(seen(**found))
     assert judged.reasons == (VerdictReason(reason),)
     (note,) = judged.notes
-    assert note.startswith("In replicate 3 ")
+    assert " during replicate 3; " in note
     assert words in note
 
 
@@ -102,9 +110,9 @@ def test_what_disturbs_makes_a_result_invalid(found: dict[str, Any], reason: str
     ("found", "warning", "words"),
     [
         ({"steal_s": 0.05}, "shared_host", "2.0% of the CPUs' time"),
-        ({"others": True}, "shared_host", "another job"),
-        ({"wall_jump_s": -3600.0}, "clock_unstable", "set by -3600.0 s"),
-        ({"gpu_power_cap_s": 0.5}, "clock_unstable", "2.00 s within 5.0 s"),
+        ({"others": True}, "shared_host", "Another job was measured"),
+        ({"wall_jump_s": -3600.0}, "clock_unstable", "changed by -3600.0 s"),
+        ({"gpu_power_cap_s": 0.5}, "clock_unstable", "2.00 s of 5.0 s"),
         ({"gpu_slowdowns": frozenset({"sw_power_cap"})}, "clock_unstable", "power limit"),
     ],
 )
@@ -164,7 +172,7 @@ def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_sha
     assert full.reasons == (VerdictReason.FOREIGN_PROCESS,)
     shared = verdict(seen(cpus=16, idle_s=19.0, gpu_foreign=2), job=on_gpu)
     assert shared.reasons == (VerdictReason.FOREIGN_PROCESS,)
-    assert "2 other processes computed on the GPU" in shared.notes[0]
+    assert "2 other processes used the GPU" in shared.notes[0]
 
 
 def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
@@ -178,7 +186,8 @@ def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
 def test_every_replicate_is_named_in_one_note() -> None:
     judged = verdict(seen(heat_slowdowns=1), replicate(), seen(heat_slowdowns=2))
     assert judged.notes == (
-        "In replicate 1 (and in replicate 3) the CPU slowed down 4 times for heat; cool it, or lower its power limit.",
+        "The CPU slowed down 4 times because of heat during replicate 1 (and during replicate 3); "
+        "cool it or lower its power limit, and measure again.",
     )
 
 
