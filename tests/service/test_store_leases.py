@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 import migrations
-from optigpu.documents.result import Attribution
+from optigpu.documents.result import Attribution, Samples
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, outcomes, results
 from optigpu.store.database import Database
@@ -242,7 +242,8 @@ def test_the_same_host_and_version_goes_on_where_it_was_lost(database: Database)
 
 def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Database) -> None:
     """With raw samples, so that its attribution covers them; a reason where there is no result."""
-    result, samples = a_result(), {"tokens_per_s": ((10.0, 11.0), (12.0,))}
+    result = a_result()
+    samples: dict[str, Samples] = {"tokens_per_s": ((10.0, 11.0), (12.0,))}
     with database.write() as session:
         jobs.submit(session, a_spec())
         claim = _claimed(session)

@@ -1,4 +1,4 @@
-"""What the kernel counts, read from this machine and from files that others would show; and glances compared."""
+"""What the kernel counts, read from this machine and from made-up files; and two readings compared."""
 
 import json
 import os
@@ -232,11 +232,11 @@ def on_gpu(*pids: int, **changes: Any) -> GpuCounters:
 def test_who_else_computes_on_the_gpu(
     pids: tuple[int, ...], before_the_job: tuple[int, ...], foreign: int
 ) -> None:
-    looking = monitor()
-    looking._on_gpu_before = frozenset(before_the_job)
+    found = monitor()
+    found._on_gpu_before = frozenset(before_the_job)
     seen = reading(process(100, 100, 1.0), process(201, 200, 1.0), gpu=on_gpu(*pids))
-    assert looking.between(seen, seen).gpu_foreign == foreign
-    assert looking.between(reading(), seen).gpu_foreign == foreign, "also when it came within"
+    assert found.between(seen, seen).gpu_foreign == foreign
+    assert found.between(reading(), seen).gpu_foreign == foreign, "also when it came within"
 
 
 def test_what_a_gpu_counts_is_subtracted_and_what_it_does_not_is_none() -> None:
@@ -248,10 +248,10 @@ def test_what_a_gpu_counts_is_subtracted_and_what_it_does_not_is_none() -> None:
 
 
 def test_a_look_at_this_machine() -> None:
-    looking = HostMonitor(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
-    first = looking.read()
-    second = looking.read()
-    sample = looking.between(first, second)
+    monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
+    first = monitor.read()
+    second = monitor.read()
+    sample = monitor.between(first, second)
     assert first.cpu is not None
     assert first.processes
     assert sample.others
@@ -262,8 +262,8 @@ def test_a_look_at_this_machine() -> None:
 
 def test_a_gpu_that_is_not_there_tells_nothing() -> None:
     nowhere = probe().model_copy(update={"accelerators": ()})
-    looking = HostMonitor(DeviceKind.CUDA, nowhere, list)
-    assert looking.read().gpu == GpuCounters()
+    monitor = HostMonitor(DeviceKind.CUDA, nowhere, list)
+    assert monitor.read().gpu == GpuCounters()
 
 
 def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
@@ -306,8 +306,8 @@ def test_a_gpu_that_is_lost_tells_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_is_looked_at() -> None:
-    looking = HostMonitor(DeviceKind.CUDA, probe(), list)
-    seen = looking.read().gpu
+    monitor = HostMonitor(DeviceKind.CUDA, probe(), list)
+    seen = monitor.read().gpu
     assert seen.pids is not None
     assert seen.clock_hz is not None
     assert seen.clock_hz > 1e8
