@@ -6,18 +6,14 @@ An error ends only the variant that it belongs to.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from optigpu import paths
-from optigpu.conductor.preparation import prepare, scratch_folder
+from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
-from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.session import Session, environment_for
+from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
 from optigpu.documents.result import Attribution, Outcome, Result, Samples
 from optigpu.job.attribution import attribute
@@ -27,7 +23,6 @@ from optigpu.vocabulary import Frozen, Role
 
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
-
 
 NONE_DONE: Mapping[int, Outcome] = MappingProxyType({})
 
@@ -75,31 +70,22 @@ def run(
     Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError if the
     device cannot be locked, and what `on_event` raises. No process is left behind in any case.
     """
-    environment = environment_for(spec.device)
     variants = variants_of(spec)
     on_event(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
     )
     todo = [variant for variant in variants if variant.index not in done]
-    progress = JobProgress(on_event, cancelled, [variant.index for variant in todo], spec.measure.replicates)
-    locks = lock_dir or paths.lock_dir()
-    with (
-        hold(locks, spec.device, environment, progress.check) as descriptors,
-        scratch_folder() as folder,
-    ):
-        session = Session(
-            spec=spec,
-            environment=environment,
-            threads=threads or environment.cpu_cores,
-            program=tuple(program),
-            descriptors=descriptors,
-            folder=str(folder),
-            progress=progress,
-            on_event=on_event,
-            others=partial(others_measure, locks, spec.device, environment),
-            memory_rule=memory_rule,
-        )
-        progress.limit(spec.limits.timeout_s)
+    with open_session(
+        spec,
+        [variant.index for variant in todo],
+        on_event,
+        program=program,
+        cancelled=cancelled,
+        lock_dir=lock_dir,
+        threads=threads,
+        memory_rule=memory_rule,
+    ) as session:
+        session.progress.limit(spec.limits.timeout_s)
         measured, again = _measure(session, todo)
     outcomes = {**done, **measured}
     attribution = attribute(spec, variants, outcomes, again)

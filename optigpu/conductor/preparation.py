@@ -1,13 +1,8 @@
-"""What a job needs once before its variants: a scratch folder, the machine's peak rates, the quality reference."""
+"""What a job needs once before its variants: the machine's peak rates and the quality reference."""
 
 import logging
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from optigpu.child.messages import Metered, Ready, RunReference
 from optigpu.conductor.peak_cache import measured_peaks
@@ -16,11 +11,7 @@ from optigpu.conductor.session import Session
 from optigpu.documents.peaks import Peaks
 from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
-from optigpu.paths import data_dir
 from optigpu.vocabulary import DeadlineError, ReplicateError, Role, UnsupportedError
-
-ABANDONED_S = 2 * 86400.0
-"""A scratch folder that has not changed for so long belongs to a worker that was killed."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,19 +22,6 @@ class Preparation:
 
     # None if the machine's peak rates could not be measured.
     peaks: Peaks | None
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for one job, removed after it. It is on disk, because the logits in it may not fit into memory."""
-    root = data_dir() / "scratch"
-    root.mkdir(parents=True, exist_ok=True)
-    for folder in root.iterdir():
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(folder)
-    with tempfile.TemporaryDirectory(prefix="job-", dir=root, ignore_cleanup_errors=True) as folder_name:
-        yield Path(folder_name)
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:

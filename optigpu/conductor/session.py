@@ -1,31 +1,25 @@
 """What the measuring processes of one job share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
+from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
 from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, nobody
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
 from optigpu.hardware import hardware_class, probe
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import DeviceKind
-
-
-def environment_for(device: DeviceKind) -> Environment:
-    """This machine as a job on `device` uses it: the class of its one device, the variables of its processes."""
-    environment = probe()
-    return environment.model_copy(
-        update={
-            "hardware_class": hardware_class(environment, device),
-            "variables": recorded_variables(),
-        }
-    )
 
 
 @dataclass
@@ -80,3 +74,48 @@ class Session:
                 yield child
             finally:
                 self._running.discard(child.pid)
+
+
+@contextmanager
+def open_session(
+    spec: JobSpec,
+    indexes: Collection[int],
+    on_event: Callable[[Event], None],
+    *,
+    program: Sequence[str],
+    cancelled: Callable[[], str | None],
+    lock_dir: Path | None = None,
+    threads: int | None = None,
+    memory_rule: MakeMemoryRule = MemoryBudget,
+) -> Iterator[Session]:
+    """A session that measures the variants with these indexes and has its device for itself while the block lasts.
+
+    Raises what `hold` and `progress.check` raise while the job waits for the device.
+    """
+    environment = environment_for(spec.device)
+    progress = JobProgress(on_event, cancelled, indexes, spec.measure.replicates)
+    locks = lock_dir or paths.lock_dir()
+    with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
+        yield Session(
+            spec=spec,
+            environment=environment,
+            threads=threads or environment.cpu_cores,
+            program=tuple(program),
+            descriptors=descriptors,
+            folder=str(folder),
+            progress=progress,
+            on_event=on_event,
+            others=partial(others_measure, locks, spec.device, environment),
+            memory_rule=memory_rule,
+        )
+
+
+def environment_for(device: DeviceKind) -> Environment:
+    """This machine as a job on `device` uses it: the class of its one device, the variables of its processes."""
+    environment = probe()
+    return environment.model_copy(
+        update={
+            "hardware_class": hardware_class(environment, device),
+            "variables": recorded_variables(),
+        }
+    )
