@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.progress import track
 
 from benchmarks.document import write
-from benchmarks.pairs import bench_of
+from benchmarks.pairs import session_of
 from optigpu.child.messages import Ready, Round, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.variables import child_variables
@@ -79,16 +79,16 @@ def rates_of_pair(preset: str, requests: int, second: int) -> tuple[tuple[float,
     spec = JobSpec.model_validate(document)
     (variant,) = variants_of(spec)
     with (
-        bench_of(spec, variants=1) as bench,
-        bench.child() as child,
-        bare_process(preset, bench.threads) as bare,
+        session_of(spec, variants=1) as session,
+        session.child(variant) as child,
+        bare_process(preset, session.threads) as bare,
     ):
-        ask(child, bench.assignment(variant, 0), Ready, bench.watch)
+        ask(child, session.assignment(variant, 0), Ready, session.progress)
         if _line(bare) != "ready":
             raise OptiGPUError("The bare loop failed; what it printed is above.")
         order = RunRound(seconds=0, max_requests=1)
         sides: tuple[Callable[[], float], ...] = (
-            lambda: ask(child, order, Round, bench.watch).samples["tokens_per_s"][0],
+            lambda: ask(child, order, Round, session.progress).samples["tokens_per_s"][0],
             lambda: float(_line(bare, "\n")),
         )
         turns = [(sides[second](), sides[1 - second]()) for _ in range(requests)]

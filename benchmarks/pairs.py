@@ -1,18 +1,12 @@
 """The same variant twice, side by side, as two variants of a ladder are measured."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from optigpu import paths
-from optigpu.conductor.preparation import Preparation, scratch_folder
-from optigpu.conductor.processes.groups import measure_group
-from optigpu.conductor.processes.locks import hold
-from optigpu.conductor.processes.residents import Bench
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.preparation import Preparation
+from optigpu.conductor.processes.groups import Group
+from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event
 from optigpu.documents.result import Result
-from optigpu.hardware import hardware_class, probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.run import REPLICATE, never
@@ -26,28 +20,20 @@ def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
     """
     (variant,) = variants_of(spec)
     twins = [variant, variant.model_copy(update={"index": 1})]
-    with bench_of(spec, variants=2) as bench:
-        witness = Witness(spec.device, bench.environment, lambda: bench.sessions)
-        outcomes, waiting = measure_group(bench, twins, witness, Preparation(None))
+    with session_of(spec, variants=2) as session:
+        group = Group(session, twins)
+        group.measure(Preparation(None))
+    outcomes = group.outcomes
     first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))
-    if waiting or first is None or second is None:
+    if group.waiting or not group.fit_together or first is None or second is None:
         reasons = "; ".join(outcome.reason for outcome in outcomes.values() if outcome.reason)
         raise OptiGPUError(f"The pair could not be measured side by side: {reasons or 'no memory for both'}.")
     return first, second
 
 
-@contextmanager
-def bench_of(spec: JobSpec, variants: int) -> Iterator[Bench]:
-    """What a job's measuring processes share, set up as a run does, while the device is locked."""
-    environment = probe()
-    environment = environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
-    watch = Watch(_silent, never, list(range(variants)), spec.measure.replicates)
-    with (
-        hold(paths.lock_dir(), spec.device, environment, watch.tick) as descriptors,
-        scratch_folder() as folder,
-    ):
-        cores = environment.cpu_cores
-        yield Bench(spec, environment, cores, REPLICATE, descriptors, str(folder), watch, _silent)
+def session_of(spec: JobSpec, variants: int) -> AbstractContextManager[Session]:
+    """A session for so many variants, set up as a run does, without its time limit."""
+    return open_session(spec, range(variants), _silent, program=REPLICATE, cancelled=never)
 
 
 def _silent(_: Event) -> None:

@@ -9,12 +9,12 @@ from typing import Any, Literal, Protocol
 
 from rich.progress import track
 
-from benchmarks.pairs import bench_of
+from benchmarks.pairs import session_of
 from benchmarks.peers import Asked, Peer, running
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.cli.options import validated
 from optigpu.conductor.processes.asking import ask
-from optigpu.conductor.processes.residents import Bench
+from optigpu.conductor.session import Session
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.report import console
@@ -100,12 +100,12 @@ def measure(subjects: Sequence[Stack | Peer], case: Case, turns: int) -> list[Fi
     Raises OptiGPUError when the first subject fails.
     """
     with ExitStack() as leave:
-        bench = leave.enter_context(bench_of(spec_of(Stack(""), case), variants=len(subjects)))
+        session = leave.enter_context(session_of(spec_of(Stack(""), case), variants=len(subjects)))
         ready: dict[int, Subject] = {}
         reasons: dict[int, str] = {}
         for index, subject in enumerate(track(subjects, "making ready", console=console(stderr=True))):
             try:
-                ready[index] = leave.enter_context(_made_ready(subject, case, bench))
+                ready[index] = leave.enter_context(_made_ready(subject, case, session))
             except OptiGPUError as error:
                 reasons[index] = str(error)
         if 0 not in ready:
@@ -146,28 +146,28 @@ def _take_turns(ready: dict[int, Subject], turns: int, reasons: dict[int, str]) 
 
 
 @contextmanager
-def _made_ready(subject: Stack | Peer, case: Case, bench: Bench) -> Iterator[Subject]:
+def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator[Subject]:
     if isinstance(subject, Peer):
-        with running(subject, case.asked(), bench.threads) as process:
+        with running(subject, case.asked(), session.threads) as process:
             yield process
         return
     (variant,) = variants_of(spec_of(subject, case))
-    with bench.child() as child:
-        ready = ask(child, bench.assignment(variant, 0), Ready, bench.watch)
-        memory = ask(child, RunMeter(meter="memory"), Metered, bench.watch)
-        yield _Ours(case, bench, child, int(memory.values["weight_bytes"]), ready.details)
+    with session.child(variant) as child:
+        ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
+        memory = ask(child, RunMeter(meter="memory"), Metered, session.progress)
+        yield _Ours(case, session, child, int(memory.values["weight_bytes"]), ready.details)
 
 
 @dataclass(frozen=True)
 class _Ours:
     case: Case
-    bench: Bench
+    session: Session
     child: Any
     weight_bytes: int
     details: dict[str, Any]
 
     def rate(self) -> float:
-        samples = ask(self.child, ROUND, Round, self.bench.watch).samples
+        samples = ask(self.child, ROUND, Round, self.session.progress).samples
         if self.case.measure == "prefill":
             return self.case.prompt_tokens / float(samples["ttft_s"][0])
         return float(samples["tokens_per_s"][0])

@@ -1,25 +1,21 @@
 """run(spec, on_event) -> Report: a job from its request to its results. Loads no torch.
 
-Variants are measured side by side as far as the memory goes, each by its replicates, a process each. What goes wrong
-ends its variant alone.
+Variants are measured side by side as far as the memory allows; each replicate of a variant is a process of its own.
+An error ends only the variant that it belongs to.
 """
 
 import sys
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from optigpu import paths
-from optigpu.conductor.preparation import prepare, scratch_folder
-from optigpu.conductor.processes.groups import measure_again, measure_group
-from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.processes.residents import Bench
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.preparation import prepare
+from optigpu.conductor.processes.groups import Group, measure_again
+from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant
-from optigpu.documents.result import Attribution, Environment, Outcome, Result, Samples
-from optigpu.hardware import hardware_class, probe
+from optigpu.documents.result import Attribution, Outcome, Result, Samples
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
@@ -28,9 +24,14 @@ from optigpu.vocabulary import Frozen, Role
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
 
+NONE_DONE: Mapping[int, Outcome] = MappingProxyType({})
+
 
 class Report(Frozen):
-    """What a run leaves: the results, how each variant ended, and which technique bought what."""
+    """What a run leaves: the results, how each variant ended, and which technique bought what.
+
+    It covers the whole job, with the outcomes of earlier attempts that the run was given.
+    """
 
     spec: JobSpec
     results: tuple[Result, ...]
@@ -43,7 +44,7 @@ class Report(Frozen):
 
 
 def never() -> str | None:
-    """Nobody cancels."""
+    """The job is not cancelled."""
     return None
 
 
@@ -52,37 +53,41 @@ def run(
     on_event: Callable[[Event], None],
     *,
     cancelled: Callable[[], str | None] = never,
-    done: Collection[int] = (),
+    done: Mapping[int, Outcome] = NONE_DONE,
     lock_dir: Path | None = None,
     threads: int | None = None,
     program: Sequence[str] = REPLICATE,
+    memory_rule: MakeMemoryRule = MemoryBudget,
 ) -> Report:
-    """Measures the variants of a job whose indexes are not in `done`, while nobody else measures on the device.
+    """Measures the variants of a job while no other job is measured on the device.
 
-    `on_event` hears each event as it happens. `cancelled` is asked at least once a second for a reason to stop.
-    `threads` is how many the model computes with; None takes every core. `program` is what measures. The job's time
-    limit counts from when it has the device.
+    `done` are the outcomes of variants, by their index, that an earlier attempt has measured; these are not measured
+    again. `on_event` is called with each event as it happens. `cancelled` is asked at least once a second for a reason
+    to stop. `threads` is how many the model computes with; None takes every core. `program` is what measures, and
+    `memory_rule` decides how many processes of it are resident at once. The job's time limit counts from when it has
+    the device.
 
-    Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError when the
-    device cannot be locked, and what `on_event` raises. Whatever it raises, no process is left behind.
+    Raises SpecError for a plan with too many variants, CancelledError with the reason to stop, OptiGPUError if the
+    device cannot be locked, and what `on_event` raises. No process is left behind in any case.
     """
-    environment = _environment(spec)
     variants = variants_of(spec)
     on_event(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
     )
     todo = [variant for variant in variants if variant.index not in done]
-    watch = Watch(on_event, cancelled, [variant.index for variant in todo], spec.measure.replicates)
-    locks = lock_dir or paths.lock_dir()
-    others = partial(others_measure, locks, spec.device, environment)
-    with (
-        hold(locks, spec.device, environment, watch.tick) as descriptors,
-        scratch_folder() as folder,
-    ):
-        cores = threads or environment.cpu_cores
-        bench = Bench(spec, environment, cores, tuple(program), descriptors, str(folder), watch, on_event)
-        watch.limit(spec.limits.timeout_s)
-        outcomes, again = _measure(bench, todo, others)
+    with open_session(
+        spec,
+        [variant.index for variant in todo],
+        on_event,
+        program=program,
+        cancelled=cancelled,
+        lock_dir=lock_dir,
+        threads=threads,
+        memory_rule=memory_rule,
+    ) as session:
+        session.progress.limit(spec.limits.timeout_s)
+        measured, again = _measure(session, todo)
+    outcomes = {**done, **measured}
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     ended = tuple(outcomes[index] for index in sorted(outcomes))
@@ -90,26 +95,19 @@ def run(
     return Report(spec=spec, results=results, outcomes=ended, attribution=attribution)
 
 
-def _environment(spec: JobSpec) -> Environment:
-    """This machine, of the class of the one device that the job uses."""
-    environment = probe()
-    return environment.model_copy(update={"hardware_class": hardware_class(environment, spec.device)})
-
-
-def _measure(
-    bench: Bench, todo: Sequence[Variant], others: Callable[[], bool]
-) -> tuple[dict[int, Outcome], Samples]:
+def _measure(session: Session, todo: Sequence[Variant]) -> tuple[dict[int, Outcome], Samples]:
     """All outcomes, and what the baseline measured again at the end if the variants were not all side by side."""
-    preparation = prepare(bench, todo)
-    witness = Witness(bench.spec.device, bench.environment, lambda: bench.sessions, others)
+    preparation = prepare(session, todo)
     outcomes: dict[int, Outcome] = {}
-    groups = 0
+    side_by_side = True
     left = tuple(todo)
     while left:
-        ended, left = measure_group(bench, left, witness, preparation)
-        outcomes |= ended
-        groups += 1
+        group = Group(session, left)
+        group.measure(preparation)
+        outcomes |= group.outcomes
+        left = group.waiting
+        side_by_side = side_by_side and group.fit_together and not left
     baseline = next((variant for variant in todo if variant.role is Role.BASELINE), None)
-    if groups == 1 or baseline is None or outcomes[baseline.index].result is None:
+    if side_by_side or baseline is None or outcomes[baseline.index].result is None:
         return outcomes, ()
-    return outcomes, measure_again(bench, baseline, witness)
+    return outcomes, measure_again(session, baseline)

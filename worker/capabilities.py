@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from optigpu import __version__, hardware
+from optigpu.conductor.processes.locks import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
@@ -56,7 +57,7 @@ def _first_free(gpus: Sequence[Accelerator], locks: Path) -> Iterator[Accelerato
             "This machine has no NVIDIA GPU that works; start the worker with --device cpu."
         )
     for gpu in gpus:
-        with _open(locks, f"worker-{gpu.uuid}.lock") as lock:
+        with _open(locks, f"{WORKER_PREFIX}{gpu.uuid}.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -8,7 +8,6 @@ from optigpu.run import Report, run
 from optigpu.store import jobs
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import CancelledError, JobState, LeaseLostError, OptiGPUError, VariantStatus
-from worker.earlier import whole_attribution
 from worker.heartbeat import Heartbeat, Interruption
 from worker.recorder import Recorder
 from worker.station import Station
@@ -31,7 +30,7 @@ def execute_next(station: Station) -> bool:
     heartbeat = Heartbeat(station, claim, claimed_at=before)
     with structlog.contextvars.bound_contextvars(job_id=claim.job_id, attempt=claim.attempt), heartbeat:
         log.info("job.claimed", fencing=claim.fencing)
-        _see_to_its_end(station, claim, Recorder(station, claim, heartbeat))
+        _see_to_its_end(claim, Recorder(station, claim, heartbeat))
     station.job_id = None
     return True
 
@@ -44,10 +43,10 @@ def _claim(station: Station) -> jobs.Claim | None:
         return None
 
 
-def _see_to_its_end(station: Station, claim: jobs.Claim, recorder: Recorder) -> None:
+def _see_to_its_end(claim: jobs.Claim, recorder: Recorder) -> None:
     """Measures and records. What cannot be recorded any more is left to the next attempt, after the lease."""
     try:
-        _measure(station, claim, recorder)
+        _measure(claim, recorder)
     except LeaseLostError as error:
         log.warning("job.lease_lost", reason=str(error))
     except StoreUnavailableError as error:
@@ -56,10 +55,11 @@ def _see_to_its_end(station: Station, claim: jobs.Claim, recorder: Recorder) -> 
         log.exception("job.abandoned")
 
 
-def _measure(station: Station, claim: jobs.Claim, recorder: Recorder) -> None:
+def _measure(claim: jobs.Claim, recorder: Recorder) -> None:
     try:
-        report = run(claim.spec, recorder, cancelled=recorder.interruption, done=claim.done)
-        _end(station, recorder, report)
+        done = recorder.earlier() if claim.done else {}
+        report = run(claim.spec, recorder, cancelled=recorder.interruption, done=done)
+        _end(recorder, report)
     except CancelledError:
         _interrupted(recorder)
     except (LeaseLostError, StoreUnavailableError):
@@ -81,11 +81,10 @@ def _interrupted(recorder: Recorder) -> None:
             raise LeaseLostError(Interruption.LEASE_LOST.value)
 
 
-def _end(station: Station, recorder: Recorder, report: Report) -> None:
+def _end(recorder: Recorder, report: Report) -> None:
     """A job in which something was measured has succeeded: each variant that was not says why."""
     variants = recorder.stored().variants
-    attribution = whole_attribution(station, report, variants)
     if any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
-        recorder.finish(JobState.SUCCEEDED, None, attribution)
+        recorder.finish(JobState.SUCCEEDED, None, report.attribution)
     else:
-        recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", attribution)
+        recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", report.attribution)

@@ -8,7 +8,7 @@ import structlog
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
-from optigpu.store import artifacts, jobs
+from optigpu.store import artifacts, jobs, outcomes
 from optigpu.vocabulary import JobState
 from worker.heartbeat import Heartbeat, Interruption
 from worker.station import Station
@@ -53,6 +53,10 @@ class Recorder:
         """Why the run must stop now, if it must; what the run asks at least once a second."""
         found = self._heartbeat.interruption()
         return Interruption.STOPPING if found is None and self._station.stopping.asked else found
+
+    def earlier(self) -> dict[int, Outcome]:
+        """The outcomes that earlier attempts have left, by their variants' indexes."""
+        return self._station.insist(self._worth_trying, outcomes.earlier, self._claim)
 
     def stored(self) -> JobView:
         """The job as the store has it, with what earlier attempts have measured."""

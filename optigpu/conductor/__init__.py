@@ -1,1 +1,1 @@
-"""The conductor's parts: the measuring process as it sees it, the device's lock, the job's pace, the outcome."""
+"""Measures a job: starts measuring processes, watches the host meanwhile, judges what they measured."""

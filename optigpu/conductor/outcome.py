@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from optigpu.child.messages import Metered
 from optigpu.conductor.preparation import Preparation
-from optigpu.conductor.processes.residents import Bench
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.facts import RunFacts, WarmUpFacts
 from optigpu.documents.result import Measurement, Outcome, Result, Samples, VariantSummary
@@ -24,20 +24,20 @@ NOT_COMPILED = "Nothing was compiled."
 
 
 def outcome_of(
-    bench: Bench,
+    session: Session,
     variant: Variant,
     replicates: Sequence[Replicate],
     together: Sequence[int],
     preparation: Preparation,
 ) -> Outcome:
     """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
-    spec = bench.spec
+    spec = session.spec
     measurements = _measurements(replicates)
     facts = _facts(replicates, together)
     metrics = {measurement.name: summarise(measurement, spec.seed) for measurement in measurements}
-    published = find_class(bench.environment.hardware_class)
+    published = find_class(session.environment.hardware_class)
     roofline = roofline_of(variant.workload, metrics, facts, preparation.peaks, published)
-    provenance = provenance_of(spec, variant, bench.environment, facts)
+    provenance = provenance_of(spec, variant, session.environment, facts)
     result = Result(
         id=new_id(),
         created_at=utc_now(),
@@ -46,7 +46,7 @@ def outcome_of(
         metrics=metrics | roofline.metrics,
         bound=roofline.bound,
         facts=facts.model_copy(update={"roofline": roofline.facts}),
-        environment=bench.environment,
+        environment=session.environment,
         seed=spec.seed,
         provenance=provenance,
     )

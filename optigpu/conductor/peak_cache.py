@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured by a process of its own and kept for a day.
+"""The machine's peak rates, measured by a process of their own and kept for a day.
 
 The conductor holds the device's lock meanwhile, and no variant's process runs yet.
 """
@@ -17,7 +17,7 @@ from optigpu.child.messages import RunPeaks
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.conductor.progress import Watch
+from optigpu.conductor.progress import JobProgress
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.job.spec import digest
@@ -28,7 +28,7 @@ PEAKS = (sys.executable, "-P", "-m", "optigpu.child.peaks")
 """The program that measures peaks. -P keeps files of the working directory from being taken for modules."""
 KEPT = timedelta(days=1)
 METHOD = 1
-"""Raised when peaks are measured in another way, so that none measured before is taken for one."""
+"""Part of a cached file's name; to be raised when peaks are measured in another way."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,28 +37,28 @@ def measured_peaks(
     environment: Environment,
     device: DeviceKind,
     threads: int,
-    watch: Watch,
+    progress: JobProgress,
     *,
     keep: Sequence[int] = (),
     program: Sequence[str] = PEAKS,
 ) -> Peaks | None:
-    """The peaks of `device` with that many threads: those of the last day, else measured now.
+    """The peak rates of `device` with that many threads: those of the last day, else measured now.
 
-    `keep` are descriptors that the process inherits. None where they cannot be measured; the log says why. Raises what
-    the watch raises.
+    `keep` are descriptors that the process inherits. Returns None if they cannot be measured; the log says why. Raises
+    what `progress.check` raises.
     """
     path = _path(environment, device, threads)
     known = _read(path)
     if known:
         return known
-    watch.doing("measuring what this machine can do")
+    progress.show("measuring the peak rates of this machine")
     try:
         with Child(program, child_variables(threads), keep=keep) as child:
-            peaks = ask(child, RunPeaks(device=device, threads=threads), Peaks, watch)
+            peaks = ask(child, RunPeaks(device=device, threads=threads), Peaks, progress)
     except DeadlineError:
         raise
     except (ReplicateError, UnsupportedError) as error:
-        _log.warning("the machine's peaks could not be measured: %s", error)
+        _log.warning("the machine's peak rates could not be measured: %s", error)
         return None
     _write(path, peaks)
     return peaks
@@ -80,7 +80,7 @@ def _path(environment: Environment, device: DeviceKind, threads: int) -> Path:
 
 
 def _read(path: Path) -> Peaks | None:
-    """What the file holds, if it is whole and of the last day."""
+    """The peaks in the file, if it is complete and of the last day."""
     try:
         peaks = Peaks.model_validate_json(path.read_text())
     except (OSError, UnicodeDecodeError, ValidationError):
@@ -89,7 +89,7 @@ def _read(path: Path) -> Peaks | None:
 
 
 def _write(path: Path, peaks: Peaks) -> None:
-    """Whole or not at all; without a place to keep them the peaks are measured again for the next job."""
+    """Writes the file completely or not at all. If the folder cannot be written, the next job measures again."""
     draft = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The job's clock: asks whether to stop, and tells how far the job is."""
+"""How far a job is, and whether it must stop."""
 
 import math
 import time
@@ -16,8 +16,8 @@ Unit = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    """What the present unit is moving through: from one share to another within some seconds."""
+class _Advance:
+    """The present replicate is expected to go from one share of its work to another within some seconds."""
 
     began: float
     start: float
@@ -30,8 +30,12 @@ class _Stretch:
         return self.start + (self.end - self.start) * min((now - self.began) / self.seconds, 0.99)
 
 
-class Watch:
-    """Counts replicates as the units of a job, each with the share of it that is done."""
+class JobProgress:
+    """Counts a job's replicates, each with the share of its work that is done, and checks the job's limits.
+
+    For each replicate: `begin`, `advance` around each part of its work, `end`. Replicates of several variants may be
+    begun again and again, in turns.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Watch:
         self._unit: Unit = next(iter(self._shares), (0, 0))
         self._doing = "waiting for the device"
         self._started, self._told = time.monotonic(), -math.inf
-        self._stretch = _Stretch(self._started, 0.0, 0.0, 0.0)
+        self._advance = _Advance(self._started, 0.0, 0.0, 0.0)
         self._typical_s: dict[float, float] = {}
         self._fraction = 0.0
 
@@ -58,51 +62,54 @@ class Watch:
         self._timeout_s, self._deadline = timeout_s, self._started + timeout_s
 
     @contextmanager
-    def half_of_what_is_left(self, what: str) -> Iterator[None]:
-        """`what` may take half of the job's time that is left, so that one process that hangs costs the others less."""
+    def half_of_the_time_left(self, what: str) -> Iterator[None]:
+        """Allows `what` half of the time that the job has left, so that a process that hangs costs the others less."""
         self._half = (time.monotonic() + (self._deadline - time.monotonic()) / 2, what)
         try:
             yield
         finally:
             self._half = (math.inf, "")
 
-    def at(self, index: int, replicate: int, doing: str) -> None:
-        """What comes next belongs to this unit; told at once."""
+    def begin(self, index: int, replicate: int, doing: str) -> None:
+        """Work on this replicate begins, or goes on; told at once."""
         self._settle()
         self._unit = (index, replicate)
-        self._stretch = _Stretch(time.monotonic(), self._share, self._share, 0.0)
-        self.doing(doing)
+        self._stay()
+        self.show(doing)
 
-    def doing(self, what: str) -> None:
-        """What the unit is busy with; told at once."""
-        self._doing = what
+    def show(self, doing: str) -> None:
+        """What the present replicate does; told at once."""
+        self._doing = doing
         self._tell()
 
-    def toward(self, share: float, seconds: float | None = None) -> None:
-        """The unit is moving to `share` of its end, within `seconds`; None takes what the last unit needed for it."""
+    @contextmanager
+    def advance(self, share: float, seconds: float | None = None) -> Iterator[None]:
+        """The block brings the present replicate to `share` of its work, if nothing is raised.
+
+        `seconds` is how long that is expected to take; None takes what the replicate before needed.
+        """
         self._settle()
         expected = self._typical_s.get(share, 0.0) if seconds is None else seconds
-        self._stretch = _Stretch(time.monotonic(), self._share, share, expected)
+        began = time.monotonic()
+        self._advance = _Advance(began, self._share, share, expected)
+        yield
+        self._typical_s[share] = time.monotonic() - began
+        self._put(share)
 
-    def reached(self) -> None:
-        """The unit is where it was moving to."""
-        self._typical_s[self._stretch.end] = time.monotonic() - self._stretch.began
-        self._put(self._stretch.end)
-
-    def finish(self) -> None:
-        """The unit is over."""
+    def end(self) -> None:
+        """The present replicate is measured."""
         self._put(1.0)
-        self.doing("done")
+        self.show("done")
 
     def give_up(self, index: int) -> None:
         """Nothing more of this variant will be measured."""
         for unit in self._shares:
             if unit[0] == index:
                 self._shares[unit] = 1.0
-        self.doing("given up")
+        self.show("given up")
 
-    def tick(self) -> None:
-        """Tells how far the job is, once a second. To be called more often than that.
+    def check(self) -> None:
+        """Tells once a second how far the job is. To be called more often than that.
 
         Raises CancelledError when the job was cancelled and DeadlineError when its time is up.
         """
@@ -111,7 +118,8 @@ class Watch:
             raise CancelledError(reason)
         if time.monotonic() > self._deadline:
             raise DeadlineError(
-                f"deadline: the job's {self._timeout_s:g} seconds are over; raise limits.timeout_s or ask for less."
+                f"deadline: the job reached its time limit of {self._timeout_s:g} s; raise limits.timeout_s or "
+                "measure less."
             )
         if time.monotonic() > self._half[0]:
             raise DeadlineError(
@@ -127,15 +135,19 @@ class Watch:
     def _put(self, share: float) -> None:
         if self._unit in self._shares:
             self._shares[self._unit] = max(share, self._share)
-        self._stretch = _Stretch(time.monotonic(), self._share, self._share, 0.0)
+        self._stay()
+
+    def _stay(self) -> None:
+        """The present replicate stays at its share until something advances it."""
+        self._advance = _Advance(time.monotonic(), self._share, self._share, 0.0)
 
     def _settle(self) -> None:
-        """Keeps how far the present unit got before another one comes into view."""
-        self._put(self._stretch.share(time.monotonic()))
+        """Keeps how far the present replicate has come."""
+        self._put(self._advance.share(time.monotonic()))
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        moving = max(0.0, self._stretch.share(self._told) - self._share)
+        moving = max(0.0, self._advance.share(self._told) - self._share)
         done = (sum(self._shares.values()) + moving) / max(len(self._shares), 1)
         # A later and longer expectation must not make the bar go back.
         self._fraction = min(1.0, max(self._fraction, done))
@@ -150,7 +162,7 @@ class Watch:
         )
 
     def _remaining_s(self) -> float | None:
-        """By what the share that is done has taken; unknown until a first process stands ready."""
+        """From what the work that is done has taken; unknown until a first process is ready."""
         if self._fraction >= 1:
             return 0.0
         if not self._typical_s:

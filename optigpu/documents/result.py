@@ -165,7 +165,8 @@ class Environment(Frozen):
 
     `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
     commit of this package where it runs from a checkout, or what the image's builder said; `git_dirty` whether the
-    package differs from that commit. Null: there is none, or nobody knows.
+    package differs from that commit. Null: there is none, or nobody knows. `variables` are the environment variables
+    that the measuring processes inherited and that may change what is measured, for example NVIDIA_TF32_OVERRIDE.
     """
 
     hardware_class: str
@@ -188,6 +189,7 @@ class Environment(Frozen):
     git_revision: str | None = None
     git_dirty: bool | None = None
     software: dict[str, str] = Field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
 
     def has(self, device: DeviceKind) -> bool:
         """Whether this machine has such a device."""

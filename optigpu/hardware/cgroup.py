@@ -10,19 +10,29 @@ ROOT = Path("/")
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """The least limit in bytes from here up to the root group; None where there is none."""
+    """The smallest limit in bytes from here up to the root group; None without a limit."""
     texts = [*_read_all(root, "memory", "memory.max"), *_read_all(root, "memory", "memory.limit_in_bytes")]
     return min((int(text) for text in texts if text != "max"), default=None)
 
 
-def memory_used(root: Path = ROOT) -> int | None:
-    """Bytes that this control group uses, without the page cache that it could give back; None where unknown."""
-    used = [*_read_all(root, "memory", "memory.current"), *_read_all(root, "memory", "memory.usage_in_bytes")]
-    if not used:
-        return None
-    statistics = next(iter(_read_all(root, "memory", "memory.stat")), "")
-    fields = dict(line.split() for line in statistics.splitlines())
-    return max(0, int(used[0]) - int(fields.get("inactive_file") or fields.get("total_inactive_file") or 0))
+def memory_left(root: Path = ROOT) -> int | None:
+    """Bytes that may still be used before a limit is reached, from here up to the root group; None without a limit.
+
+    A group's use counts its page cache only as far as the kernel could not give it back.
+    """
+    left = []
+    for folder in _folders(root, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        if limit not in ("", "max") and used:
+            left.append(max(0, int(limit) - int(used) + _reclaimable(folder)))
+    return min(left, default=None)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of page cache of the group and its children; version 1 counts those of children in `total_` fields."""
+    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -13,7 +13,8 @@ from optigpu.documents.events import (
     VariantStarted,
     as_document,
 )
-from optigpu.documents.result import Attribution, Outcome
+from optigpu.documents.older import current
+from optigpu.documents.result import Attribution, Outcome, Result
 from optigpu.store import artifacts, leaderboard, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
@@ -48,6 +49,21 @@ def plan(session: Session, claim: Claim, variants: Sequence[PlannedVariant]) -> 
         if variant.index not in claim.done:
             session.add(VariantRow(job_id=job.id, status=VariantStatus.PENDING, **variant.model_dump()))
     record(session, job, "planned", as_document(Planned(variants=tuple(variants))), moment(session))
+
+
+def earlier(session: Session, claim: Claim) -> dict[int, Outcome]:
+    """The outcomes of the variants in `claim.done`, by their index, with raw samples and without files."""
+    query = select(VariantRow).where(VariantRow.job_id == claim.job_id, VariantRow.index.in_(claim.done))
+    return {row.index: _stored_outcome(session, row) for row in session.scalars(query)}
+
+
+def _stored_outcome(session: Session, row: VariantRow) -> Outcome:
+    if row.result_id is None:
+        return Outcome(index=row.index, status=row.status, reason=row.reason)
+    # The claim keeps an earlier outcome only if it is of this version, whose schema may have changed since its release.
+    result = Result.model_validate(current(results.get(session, row.result_id)))
+    samples = results.samples(session, row.result_id).samples
+    return Outcome(index=row.index, status=row.status, result=result, samples=samples)
 
 
 def variant_started(session: Session, claim: Claim, index: int) -> None:

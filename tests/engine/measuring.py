@@ -8,10 +8,10 @@ from pathlib import Path
 from optigpu.child.messages import Assignment, Ready
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.rounds import Replicate, Sampling, audit
+from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.result import Verdict
 from optigpu.hardware.probe import probe
@@ -39,21 +39,21 @@ def leave_alone(number: int, child: Child) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """A process that stands ready, and what it was told. Several samplings may follow each other."""
+    """A process that stands ready, and what it was told. Several timeds may follow each other."""
 
     child: Child
     ready: Ready
     assignment: Assignment
-    watch: Watch
+    progress: JobProgress
 
     def for_seconds(self, min_seconds: float) -> "Standing":
         """The same process, of which the first rounds together take so long."""
         measure = SPEC.measure.model_copy(update={"min_seconds": min_seconds})
         return replace(self, assignment=self.assignment.model_copy(update={"measure": measure}))
 
-    def sampling(self, witness: Witness) -> Sampling:
+    def timed_rounds(self, monitor: HostMonitor) -> TimedRounds:
         """Rounds from the first one on."""
-        return Sampling(self.child, self.ready, self.assignment, witness)
+        return TimedRounds(self.child, self.ready, self.assignment, monitor)
 
 
 @contextmanager
@@ -68,18 +68,18 @@ def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[Standing]:
         folder=str(folder),
         threads=1,
     )
-    watch = Watch(lambda _: None, lambda: None, [0], 1)
+    progress = JobProgress(lambda _: None, lambda: None, [0], 1)
     with Child(command, child_variables(1)) as child:
-        yield Standing(child, ask(child, assignment, Ready, watch), assignment, watch)
+        yield Standing(child, ask(child, assignment, Ready, progress), assignment, progress)
 
 
 def measured(standing: Standing, disturb: Disturb = leave_alone, rounds: int = ROUNDS) -> Replicate:
     """One replicate as the conductor measures it, with its audit and without meters."""
-    sampling = standing.sampling(Witness(DeviceKind.CPU, probe(), lambda: {standing.child.pid}))
+    timed = standing.timed_rounds(HostMonitor(DeviceKind.CPU, probe(), lambda: {standing.child.pid}))
     for number in range(rounds):
         disturb(number, standing.child)
-        sampling.round(standing.watch)
-    return replace(sampling.replicate(), audit=audit(standing.child, standing.ready, standing.watch))
+        timed.measure_one(standing.progress)
+    return replace(timed.replicate(), audit=audit(standing.child, standing.ready, standing.progress))
 
 
 def verdict(replicate: Replicate) -> Verdict:

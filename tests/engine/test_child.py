@@ -74,7 +74,7 @@ def test_full_pipes_on_all_sides_do_not_lock_up() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "binary", "unknown", "nan"])
 def test_garbage_is_refused_with_what_was_printed(kind: str) -> None:
-    with start("garbage", kind) as child, pytest.raises(ReplicateError, match="is no message") as raised:
+    with start("garbage", kind) as child, pytest.raises(ReplicateError, match="is not a message") as raised:
         next_answer(child)
     assert "help" in str(raised.value)
     assert not {"\x00", "\x1b"} & set(str(raised.value)), "no database and no terminal wants these"
@@ -82,7 +82,7 @@ def test_garbage_is_refused_with_what_was_printed(kind: str) -> None:
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "LONGEST_LINE", 1024)
-    with start("garbage", "endless") as child, pytest.raises(ReplicateError, match="line of more than"):
+    with start("garbage", "endless") as child, pytest.raises(ReplicateError, match="message of more than"):
         next_answer(child)
 
 

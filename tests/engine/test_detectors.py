@@ -1,7 +1,7 @@
 """Every reason of a verdict, provoked from outside around real rounds of a real measuring process.
 
 The machine that runs these tests may itself be busy, so that they say what must be found, and never that nothing else
-was: that is said on made-up sights in tests/unit/test_verdict.py, and measured by benchmarks/quiet_runs.py.
+was: that is said on made-up host_samples in tests/unit/test_verdict.py, and measured by benchmarks/quiet_runs.py.
 """
 
 import os
@@ -22,7 +22,7 @@ from optigpu.child.messages import Audited, RunAudit
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.conductor.verdicts.judge import DRIFT_FROM_S
 from optigpu.documents.result import Accelerator, VerdictReason
 from optigpu.hardware.probe import probe
@@ -57,46 +57,46 @@ def busy_loop(folder: Path, niceness: int) -> Iterator[str]:
 def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=0) as name:
         replicate = measured(honest)
-    used_s = sum(sight.named.get(name, 0.0) for sight in replicate.sights)
-    foreign_s = sum(sight.foreign_s or 0.0 for sight in replicate.sights)
-    assert used_s > 0.15 * sum(sight.wall_s for sight in replicate.sights)
+    used_s = sum(sample.named.get(name, 0.0) for sample in replicate.host_samples)
+    foreign_s = sum(sample.foreign_s or 0.0 for sample in replicate.host_samples)
+    assert used_s > 0.15 * sum(sample.wall_s for sample in replicate.host_samples)
     assert foreign_s > used_s - 0.1, "all of what it used is in the count"
     judged = verdict(replicate)
     assert VerdictReason.FOREIGN_PROCESS in judged.reasons
-    assert any("other processes used" in note for note in judged.notes)
+    assert any("Other processes used" in note for note in judged.notes)
 
 
 def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=19) as name:
         replicate = measured(honest)
-    crowding = frozenset.intersection(*(sight.crowding for sight in replicate.sights))
+    crowding = frozenset.intersection(*(sample.crowding for sample in replicate.host_samples))
     assert name in {name for _, _, name in crowding}
     assert VerdictReason.FOREIGN_PROCESS in verdict(replicate).reasons
 
 
 def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> None:
     own = {honest.child.pid}
-    witness = Witness(DeviceKind.CPU, probe(), lambda: own)
-    sampling, process = honest.sampling(witness), psutil.Process(honest.child.pid)
-    times, before = process.cpu_times(), witness.look()
+    monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: own)
+    timed, process = honest.timed_rounds(monitor), psutil.Process(honest.child.pid)
+    times, before = process.cpu_times(), monitor.read()
     for _ in range(ROUNDS):
-        sampling.round(honest.watch)
-    after, later = witness.look(), process.cpu_times()
+        timed.measure_one(honest.progress)
+    after, later = monitor.read(), process.cpu_times()
     name = process.name()
-    sight = witness.between(before, after)
+    sample = monitor.between(before, after)
     assert before.cpu is not None
     assert after.cpu is not None
-    assert sight.foreign_s is not None
+    assert sample.foreign_s is not None
     used_s = later.user + later.system - times.user - times.system
     assert used_s > 0.1
-    assert sight.foreign_s <= after.cpu.work_s - before.cpu.work_s - used_s + 0.1
+    assert sample.foreign_s <= after.cpu.work_s - before.cpu.work_s - used_s + 0.1
     own.clear()
-    stranger = Witness(DeviceKind.CPU, probe(), lambda: own)
+    stranger = HostMonitor(DeviceKind.CPU, probe(), lambda: own)
     seen = stranger.between(replace(before, own=frozenset()), replace(after, own=frozenset()))
-    assert seen.foreign_s == pytest.approx(sight.foreign_s + used_s, abs=0.1), (
+    assert seen.foreign_s == pytest.approx(sample.foreign_s + used_s, abs=0.1), (
         "it was ours because we said so"
     )
-    assert seen.named[name] - sight.named.get(name, 0.0) == pytest.approx(used_s, abs=0.1)
+    assert seen.named[name] - sample.named.get(name, 0.0) == pytest.approx(used_s, abs=0.1)
 
 
 def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
@@ -142,7 +142,7 @@ def test_a_process_that_is_stopped_in_a_round_was_interrupted(honest: Standing) 
     finally:
         threads[0].join()
     assert VerdictReason.INTERRUPTED in judged.reasons
-    assert any("stood still" in note for note in judged.notes)
+    assert any("was stopped for about" in note for note in judged.notes)
 
 
 def interrupt(pid: int) -> None:
@@ -155,11 +155,11 @@ def interrupt(pid: int) -> None:
 
 
 def test_an_honest_process_answers_fresh_inputs_as_fast(honest: Standing) -> None:
-    sampling = honest.sampling(Witness(DeviceKind.CPU, probe(), set))
+    timed = honest.timed_rounds(HostMonitor(DeviceKind.CPU, probe(), set))
     for _ in range(ROUNDS):
-        sampling.round(honest.watch)
-    fresh = ask(honest.child, RunAudit(requests=20), Audited, honest.watch)
-    assert VerdictReason.CACHED_RESULT not in verdict(replace(sampling.replicate(), audit=fresh)).reasons
+        timed.measure_one(honest.progress)
+    fresh = ask(honest.child, RunAudit(requests=20), Audited, honest.progress)
+    assert VerdictReason.CACHED_RESULT not in verdict(replace(timed.replicate(), audit=fresh)).reasons
 
 
 def group_folder() -> Path:

@@ -1,13 +1,15 @@
 """Who may measure at the same time on one host."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
 from optigpu.vocabulary import DeviceKind
+from worker.capabilities import serving
 
 
 class BusyError(Exception):
@@ -60,3 +62,16 @@ def test_giving_up_while_waiting_leaves_no_lock(tmp_path: Path) -> None:
     with hold(tmp_path, CPU, machine("a"), busy):
         assert not is_free(tmp_path, CUDA, "a"), "it got the GPU and then waited for the host"
     assert is_free(tmp_path, CUDA, "a")
+
+
+def test_a_worker_s_own_lock_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU worker keeps a lock in the same folder for as long as it lives."""
+    gpus = tuple(Accelerator(name="g", memory_bytes=1, uuid=uuid) for uuid in ("GPU-a", "GPU-b"))
+    here = probe().model_copy(update={"accelerators": gpus})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the worker sets it; restored after the test
+    monkeypatch.setattr("optigpu.hardware.probe", lru_cache(lambda: here))
+    with serving(CUDA, tmp_path), serving(CUDA, tmp_path), hold(tmp_path, CUDA, here, busy):
+        assert len(list(tmp_path.iterdir())) == 4, "two workers, their first GPU, the host"
+        assert not others_measure(tmp_path, CUDA, here)
+        with hold(tmp_path, CUDA, machine("GPU-b"), busy):
+            assert others_measure(tmp_path, CUDA, here)

@@ -63,7 +63,7 @@ def test_tf32_is_refused_without_cuda(runtime: TorchRuntime) -> None:
 def test_matrices_that_do_not_fit_are_refused_before_they_are_made(
     runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "memory_limit", lambda: 2_000_000)
+    monkeypatch.setattr(operators, "free_host_bytes", lambda: 2_000_000)
     one(400).prepare(runtime)
     with pytest.raises(UnsupportedError, match="three 500 x 500 float32 matrices need"):
         one(500).prepare(runtime)

@@ -14,7 +14,7 @@ from optigpu.backends.torch import peak_rates as torch_peaks
 from optigpu.conductor.peak_cache import PEAKS, measured_peaks
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.conductor.progress import Watch
+from optigpu.conductor.progress import JobProgress
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
@@ -39,14 +39,14 @@ def asked(tmp_path: Path) -> Callable[..., Peaks | None]:
         environment: Environment | None = None, device: DeviceKind = CPU, threads: int = 2
     ) -> Peaks | None:
         peaking = program("peaking", log)
-        return measured_peaks(environment or probe(), device, threads, watch(), program=peaking)
+        return measured_peaks(environment or probe(), device, threads, progress(), program=peaking)
 
     ask.times = lambda: len(log.read_text().splitlines())  # type: ignore[attr-defined]
     return ask
 
 
-def watch(reason: str | None = None) -> Watch:
-    return Watch(lambda _: None, lambda: reason, [0], 1)
+def progress(reason: str | None = None) -> JobProgress:
+    return JobProgress(lambda _: None, lambda: reason, [0], 1)
 
 
 def kept(cache_dir: Path) -> Path:
@@ -55,7 +55,7 @@ def kept(cache_dir: Path) -> Path:
 
 
 def test_a_real_process_measures_this_machine(cache_dir: Path) -> None:
-    peaks = measured_peaks(probe(), CPU, 2, watch())
+    peaks = measured_peaks(probe(), CPU, 2, progress())
     assert peaks is not None
     sizes = [read.array_bytes for read in peaks.reads]
     assert sizes == sorted(set(sizes))
@@ -65,7 +65,7 @@ def test_a_real_process_measures_this_machine(cache_dir: Path) -> None:
     assert {*peaks.matmul_flops_per_s, *peaks.reasons} == set(torch_peaks.DTYPES[CPU])
     assert "float32" in peaks.matmul_flops_per_s
     assert Peaks.model_validate_json(kept(cache_dir).read_text()) == peaks
-    again = measured_peaks(probe(), CPU, 2, watch(), program=(sys.executable, "-c", "raise SystemExit(1)"))
+    again = measured_peaks(probe(), CPU, 2, progress(), program=(sys.executable, "-c", "raise SystemExit(1)"))
     assert again == peaks, "it was measured again"
 
 
@@ -137,14 +137,14 @@ def test_a_process_that_fails_leaves_none_and_the_reason_in_the_log(
     cache_dir: Path, caplog: pytest.LogCaptureFixture, child: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert measured_peaks(probe(), CPU, 2, watch(), program=program(child)) is None
-    assert "peaks could not be measured" in caplog.text
+        assert measured_peaks(probe(), CPU, 2, progress(), program=program(child)) is None
+    assert "peak rates could not be measured" in caplog.text
     assert not (cache_dir / "peaks").exists()
 
 
 def test_a_job_that_is_cancelled_meanwhile_ends_at_once() -> None:
     with pytest.raises(CancelledError, match="enough"):
-        measured_peaks(probe(), CPU, 2, watch("enough"), program=program("hanging"))
+        measured_peaks(probe(), CPU, 2, progress("enough"), program=program("hanging"))
 
 
 def test_a_dtype_that_torch_cannot_multiply_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

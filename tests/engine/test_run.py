@@ -22,6 +22,7 @@ from optigpu.run import Report, run
 from optigpu.statistics.intervals import FEWEST_REQUESTS
 from optigpu.vocabulary import CancelledError, LeaseLostError, OptiGPUError, VariantStatus
 from tests.engine.processes import is_alive, program, wait_until
+from tests.engine.sessions import space_for
 
 FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
 
@@ -97,6 +98,21 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     assert result.environment.hardware_class
 
 
+def test_a_variable_that_may_change_what_is_measured_is_passed_on_and_recorded(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1", "LD_LIBRARY_PATH": "/opt/blas"}
+    for name, value in (changing | {"HF_TOKEN": "hf_secret", "CUDA_VISIBLE_DEVICES": ""}).items():
+        monkeypatch.setenv(name, value)
+    (result,) = conductor.run(job(plan="single"), "well_behaved").results
+    inherited = result.facts.recorded["variables"]
+    assert isinstance(inherited, dict)
+    assert {name: inherited.get(name) for name in changing} == changing
+    assert changing.items() <= result.environment.variables.items()
+    assert not {"HF_TOKEN", "CUDA_VISIBLE_DEVICES", "PATH", "HOME"} & set(result.environment.variables)
+    assert "hf_secret" not in result.model_dump_json(), "a preset needs no token"
+
+
 def test_what_nothing_compiled_has_no_compile_time(conductor: Conductor) -> None:
     (result,) = conductor.run(job(plan="single"), "well_behaved").results
     assert (result.metrics["compile_s"].value, result.metrics["compile_s"].reason) == (
@@ -121,7 +137,9 @@ def test_progress_never_goes_back_and_ends_whole(conductor: Conductor) -> None:
     assert second.remaining_s is not None
     assert second.remaining_s > 0
     assert conductor.progress[-1].remaining_s == 0
-    assert {"starting", "loading", "measuring", "metering memory"} <= {e.doing for e in conductor.progress}
+    assert {"starting", "loading", "measuring", "reading the memory meter"} <= {
+        e.doing for e in conductor.progress
+    }
 
 
 def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
@@ -184,9 +202,9 @@ def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("missing", "Every request must have"),
-        ("uneven", "Every request must have"),
-        ("empty", "Every request must have"),
+        ("missing", "for every request; this one had"),
+        ("uneven", "for every request; this one had"),
+        ("empty", "for every request; this one had"),
         ("zero", "tokens_per_s of a request is 0"),
     ],
 )
@@ -198,7 +216,7 @@ def test_a_round_without_all_its_numbers_is_refused(conductor: Conductor, kind: 
 
 def test_an_answer_out_of_turn_is_refused(conductor: Conductor) -> None:
     (outcome,) = conductor.run(job(plan="single"), "garbage", "early").outcomes
-    assert "out of turn" in (outcome.reason or "")
+    assert "which was not asked for" in (outcome.reason or "")
 
 
 def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Conductor) -> None:
@@ -262,13 +280,45 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     assert starts == [0, 1, 0]
 
 
-def test_variants_that_are_done_are_left_alone(conductor: Conductor) -> None:
-    report = conductor.run(job("bf16", "static_kv_cache"), "well_behaved", done={0, 2})
+def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(conductor: Conductor) -> None:
+    spec = job("bf16", measure=FAST | {"replicates": 2})
+    report = conductor.run(spec, "well_behaved", memory_rule=space_for([2, 1]))
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
+    assert [result.facts.side_by_side for result in report.results] == [(0,), (1,)]
+    assert report.attribution.baseline_again is not None
+
+
+def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conductor) -> None:
+    spec = job("bf16", "static_kv_cache")
+    first = conductor.run(spec, "well_behaved")
+    done = {0: first.outcomes[0], 2: Outcome(index=2, status=VariantStatus.FAILED, reason="it broke")}
+    conductor.events.clear()
+    report = conductor.run(spec, "well_behaved", done=done)
     assert [event.index for event in conductor.events if isinstance(event, VariantStarted)] == [1, 3]
+    assert [outcome.index for outcome in conductor.outcomes] == [1, 3]
     planned = conductor.events[0]
     assert isinstance(planned, Planned)
     assert len(planned.variants) == 4
-    assert [row.index for row in report.attribution.rows] == [1, 3]
+    assert [outcome.index for outcome in report.outcomes] == [0, 1, 2, 3]
+    assert report.outcomes[0] == first.outcomes[0]
+    assert [result.variant.index for result in report.results] == [0, 1, 3]
+    rows = report.attribution.rows
+    assert [(row.index, row.status.value) for row in rows] == [
+        *((0, "succeeded"), (1, "succeeded"), (2, "failed"), (3, "succeeded")),
+    ]
+    assert rows[2].reason == "it broke"
+    assert rows[1].speedup is not None, "against the baseline of the attempt before"
+    assert rows[1].speedup.compared_with == 0
+    assert conductor.events[-1] == Finished(attribution=report.attribution)
+
+
+def test_a_job_whose_variants_are_all_done_starts_nothing(conductor: Conductor) -> None:
+    spec = job(plan="single")
+    (outcome,) = conductor.run(spec, "well_behaved").outcomes
+    conductor.events.clear()
+    report = conductor.run(spec, "well_behaved", done={0: outcome})
+    assert report.outcomes == (outcome,)
+    assert [event.kind for event in conductor.events] == ["planned", "finished"]
 
 
 def test_the_device_is_waited_for_visibly_and_can_be_given_up(conductor: Conductor) -> None:

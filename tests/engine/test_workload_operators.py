@@ -203,7 +203,7 @@ def test_fresh_requests_have_other_numbers_in_the_same_storages(runtime: TorchRu
 def test_what_does_not_fit_is_refused_before_it_is_made(
     runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "memory_limit", lambda: 3_000_000)
+    monkeypatch.setattr(operators, "free_host_bytes", lambda: 3_000_000)
     attention("fused", 1024, kv_heads=4).prepare(runtime)
     with pytest.raises(UnsupportedError, match="arrays of standard attention over 1024 tokens need"):
         attention("standard", 1024, kv_heads=4).prepare(runtime)

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 import migrations
-from optigpu.documents.result import Attribution
+from optigpu.documents.result import Attribution, Samples
 from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs, results
+from optigpu.store import events, jobs, outcomes, results
 from optigpu.store.database import Database
 from optigpu.store.tables import Job
 from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
-from tests.service.records import a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import a_failure, a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
 
 JOBS = 200
 LATER = timedelta(hours=1)
@@ -238,6 +238,24 @@ def test_the_same_host_and_version_goes_on_where_it_was_lost(database: Database)
     assert again.done == (0,)
     assert statuses == [VariantStatus.SUCCEEDED, VariantStatus.PENDING, VariantStatus.PENDING]
     assert kept == 1
+
+
+def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Database) -> None:
+    """With raw samples, so that its attribution covers them; a reason where there is no result."""
+    result = a_result()
+    samples: dict[str, Samples] = {"tokens_per_s": ((10.0, 11.0), (12.0,))}
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        claim = _claimed(session)
+        jobs.plan(session, claim, a_plan("baseline", "bf16", "int8"))
+        jobs.save_outcome(session, claim, an_outcome(result, samples))
+        jobs.save_outcome(session, claim, a_failure(index=2))
+        assert outcomes.earlier(session, claim) == {}
+        jobs.sweep(session, now=utc_now() + LATER)
+        again = _claimed(session, "worker-2")
+        found = outcomes.earlier(session, again)
+    stored = result.model_copy(update={"job_id": claim.job_id})
+    assert found == {0: an_outcome(stored, samples), 2: a_failure(index=2)}
 
 
 @pytest.mark.parametrize("changes", [{"host_id": "host-2"}, {"version": "0.2.0"}])

@@ -10,7 +10,7 @@ import pytest
 from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
-from optigpu.conductor.verdicts.host_monitor import Sight
+from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
@@ -18,7 +18,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.statistics.drift import Array
 from optigpu.vocabulary import METRICS
 
-QUIET = Sight(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
+QUIET = HostSample(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
 ROUNDS = 4
 REQUESTS = 30
 
@@ -48,7 +48,7 @@ def replicate(**changes: Any) -> Replicate:
         ready=Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.02),
         samples=samples(latencies),
         rounds=(REQUESTS,) * ROUNDS,
-        sights=(QUIET,) * ROUNDS,
+        host_samples=(QUIET,) * ROUNDS,
         width=0.001,
         audit=Audited(samples=samples([0.021, 0.02, 0.022])),
     )
@@ -57,7 +57,7 @@ def replicate(**changes: Any) -> Replicate:
 
 def seen(**changes: Any) -> Replicate:
     """A replicate that went through four equal rounds with this to be seen."""
-    return replicate(sights=(replace(QUIET, **changes),) * ROUNDS)
+    return replicate(host_samples=(replace(QUIET, **changes),) * ROUNDS)
 
 
 def verdict(
@@ -79,22 +79,30 @@ def test_a_quiet_run_is_valid_without_a_mark() -> None:
         (
             {"foreign_s": 0.25, "named": {"hog": 0.2, "ls": 0.001}},
             "foreign_process",
-            "used 0.20 cores (hog 0.16);",
+            "Other processes used 0.20 of 2 cores (hog 0.16) during",
         ),
-        ({"foreign_s": 1.25, "named": {}}, "foreign_process", "used 1.00 cores; stop them"),
-        ({"crowding": frozenset({(7, 1, "miner")})}, "foreign_process", "miner ran or waited"),
-        ({"heat_slowdowns": 2}, "throttled", "slowed down 8 times for heat"),
-        ({"quota_wait_s": 0.02}, "throttled", "wait for 0.08 s within 5.0 s"),
-        ({"gpu_heat_s": 0.1}, "throttled", "for 0.40 s within 5.0 s"),
+        (
+            {"foreign_s": 1.25, "named": {}},
+            "foreign_process",
+            "used 1.00 of 2 cores during replicate 3; stop them",
+        ),
+        (
+            {"crowding": frozenset({(7, 1, "miner")})},
+            "foreign_process",
+            "processes (miner) ran or waited for a CPU",
+        ),
+        ({"heat_slowdowns": 2}, "throttled", "The CPU slowed down 8 times because of heat"),
+        ({"quota_wait_s": 0.02}, "throttled", "wait for 0.08 s of 5.0 s"),
+        ({"gpu_heat_s": 0.1}, "throttled", "Heat lowered the GPU's clock for 0.40 s of 5.0 s"),
         ({"gpu_slowdowns": frozenset({"hw_power_brake_slowdown"})}, "throttled", "hw_power_brake_slowdown"),
-        ({"suspended_s": 30.0}, "interrupted", "suspended for 120.0 s"),
+        ({"suspended_s": 30.0}, "interrupted", "The machine was suspended for 120.0 s"),
     ],
 )
 def test_what_disturbs_makes_a_result_invalid(found: dict[str, Any], reason: str, words: str) -> None:
     judged = verdict(seen(**found))
     assert judged.reasons == (VerdictReason(reason),)
     (note,) = judged.notes
-    assert note.startswith("In replicate 3 ")
+    assert " during replicate 3; " in note
     assert words in note
 
 
@@ -102,9 +110,9 @@ def test_what_disturbs_makes_a_result_invalid(found: dict[str, Any], reason: str
     ("found", "warning", "words"),
     [
         ({"steal_s": 0.05}, "shared_host", "2.0% of the CPUs' time"),
-        ({"others": True}, "shared_host", "another job"),
-        ({"wall_jump_s": -3600.0}, "clock_unstable", "set by -3600.0 s"),
-        ({"gpu_power_cap_s": 0.5}, "clock_unstable", "2.00 s within 5.0 s"),
+        ({"others": True}, "shared_host", "Another job was measured"),
+        ({"wall_jump_s": -3600.0}, "clock_unstable", "changed by -3600.0 s"),
+        ({"gpu_power_cap_s": 0.5}, "clock_unstable", "2.00 s of 5.0 s"),
         ({"gpu_slowdowns": frozenset({"sw_power_cap"})}, "clock_unstable", "power limit"),
     ],
 )
@@ -136,13 +144,13 @@ def test_what_a_quiet_machine_shows_is_no_finding(found: dict[str, Any]) -> None
 
 def test_others_are_judged_over_all_rounds_and_only_where_these_last() -> None:
     busy = replace(QUIET, foreign_s=1.0)
-    once = replicate(sights=(*(QUIET,) * 9, busy))
+    once = replicate(host_samples=(*(QUIET,) * 9, busy))
     assert verdict(once).valid, "0.09 cores over ten rounds"
     burst = replace(busy, wall_s=0.2, foreign_s=0.06)
-    assert verdict(replicate(sights=(burst,) * 4)).valid, "a daemon's burst within less than a second"
+    assert verdict(replicate(host_samples=(burst,) * 4)).valid, "a daemon's burst within less than a second"
     short = replace(busy, wall_s=0.1, foreign_s=0.1)
-    assert verdict(replicate(sights=(short,) * ROUNDS)).valid, "0.4 s are too few ticks"
-    assert verdict(replicate(sights=(short,) * 6)).reasons == (VerdictReason.FOREIGN_PROCESS,)
+    assert verdict(replicate(host_samples=(short,) * ROUNDS)).valid, "0.4 s are too few ticks"
+    assert verdict(replicate(host_samples=(short,) * 6)).reasons == (VerdictReason.FOREIGN_PROCESS,)
 
 
 def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
@@ -151,8 +159,10 @@ def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
 
 def test_a_process_that_rested_once_does_not_crowd() -> None:
     crowded = replace(QUIET, crowding=frozenset({(7, 1, "cc1plus")}))
-    assert verdict(replicate(sights=(*(crowded,) * 3, QUIET))).valid
-    assert verdict(replicate(sights=(crowded,) * (disturbance.CROWDED_ROUNDS - 1))).valid, "too few to tell"
+    assert verdict(replicate(host_samples=(*(crowded,) * 3, QUIET))).valid
+    assert verdict(replicate(host_samples=(crowded,) * (disturbance.CROWDED_ROUNDS - 1))).valid, (
+        "too few to tell"
+    )
 
 
 def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_shared() -> None:
@@ -162,21 +172,22 @@ def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_sha
     assert full.reasons == (VerdictReason.FOREIGN_PROCESS,)
     shared = verdict(seen(cpus=16, idle_s=19.0, gpu_foreign=2), job=on_gpu)
     assert shared.reasons == (VerdictReason.FOREIGN_PROCESS,)
-    assert "2 other processes computed on the GPU" in shared.notes[0]
+    assert "2 other processes used the GPU" in shared.notes[0]
 
 
 def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
-    sights = [replace(QUIET, clock_hz=hz) for hz in (3.0e9, 3.1e9, 2.7e9)]
-    judged = verdict(replicate(sights=tuple(sights)))
+    host_samples = [replace(QUIET, clock_hz=hz) for hz in (3.0e9, 3.1e9, 2.7e9)]
+    judged = verdict(replicate(host_samples=tuple(host_samples)))
     assert judged.warnings == (VerdictWarning.CLOCK_UNSTABLE,)
     assert "between 2700 and 3100 MHz" in judged.notes[0]
-    assert verdict(replicate(sights=tuple(sights[:2]))) == Verdict(valid=True)
+    assert verdict(replicate(host_samples=tuple(host_samples[:2]))) == Verdict(valid=True)
 
 
 def test_every_replicate_is_named_in_one_note() -> None:
     judged = verdict(seen(heat_slowdowns=1), replicate(), seen(heat_slowdowns=2))
     assert judged.notes == (
-        "In replicate 1 (and in replicate 3) the CPU slowed down 4 times for heat; cool it, or lower its power limit.",
+        "The CPU slowed down 4 times because of heat during replicate 1 (and during replicate 3); "
+        "cool it or lower its power limit, and measure again.",
     )
 
 
@@ -192,7 +203,7 @@ def test_a_machine_that_slows_down_half_way_is_drift() -> None:
     assert "took 1.5" in judged.notes[0]
     assert verdict(slowing, fast, slow).valid, "what comes back is in the interval"
     within_a_second = (replace(QUIET, wall_s=0.1, foreign_s=0.0),) * ROUNDS
-    assert verdict(*(replace(each, sights=within_a_second) for each in (fast, slowing, slow))).valid
+    assert verdict(*(replace(each, host_samples=within_a_second) for each in (fast, slowing, slow))).valid
 
 
 def stopped_for(seconds: float, request_s: float) -> Replicate:

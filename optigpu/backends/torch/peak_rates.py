@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from optigpu.backends.torch.runtime import TorchRuntime
-from optigpu.hardware.cgroup import memory_limit
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.hardware.memory import free_host_bytes
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Clock
 
@@ -147,7 +145,6 @@ def _largest_bytes(device: DeviceKind) -> int:
     if device is DeviceKind.CUDA:
         free, cache = torch.cuda.mem_get_info()[0], torch.cuda.get_device_properties(0).L2_cache_size
     else:
-        available = int(psutil.virtual_memory().available)
-        free, cache = min(available, memory_limit() or available), last_level_cache_bytes() or 0
+        free, cache = free_host_bytes(), last_level_cache_bytes() or 0
     wanted = min(max(4 * cache, LEAST_LARGEST), LARGEST, int(MOST_OF_MEMORY * free))
     return max(wanted // SMALLEST, 1) * SMALLEST

@@ -1,11 +1,11 @@
-"""One question to a measuring process and its answer, with the watch looked at in between."""
+"""One question to a measuring process and its answer, with the job's progress and limits checked in between."""
 
 import logging
 from typing import TypeVar
 
 from optigpu.child.messages import Answer, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
-from optigpu.conductor.progress import Watch
+from optigpu.conductor.progress import JobProgress
 from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError, UnsupportedError
 
 Wanted = TypeVar("Wanted", bound=Frozen)
@@ -13,29 +13,29 @@ Wanted = TypeVar("Wanted", bound=Frozen)
 _log = logging.getLogger(__name__)
 
 
-def ask(child: Child, message: Frozen, wanted: type[Wanted], watch: Watch) -> Wanted:
-    """Sends a message and waits for the answer to it.
+def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: JobProgress) -> Wanted:
+    """Sends a message and waits for its answer.
 
-    Raises UnsupportedError when the process refuses, ReplicateError when it fails, and what the watch raises.
+    Raises UnsupportedError when the process refuses, ReplicateError when it fails, and what `progress.check` raises.
     """
     child.tell(message)
     while True:
-        watch.tick()
+        progress.check()
         answer = child.listen()
         if isinstance(answer, Progress):
-            watch.doing(answer.doing)
+            progress.show(answer.doing)
         elif isinstance(answer, wanted):
             return answer
         elif answer is not None:
-            raise _fault(answer)
+            raise _error_of(answer)
 
 
-def _fault(answer: Answer) -> Exception:
-    """An answer other than the one that was asked for, as the error that it stands for."""
+def _error_of(answer: Answer) -> Exception:
+    """The error that an answer other than the wanted one stands for."""
     if isinstance(answer, Refused):
         return UnsupportedError(readable(answer.reason))
     if not isinstance(answer, Broken):
-        return ReplicateError(f"The measuring process answered out of turn, with {answer.kind!r}.")
+        return ReplicateError(f"The measuring process sent {answer.kind!r}, which was not asked for.")
     reason = readable(answer.reason)
     _log.warning("a measuring process failed: %s\n%s", reason, answer.trace)
     if answer.fault == "out_of_memory":

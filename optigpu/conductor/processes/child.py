@@ -1,7 +1,7 @@
-"""One measuring process as the conductor sees it: started, asked, listened to, and surely ended.
+"""One measuring process as the conductor sees it: started, asked, listened to, and ended in any case.
 
-Single-threaded and never blocking: one selector serves the commands, the answers and what the process prints, so
-full pipes on both sides cannot lock up, and the caller gets a turn four times a second.
+Single-threaded and never blocking: one selector serves the commands, the answers and what the process prints. So full
+pipes on both sides cannot lock up, and the caller gets a turn four times a second.
 """
 
 import os
@@ -33,7 +33,7 @@ _CHUNK = 2**18
 
 
 class Child:
-    """A measuring process in a session of its own. A context manager: on leaving, nothing of it is left.
+    """A measuring process in a session of its own. As a context manager it ends the process and all that it started.
 
     `program` is called with `--answers-fd N`, the descriptor that it answers on; `keep` are descriptors that it
     inherits, so that they stay open as long as it lives.
@@ -84,8 +84,8 @@ class Child:
     def listen(self) -> Answer | None:
         """The next answer, or None after a quarter of a second of silence.
 
-        Raises ReplicateError, with the end of what the process printed, when it has died or talks nonsense, and
-        OutOfMemoryError when the kernel killed it for memory.
+        Raises ReplicateError, with the end of what the process printed, if it has died or sends something that is not a
+        message, and OutOfMemoryError if the kernel killed it because memory was short.
         """
         until = time.monotonic() + TICK_S
         while True:
@@ -101,16 +101,16 @@ class Child:
             self._exchange(left)
 
     def end(self, grace_s: float) -> int:
-        """Ends the process and all it started, the hard way after `grace_s`; returns its exit status.
+        """Ends the process and all that it started, by signals after `grace_s`; returns its exit status.
 
-        Negative is the signal that ended it. Raises ReplicateError when even SIGKILL does not end it.
+        A negative status is the signal that ended it. Raises ReplicateError if even SIGKILL does not end it.
         """
         if self._status is None:
             self._stop_writing(close=True)
             if not self._ended_within(grace_s):
                 self._signal(signal.SIGTERM)
                 self._ended_within(TERM_GRACE_S)
-            # What it left behind is killed before it is reaped: until then no other process can get its id.
+            # Its processes are killed before it is reaped: until then no other process can get its id.
             self._signal(signal.SIGKILL)
             self._status = self._reap()
             self._close()
@@ -154,7 +154,9 @@ class Child:
         self._searched = len(self._incoming) if end < 0 else 0
         if end < 0:
             if len(self._incoming) > LONGEST_LINE:
-                raise ReplicateError(f"The measuring process wrote a line of more than {LONGEST_LINE} bytes.")
+                raise ReplicateError(
+                    f"The measuring process sent a message of more than {LONGEST_LINE} bytes."
+                )
             return None
         line = bytes(self._incoming[:end])
         del self._incoming[: end + 1]
@@ -166,27 +168,27 @@ class Child:
         except ValidationError:
             beginning = readable(line[:100].decode(errors="replace"))
             raise ReplicateError(
-                f"The measuring process answered with what is no message: {beginning!r}. {self._last_words()}"
+                f"The measuring process sent something that is not a message: {beginning!r}. {self._last_output()}"
             ) from None
 
     def _death(self) -> ReplicateError:
         ended_itself = self._ended_within(DEATH_GRACE_S)
         status = self.end(STOP_GRACE_S)
         if not ended_itself:
-            return ReplicateError(f"The measuring process stopped answering. {self._last_words()}")
+            return ReplicateError(f"The measuring process stopped answering. {self._last_output()}")
         if status == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return OutOfMemoryError(
-                "out of memory: the kernel killed the measuring process; take a smaller model or batch."
+                "out of memory: the kernel killed the measuring process; use a smaller model or batch."
             )
         if status < 0:
             how = f"was killed by signal {-status} ({signal.strsignal(-status)})"
         else:
             how = f"ended with status {status}"
-        return ReplicateError(f"The measuring process {how} before it answered. {self._last_words()}")
+        return ReplicateError(f"The measuring process {how} before it answered. {self._last_output()}")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         text = readable(self._tail.decode(errors="replace"))
-        return f"The last it printed: {text}" if text else "It printed nothing."
+        return f"Its last output: {text}" if text else "It printed nothing."
 
     def _has_ended(self) -> bool:
         """Whether it has ended; it is not reaped, so that its id stays its own."""
@@ -225,12 +227,12 @@ class Child:
                 time.sleep(0.02)
         except subprocess.TimeoutExpired:
             raise ReplicateError(
-                f"The measuring process {self.pid} does not end, not even killed; look at its device's driver."
+                f"The measuring process {self.pid} did not end after SIGKILL; check the driver of its device."
             ) from None
         return status
 
     def _close(self) -> None:
-        self._exchange(0)  # its last words
+        self._exchange(0)  # reads the end of its output
         self._selector.close()
         os.close(self._answers)
         if self._process.stdout:
@@ -270,5 +272,5 @@ def _alive(pid: int) -> bool:
 
 
 def readable(text: str) -> str:
-    """The text with printable characters and line ends alone: what every database and terminal can hold."""
+    """The text with only printable characters and line ends, which every database and terminal can show."""
     return "".join(character for character in text if character.isprintable() or character == "\n").strip()

@@ -1,8 +1,8 @@
-"""One measurement at a time on a device, also across workers and users of a host: lock files.
+"""One measurement at a time on a device, also across workers and users of a host, by lock files.
 
-A lock belongs to an open file, which the measuring processes inherit: it is free only when the last of them is gone,
-even if the conductor died before. A job on the CPU has the host alone; a job on a GPU has that GPU alone, and
-shares the host with jobs on other GPUs.
+A lock belongs to an open file, which the measuring processes inherit: it is free only when the last of them has ended,
+even if the conductor died before. A job on the CPU has the whole host for itself; a job on a GPU has that GPU for
+itself and shares the host with jobs on other GPUs.
 """
 
 import fcntl
@@ -16,16 +16,18 @@ from optigpu.documents.result import Environment
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 POLL_S = 0.25
+WORKER_PREFIX = "worker-"
+"""Begins the name of the lock that a worker keeps for the GPU it serves. It does not say that something is measured."""
 
 
 @contextmanager
 def hold(
     folder: Path, device: DeviceKind, environment: Environment, waiting: Callable[[], None]
 ) -> Iterator[tuple[int, ...]]:
-    """Holds the locks that a job on `device` needs and gives their file descriptors.
+    """Takes the locks that a job on `device` needs and yields their file descriptors.
 
-    `waiting` is called every quarter of a second while somebody else has one; what it raises ends the waiting.
-    Raises OptiGPUError when the folder cannot be used.
+    While another job has one of them, `waiting` is called every quarter of a second; it may raise to stop waiting.
+    Raises OptiGPUError if the folder cannot be used.
     """
     with ExitStack() as stack:
         descriptors = []
@@ -38,12 +40,13 @@ def hold(
 
 
 def others_measure(folder: Path, device: DeviceKind, environment: Environment) -> bool:
-    """Whether a job on another device of this host holds its lock; asked by the job that holds its own.
+    """Whether a job is measured on another device of this host. Asked by the job that holds the locks of `device`.
 
-    Each lock is tried for a moment, shared: whoever wants it just then tries again.
+    Each lock is tried for a moment, shared; a job that wants it in this moment tries again.
     """
     mine = {f"{name}.lock" for name, _ in _wanted(device, environment)}
-    return any(_is_held(path) for path in folder.glob("*.lock") if path.name not in mine)
+    others = (path for path in folder.glob("*.lock") if path.name not in mine)
+    return any(_is_held(path) for path in others if not path.name.startswith(WORKER_PREFIX))
 
 
 def _is_held(path: Path) -> bool:
@@ -52,7 +55,7 @@ def _is_held(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # removed, or of another user: a lock that cannot be tried tells nothing
+    except OSError:  # removed, or another user's: a lock that cannot be tried says nothing
         return False
     return False
 
@@ -60,7 +63,7 @@ def _is_held(path: Path) -> bool:
 def _wanted(device: DeviceKind, environment: Environment) -> list[tuple[str, int]]:
     if device is DeviceKind.CPU:
         return [("cpu", fcntl.LOCK_EX)]
-    # The GPU first: who waits for one must not keep CPU jobs waiting by its share of the host.
+    # The GPU first: a job that waits for a GPU must not keep jobs on the CPU waiting by its share of the host.
     return [*((gpu.uuid, fcntl.LOCK_EX) for gpu in environment.accelerators[:1]), ("cpu", fcntl.LOCK_SH)]
 
 
@@ -70,7 +73,7 @@ def _open(folder: Path, name: str) -> int:
         return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise OptiGPUError(
-            f"No lock file can be made in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR."
+            f"Cannot create a lock file in {folder} ({error.strerror}); set OPTIGPU_LOCK_DIR to a writable folder."
         ) from error
 
 

@@ -1,165 +1,128 @@
-"""Processes of several variants, resident side by side: made ready one by one, sampled in turns, metered one by one.
+"""Processes of several variants, resident side by side: prepared one by one, measured in turns, metered one by one.
 
 What changes on the machine while they are measured changes all of them alike, so their ratios stay what they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Self
 
-from optigpu.child.messages import Assignment, Ready
+from optigpu.child.messages import Ready
 from optigpu.conductor.processes.asking import ask
-from optigpu.conductor.processes.capacity import Room
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.rounds import METERED, READY, Replicate, Sampling, audit, read_meters
-from optigpu.conductor.processes.variables import child_variables
-from optigpu.conductor.progress import Watch
-from optigpu.conductor.verdicts.host_monitor import Witness
-from optigpu.documents.events import Event, VariantStarted
-from optigpu.documents.result import Environment
-from optigpu.job.spec import JobSpec, Variant
+from optigpu.conductor.processes.rounds import METERED, READY, Replicate, TimedRounds, audit, read_meters
+from optigpu.conductor.session import Session
+from optigpu.documents.events import VariantStarted
+from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 MOST_RESIDENT = 8
-"""Variants side by side: a crash of the worker loses what has not ended, so it must not be all of a long job."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What all processes of a job share. `descriptors` are its locks, `folder` is its scratch directory."""
-
-    spec: JobSpec
-    environment: Environment
-    threads: int
-    program: tuple[str, ...]
-    descriptors: tuple[int, ...]
-    folder: str
-    watch: Watch
-    on_event: Callable[[Event], None]
-    sessions: set[int] = field(default_factory=set)
-
-    def assignment(self, variant: Variant, number: int) -> Assignment:
-        """What a process of this variant is told first."""
-        return Assignment(
-            variant=variant,
-            environment=self.environment,
-            measure=self.spec.measure,
-            seed=self.spec.seed,
-            replicate=number,
-            folder=self.folder,
-            threads=self.threads,
-        )
-
-    @contextmanager
-    def child(self) -> Iterator[Child]:
-        """A new process, known as one of ours while it lives."""
-        with Child(self.program, child_variables(self.threads), keep=self.descriptors) as child:
-            self.sessions.add(child.pid)
-            try:
-                yield child
-            finally:
-                self.sessions.discard(child.pid)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What came of one turn: a replicate or an error for each variant that took part, by its index.
-
-    `waiting` are the variants that no memory was left for; none of them was started.
-    """
-
-    replicates: dict[int, Replicate]
-    errors: dict[int, UnsupportedError | ReplicateError]
-    waiting: tuple[Variant, ...] = ()
+"""Variants side by side. If the worker dies, their results are lost, so they must not be all of a long job."""
 
 
 @dataclass(frozen=True)
 class _Resident:
+    """A process that is ready to measure. Closing `process` ends it."""
+
     variant: Variant
     child: Child
     ready: Ready
-    sampling: Sampling
-    leave: ExitStack
+    rounds: TimedRounds
+    process: ExitStack
 
 
-def take_turns(bench: Bench, variants: Sequence[Variant], number: int, witness: Witness) -> Turn:
-    """One replicate of each variant, all of them resident at once as far as the memory goes.
+class Residents:
+    """One replicate of several variants, their processes resident at once as far as the memory allows.
 
-    Raises what the watch raises; no process is left behind then.
+    After `measure`, each variant is in exactly one of `replicates`, `errors` (both by the variant's index) and
+    `waiting`, which holds those that the memory had no space for; none of these was started.
     """
-    turn = Turn({}, {})
-    with ExitStack() as everything:
-        residents, waiting = _gather(bench, variants, number, witness, turn, everything)
-        active = residents
-        while active := [each for each in active if not each.sampling.is_over]:
-            active = [each for each in active if _round(bench, each, number, turn)]
-        for each in residents:
-            if each.variant.index not in turn.errors:
-                _examine(bench, each, number, turn)
-            each.leave.close()
-    return replace(turn, waiting=waiting)
 
+    def __init__(self, session: Session, number: int) -> None:
+        """`number` is the replicate's, from 0."""
+        self.replicates: dict[int, Replicate] = {}
+        self.errors: dict[int, UnsupportedError | ReplicateError] = {}
+        self.waiting: tuple[Variant, ...] = ()
+        self._session, self._number = session, number
+        self._memory = session.memory_rule(session.spec.device, session.environment)
+        self._ready: list[_Resident] = []
+        self._processes = ExitStack()
 
-def _gather(
-    bench: Bench,
-    variants: Sequence[Variant],
-    number: int,
-    witness: Witness,
-    turn: Turn,
-    everything: ExitStack,
-) -> tuple[list[_Resident], tuple[Variant, ...]]:
-    """Starts processes and makes them ready, until the variants or the memory are at an end."""
-    residents: list[_Resident] = []
-    room = Room(bench.spec.device, bench.environment)
-    for position, variant in enumerate(variants):
-        if residents and (len(residents) >= MOST_RESIDENT or not room.for_another()):
-            return residents, tuple(variants[position:])
-        if number == 0:
-            bench.on_event(VariantStarted(index=variant.index))
-        bench.watch.at(variant.index, number, "starting")
-        bench.watch.toward(READY)
-        leave = everything.enter_context(ExitStack())
+    def measure(self, variants: Sequence[Variant]) -> Self:
+        """Measures as many of the variants as fit into memory together, always at least one.
+
+        Raises CancelledError, and what the session's listener raises; no process is left behind.
+        """
+        with self._processes:
+            self._start(variants)
+            self._take_turns()
+            for resident in self._ready:
+                if resident.variant.index not in self.errors:
+                    self._finish(resident)
+                resident.process.close()
+        return self
+
+    def _start(self, variants: Sequence[Variant]) -> None:
+        for position, variant in enumerate(variants):
+            if self._ready and not self._has_space():
+                self.waiting = tuple(variants[position:])
+                return
+            if self._number == 0:
+                self._session.on_event(VariantStarted(index=variant.index))
+            self._start_one(variant)
+
+    def _has_space(self) -> bool:
+        return len(self._ready) < MOST_RESIDENT and self._memory.has_space()
+
+    def _start_one(self, variant: Variant) -> None:
+        session, progress = self._session, self._session.progress
+        progress.begin(variant.index, self._number, "starting")
+        process = self._processes.enter_context(ExitStack())
+        with self._failing_alone(variant, process):
+            child = process.enter_context(session.child(variant))
+            assignment = session.assignment(variant, self._number)
+            with progress.advance(READY), progress.half_of_the_time_left("making a process ready"):
+                ready = ask(child, assignment, Ready, progress)
+            self._memory.add(child.pid)
+            rounds = TimedRounds(child, ready, assignment, session.monitor)
+            self._ready.append(_Resident(variant, child, ready, rounds, process))
+
+    def _take_turns(self) -> None:
+        """Rounds in turns, until each variant has enough of them or has failed."""
+        active = self._ready
+        while active := [each for each in active if self._is_active(each)]:
+            for resident in active:
+                self._session.progress.begin(resident.variant.index, self._number, "measuring")
+                with self._failing_alone(resident.variant, resident.process):
+                    resident.rounds.measure_one(self._session.progress)
+
+    def _is_active(self, resident: _Resident) -> bool:
+        return resident.variant.index not in self.errors and not resident.rounds.are_over
+
+    def _finish(self, resident: _Resident) -> None:
+        """What follows the timed rounds: requests with fresh inputs, then the meters of this replicate."""
+        variant, progress = resident.variant, self._session.progress
+        progress.begin(variant.index, self._number, "checking")
+        with self._failing_alone(variant, resident.process):
+            with progress.advance(METERED):
+                audited = audit(resident.child, resident.ready, progress)
+                metered = read_meters(resident.child, self._meters(), progress)
+            replicate = resident.rounds.replicate()
+            self.replicates[variant.index] = replace(replicate, audit=audited, metered=metered)
+            progress.end()
+
+    def _meters(self) -> list[str]:
+        """The meters to read in this replicate; some are read only in the first one."""
+        names = [name for name in self._session.spec.measure.meters if name != "latency"]
+        return [name for name in names if self._number == 0 or not METERS[name].once]
+
+    @contextmanager
+    def _failing_alone(self, variant: Variant, process: ExitStack) -> Iterator[None]:
+        """An error of this variant's process ends this process and leaves the others as they are."""
         try:
-            child = leave.enter_context(bench.child())
-            assignment = bench.assignment(variant, number)
-            with bench.watch.half_of_what_is_left("making it ready"):
-                ready = ask(child, assignment, Ready, bench.watch)
+            yield
         except (UnsupportedError, ReplicateError) as error:
-            turn.errors[variant.index] = error
-            leave.close()
-            continue
-        bench.watch.reached()
-        room.taken_by(child.pid)
-        sampling = Sampling(child, ready, assignment, witness)
-        residents.append(_Resident(variant, child, ready, sampling, leave))
-    return residents, ()
-
-
-def _round(bench: Bench, resident: _Resident, number: int, turn: Turn) -> bool:
-    """Whether it is still there after its round."""
-    bench.watch.at(resident.variant.index, number, "measuring")
-    try:
-        resident.sampling.round(bench.watch)
-    except ReplicateError as error:
-        turn.errors[resident.variant.index] = error
-        resident.leave.close()
-        return False
-    return True
-
-
-def _examine(bench: Bench, resident: _Resident, number: int, turn: Turn) -> None:
-    """What follows the timed rounds: fresh inputs, then the meters that this replicate is asked for."""
-    index = resident.variant.index
-    meters = [name for name in bench.spec.measure.meters if name != "latency"]
-    asked = [name for name in meters if number == 0 or not METERS[name].once]
-    bench.watch.at(index, number, "checking")
-    bench.watch.toward(METERED)
-    try:
-        audited = audit(resident.child, resident.ready, bench.watch)
-        metered = read_meters(resident.child, asked, bench.watch)
-    except ReplicateError as error:
-        turn.errors[index] = error
-        return
-    turn.replicates[index] = replace(resident.sampling.replicate(), audit=audited, metered=metered)
-    bench.watch.finish()
+            self.errors[variant.index] = error
+            process.close()

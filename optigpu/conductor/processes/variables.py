@@ -1,45 +1,43 @@
-"""The environment variables of a measuring process: what it needs, and nothing that would change a measurement.
+"""The environment variables of a measuring process: only those that are listed here are passed on.
 
-Only what is listed passes, so that neither a preloaded allocator nor a forgotten OMP or TORCH setting shapes a figure
-that is stored as if it were this machine's, and no key or database address reaches a model's code.
+So neither a preloaded allocator nor a forgotten OMP or TORCH setting shapes a figure that is stored as this machine's,
+and no key or database address reaches a model's code. A variable that is passed on and may change what is measured is
+recorded in the result. Secrets are passed on only to a process that needs them and are never recorded.
 """
 
 import os
 from pathlib import Path
 
 import optigpu
+from optigpu.job.spec import Variant
 from optigpu.paths import data_dir
 
-_NAMES = {
-    *(
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "VIRTUAL_ENV",
-        "CC",
-        "CXX",
-    ),
-    *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+_PLAIN = {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR", "OPTIGPU_DECODE_CACHE_GB"),
+    *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
+    # They select GPUs; the result's `accelerators` say which.
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 }
-_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HF_")
+_PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
+"""HF_: where downloads lie and come from. The hash of the weights says what came."""
+
+_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB"}
+_RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")
+"""For example NVIDIA_TF32_OVERRIDE, which changes numbers, and CUDA_LAUNCH_BLOCKING, which changes times."""
+_IMPORT_PATH = "PYTHONPATH"
+"""Recorded, and passed on behind the folder of this package."""
+
+_SECRETS = {"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"}
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
-def child_variables(threads: int) -> dict[str, str]:
-    """The variables for a process that computes with `threads` threads."""
-    passed = {
-        name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)
-    }
-    source = str(Path(optigpu.__file__).resolve().parents[1])
+def child_variables(threads: int, *, secrets: bool = False) -> dict[str, str]:
+    """The variables for a process that computes with `threads` threads, with the hub's secrets if it needs them."""
+    passed = {name: value for name, value in os.environ.items() if _is_passed(name, secrets)}
     return passed | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+        _IMPORT_PATH: os.pathsep.join([str(_source()), *_import_path()]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
@@ -48,3 +46,48 @@ def child_variables(threads: int) -> dict[str, str]:
         # NVML counts in this order; torch must mean the same GPU by the same number.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+
+
+def recorded_variables() -> dict[str, str]:
+    """The variables that measuring processes inherit and that may change what is measured.
+
+    The home directory is written as ~, so that a result does not name the user.
+    """
+    found = {name: value for name, value in sorted(os.environ.items()) if _is_recorded(name)}
+    if _import_path():
+        found[_IMPORT_PATH] = os.pathsep.join(_import_path())
+    home = str(Path.home())
+    return {name: value.replace(home, "~") for name, value in found.items()}
+
+
+def needs_secrets(variant: Variant) -> bool:
+    """Whether the variant's model, or one that its techniques name, is downloaded from the hub."""
+    values = (value for technique in variant.stack for value in technique.model_dump().values())
+    return any(isinstance(name, str) and name.startswith("hub:") for name in (variant.model, *values))
+
+
+def _is_passed(name: str, secrets: bool) -> bool:
+    if _is_secret(name):
+        return secrets and name in _SECRETS
+    return name in _PLAIN or name.startswith(_PLAIN_PREFIXES) or _is_recorded(name)
+
+
+def _is_recorded(name: str) -> bool:
+    if name in _PLAIN or _is_secret(name):
+        return False
+    return name in _RECORDED or name.startswith(_RECORDED_PREFIXES)
+
+
+def _is_secret(name: str) -> bool:
+    return name in _SECRETS or any(word in name for word in _SECRET_WORDS)
+
+
+def _source() -> Path:
+    """The folder that this package is imported from."""
+    return Path(optigpu.__file__).resolve().parents[1]
+
+
+def _import_path() -> list[str]:
+    """The entries of PYTHONPATH other than the folder of this package."""
+    entries = os.environ.get(_IMPORT_PATH, "").split(os.pathsep)
+    return [entry for entry in entries if entry and Path(entry).resolve() != _source()]

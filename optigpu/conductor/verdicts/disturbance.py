@@ -1,15 +1,16 @@
-"""What disturbed a replicate, judged from the sights of its rounds. A finding is a sentence with its figures.
+"""What disturbed a replicate, judged from the host samples of its rounds.
 
-Sights of one replicate are judged together: what a minute of rounds shows is what its median went through.
+The samples of one replicate are judged together: what a minute of rounds shows is what its median went through.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from optigpu.conductor.verdicts.host_monitor import Sight
+from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.vocabulary import DeviceKind
 
-Sights = Sequence[Sight]
+HostSamples = Sequence[HostSample]
 
 JUDGED_FROM_S = 0.5
 """The kernel counts CPU time in steps of a hundredth of a second; less than this is too few of them."""
@@ -37,114 +38,141 @@ _LEAST_CORES = 0.01
 """A process that used less is not worth naming."""
 
 
-def foreign(device: DeviceKind, sights: Sights) -> str | None:
+@dataclass(frozen=True)
+class Finding:
+    """What happened in a replicate, as a sentence that "during replicate 1" can follow, and what to do about it."""
+
+    what: str
+    advice: str | None = None
+
+    def sentence(self, when: str) -> str:
+        """For example "The CPU slowed down twice during replicate 1; cool it."."""
+        return f"{self.what} {when}; {self.advice}." if self.advice else f"{self.what} {when}."
+
+
+def foreign(device: DeviceKind, samples: HostSamples) -> Finding | None:
     """Other processes used the CPUs, or the GPU."""
-    on_gpu = max((sight.gpu_foreign for sight in sights), default=0)
+    on_gpu = max((sample.gpu_foreign for sample in samples), default=0)
     if on_gpu:
-        return (
-            f"{on_gpu} other process{'es' if on_gpu > 1 else ''} computed on the GPU; stop what else uses it."
-        )
-    counted = [sight for sight in sights if sight.foreign_s is not None]
-    wall_s = sum(sight.wall_s for sight in counted)
+        if on_gpu == 1:
+            return Finding("Another process used the GPU", "stop it and measure again")
+        return Finding(f"{on_gpu} other processes used the GPU", "stop them and measure again")
+    counted = [sample for sample in samples if sample.foreign_s is not None]
+    wall_s = sum(sample.wall_s for sample in counted)
     if wall_s < JUDGED_FROM_S or (device is DeviceKind.CUDA and _idle_cores(counted) >= FREE_CORES):
         return None
-    foreign_s = sum(sight.foreign_s or 0.0 for sight in counted)
-    cores = foreign_s / wall_s
-    share = FOREIGN_SHARE * max(sight.cpus for sight in counted)
-    if foreign_s > FOREIGN_LEAST_S and cores > min(max(FOREIGN_CORES, share), FOREIGN_CORES_AT_MOST):
-        return (
-            f"other processes used {cores:.2f} cores{_names(counted, wall_s)}; stop them and measure again."
-        )
+    foreign_s = sum(sample.foreign_s or 0.0 for sample in counted)
+    cores, cpus = foreign_s / wall_s, max(sample.cpus for sample in counted)
+    allowed = min(max(FOREIGN_CORES, FOREIGN_SHARE * cpus), FOREIGN_CORES_AT_MOST)
+    if foreign_s > FOREIGN_LEAST_S and cores > allowed:
+        used = f"{cores:.2f} of {_cores(cpus)}{_names(counted, wall_s)}"
+        return Finding(f"Other processes used {used}", "stop them and measure again")
     return _crowded(counted)
 
 
-def throttled(sights: Sights) -> str | None:
+def throttled(samples: HostSamples) -> Finding | None:
     """Heat, a power brake or a CPU quota slowed the device down."""
-    slowdowns = sum(sight.heat_slowdowns for sight in sights)
+    slowdowns = sum(sample.heat_slowdowns for sample in samples)
     if slowdowns:
-        return f"the CPU slowed down {slowdowns} times for heat; cool it, or lower its power limit."
-    wall_s = sum(sight.wall_s for sight in sights)
-    waited_s = sum(sight.quota_wait_s for sight in sights)
-    if waited_s > SLOWED_SHARE * wall_s:
-        return (
-            f"the control group's CPU quota made threads wait for {waited_s:.2f} s within {wall_s:.1f} s; "
-            "raise the quota."
+        times = "once" if slowdowns == 1 else f"{slowdowns} times"
+        return Finding(
+            f"The CPU slowed down {times} because of heat",
+            "cool it or lower its power limit, and measure again",
         )
-    heat_s = sum(sight.gpu_heat_s or 0.0 for sight in sights)
+    wall_s = sum(sample.wall_s for sample in samples)
+    waited_s = sum(sample.quota_wait_s for sample in samples)
+    if waited_s > SLOWED_SHARE * wall_s:
+        return Finding(
+            f"The control group's CPU quota made threads wait for {waited_s:.2f} s of {wall_s:.1f} s",
+            "raise the quota and measure again",
+        )
+    heat_s = sum(sample.gpu_heat_s or 0.0 for sample in samples)
     if heat_s > SLOWED_SHARE * wall_s:
-        return f"heat held the GPU's clock down for {heat_s:.2f} s within {wall_s:.1f} s; cool it."
-    brakes = _GPU_THROTTLES & frozenset().union(*(sight.gpu_slowdowns for sight in sights))
+        return Finding(
+            f"Heat lowered the GPU's clock for {heat_s:.2f} s of {wall_s:.1f} s", "cool it and measure again"
+        )
+    brakes = _GPU_THROTTLES & frozenset().union(*(sample.gpu_slowdowns for sample in samples))
     if brakes:
-        return f"the GPU's clock was held down ({', '.join(sorted(brakes))}); look at its cooling and its power supply."
+        return Finding(
+            f"The GPU lowered its clock ({', '.join(sorted(brakes))})",
+            "check its cooling and its power supply",
+        )
     return None
 
 
-def suspended(sights: Sights) -> str | None:
+def suspended(samples: HostSamples) -> Finding | None:
     """The machine slept within a round."""
-    slept_s = sum(sight.suspended_s for sight in sights)
+    slept_s = sum(sample.suspended_s for sample in samples)
     if slept_s <= SUSPENDED_S:
         return None
-    return f"the machine was suspended for {slept_s:.1f} s; keep it awake while it measures."
+    return Finding(
+        f"The machine was suspended for {slept_s:.1f} s", "keep it awake while it measures, and measure again"
+    )
 
 
-def shared(sights: Sights) -> str | None:
+def shared(samples: HostSamples) -> Finding | None:
     """The hypervisor gave CPU time to other machines, or another job was measured on this host."""
-    counted = [sight for sight in sights if sight.steal_s is not None]
-    time_s = sum(sight.wall_s * sight.cpus for sight in counted)
-    stolen_s = sum(sight.steal_s or 0.0 for sight in counted)
+    counted = [sample for sample in samples if sample.steal_s is not None]
+    time_s = sum(sample.wall_s * sample.cpus for sample in counted)
+    stolen_s = sum(sample.steal_s or 0.0 for sample in counted)
     if time_s and stolen_s > STEAL_SHARE * time_s:
-        return f"the hypervisor took {100 * stolen_s / time_s:.1f}% of the CPUs' time for other machines."
-    if any(sight.others for sight in sights):
-        return "another job was measured on this host, on a device of its own."
+        return Finding(
+            f"The hypervisor gave {100 * stolen_s / time_s:.1f}% of the CPUs' time to other virtual machines"
+        )
+    if any(sample.others for sample in samples):
+        return Finding("Another job was measured on another device of this host")
     return None
 
 
-def unstable(sights: Sights) -> str | None:
-    """The device's clock changed between rounds, its power limit held it down, or somebody set the time of day."""
-    clocks_hz = [sight.clock_hz for sight in sights if sight.clock_hz]
+def unstable(samples: HostSamples) -> Finding | None:
+    """The device's clock changed between rounds, its power limit lowered it, or somebody set the time of day."""
+    clocks_hz = [sample.clock_hz for sample in samples if sample.clock_hz]
     if clocks_hz and max(clocks_hz) - min(clocks_hz) > CLOCK_CHANGE * max(clocks_hz):
-        return (
-            f"the clock was between {min(clocks_hz) / 1e6:.0f} and {max(clocks_hz) / 1e6:.0f} MHz after the rounds; "
-            "fix it for a steadier figure."
+        return Finding(
+            f"The clock changed between {min(clocks_hz) / 1e6:.0f} and {max(clocks_hz) / 1e6:.0f} MHz",
+            "lock it for steadier results",
         )
-    wall_s = sum(sight.wall_s for sight in sights)
-    capped_s = sum(sight.gpu_power_cap_s or 0.0 for sight in sights)
+    wall_s = sum(sample.wall_s for sample in samples)
+    capped_s = sum(sample.gpu_power_cap_s or 0.0 for sample in samples)
     if capped_s > SLOWED_SHARE * wall_s:
-        return f"the power limit held the GPU's clock down for {capped_s:.2f} s within {wall_s:.1f} s."
-    if any(_GPU_POWER_CAP in sight.gpu_slowdowns for sight in sights):
-        return "the power limit held the GPU's clock down at the end of a round."
-    jump_s = max((sight.wall_jump_s for sight in sights), key=abs, default=0.0)
+        return Finding(f"The power limit lowered the GPU's clock for {capped_s:.2f} s of {wall_s:.1f} s")
+    if any(_GPU_POWER_CAP in sample.gpu_slowdowns for sample in samples):
+        return Finding("The power limit lowered the GPU's clock at the end of a round")
+    jump_s = max((sample.wall_jump_s for sample in samples), key=abs, default=0.0)
     if abs(jump_s) > WALL_JUMP_S:
-        return (
-            f"the time of day was set by {jump_s:+.1f} s; samples are timed by a clock that does not follow, but dates "
-            "of this job may be wrong."
+        return Finding(
+            f"The time of day was changed by {jump_s:+.1f} s",
+            "the samples are not affected, because another clock times them, but dates of this job may be wrong",
         )
     return None
 
 
-def _idle_cores(sights: Sights) -> float:
-    wall_s = sum(sight.wall_s for sight in sights)
-    return sum(sight.idle_s or 0.0 for sight in sights) / wall_s if wall_s else math.inf
+def _idle_cores(samples: HostSamples) -> float:
+    wall_s = sum(sample.wall_s for sample in samples)
+    return sum(sample.idle_s or 0.0 for sample in samples) / wall_s if wall_s else math.inf
 
 
-def _names(sights: Sights, wall_s: float) -> str:
-    """The processes that used most, each with its cores; empty where none of them can be seen."""
+def _cores(count: int) -> str:
+    return f"{count} cores" if count > 1 else "1 core"
+
+
+def _names(samples: HostSamples, wall_s: float) -> str:
+    """The processes that used most, each with its cores; empty if none of them can be seen."""
     used: dict[str, float] = {}
-    for name, seconds in (item for sight in sights for item in sight.named.items()):
+    for name, seconds in (item for sample in samples for item in sample.named.items()):
         used[name] = used.get(name, 0.0) + seconds
     cores = {name: seconds / wall_s for name, seconds in used.items() if seconds >= _LEAST_CORES * wall_s}
     most = sorted(cores, key=lambda name: -cores[name])[:_MOST_NAMES]
     return f" ({', '.join(f'{name} {cores[name]:.2f}' for name in most)})" if most else ""
 
 
-def _crowded(sights: Sights) -> str | None:
-    if len(sights) < CROWDED_ROUNDS:
+def _crowded(samples: HostSamples) -> Finding | None:
+    if len(samples) < CROWDED_ROUNDS:
         return None
-    always = frozenset.intersection(*(sight.crowding for sight in sights))
+    always = frozenset.intersection(*(sample.crowding for sample in samples))
     if not always:
         return None
-    return f"{_listed(name for _, _, name in always)} ran or waited for a CPU all the time; stop it and measure again."
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names))[:_MOST_NAMES])
+    names = ", ".join(sorted({name for _, _, name in always})[:_MOST_NAMES])
+    return Finding(
+        f"Other processes ({names}) ran or waited for a CPU all the time", "stop them and measure again"
+    )

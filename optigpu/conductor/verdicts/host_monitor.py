@@ -1,8 +1,8 @@
-"""What else happens on this machine while a round is timed: read before it and after it, never within.
+"""What else happens on this machine while a round is timed. Counters are read before and after it, never within.
 
-Ours are the measuring processes' sessions and this process itself; whoever else uses the CPUs is foreign. The total
-comes from the kernel's count of the CPUs' time, so that a process counts that has ended in between, or that cannot be
-seen from inside a container; names can be told of those alone that are seen at both ends.
+Our processes are those in the sessions of the measuring processes, and this process itself; every other one is foreign.
+The total comes from the kernel's count of the CPUs' time, so that it includes processes that ended in between or cannot
+be seen from inside a container. Names are known only for processes that are seen at the second reading.
 """
 
 import os
@@ -31,54 +31,58 @@ from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 
 Key = tuple[int, int]
-"""What names a process: its id, and when it was started."""
+"""Identifies a process: its id, and when it was started."""
 
 
 @dataclass(frozen=True)
-class Glance:
-    """Everything that is counted, at one moment. `own` are the sessions that were ours then."""
+class HostReading:
+    """All counters at one moment."""
 
     clocks: Clocks
     cpu: CpuTimes | None
     processes: Mapping[Key, ProcessTimes]
+    # The sessions of this job's measuring processes at that moment.
     own: frozenset[int]
     quota_wait_s: float
     heat_slowdowns: int
     clock_hz: float | None
     gpu: GpuCounters
+    # Whether another job was measured on this host.
     others: bool
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What happened between two glances, on the CPUs that this process may use and on the GPU.
-
-    `foreign_s` are the CPU seconds that were not ours, None where the system does not count; a little below zero when
-    there were none. `named` says which visible processes used some, by name. `crowding` are foreign processes that ran
-    or waited for one of our CPUs at both ends: at a low priority such a one uses little and never rests.
-    `heat_slowdowns` counts the slow-downs of cores and packages for heat. `clock_hz` is the device's clock at the end.
-    `gpu_foreign` counts processes on the GPU that are not ours. `gpu_heat_s` and `gpu_power_cap_s` are seconds in which
-    heat or the power limit held its clock down, None where it does not count them; `gpu_slowdowns` is what did so at
-    the end. `wall_jump_s` is by how much somebody set the time of day. `others` says that another job was measured on
-    this host.
-    """
+class HostSample:
+    """What happened between two readings, on the CPUs that this process may use and on the GPU."""
 
     wall_s: float
     cpus: int = 1
+    # CPU seconds of processes other than ours; None if the system does not count, a little below 0 if there were none.
     foreign_s: float | None = None
     idle_s: float | None = None
+    # CPU seconds that the hypervisor gave to other machines.
     steal_s: float | None = None
+    # CPU seconds of the other processes that can be seen, by their name.
     named: Mapping[str, float] = field(default_factory=dict)
+    # Other processes (id, start, name) that ran or waited for one of our CPUs at both readings. At a low priority such
+    # a process uses little CPU time and never rests.
     crowding: frozenset[tuple[int, int, str]] = frozenset()
     quota_wait_s: float = 0.0
+    # How often cores and packages slowed down because of heat.
     heat_slowdowns: int = 0
+    # The device's clock at the second reading.
     clock_hz: float | None = None
+    # Processes on the GPU that are not ours.
     gpu_foreign: int = 0
+    # Seconds in which heat, or the power limit, lowered the GPU's clock; None if the GPU does not count them.
     gpu_heat_s: float | None = None
     gpu_power_cap_s: float | None = None
+    # What lowered the GPU's clock at the second reading.
     gpu_slowdowns: frozenset[str] = frozenset()
     suspended_s: float = 0.0
+    # By how much somebody changed the time of day.
     wall_jump_s: float = 0.0
+    # Whether another job was measured on this host.
     others: bool = False
 
 
@@ -87,8 +91,8 @@ def nobody() -> bool:
     return False
 
 
-class Witness:
-    """Looks at the machine on behalf of one job."""
+class HostMonitor:
+    """Reads the machine's counters for one job."""
 
     def __init__(
         self,
@@ -97,9 +101,9 @@ class Witness:
         own: Callable[[], Collection[int]],
         others: Callable[[], bool] = nobody,
     ) -> None:
-        """To be made before the first measuring process starts, so that what the GPU runs by then is foreign.
+        """To be made before the job's first measuring process starts: what the GPU runs by then is foreign.
 
-        `own` gives the sessions of the measuring processes that live; `others` says whether another job is measured.
+        `own` gives the sessions of the living measuring processes; `others` says whether another job is measured.
         """
         self._own, self._others = own, others
         self._cpus = frozenset(allowed_cpus())
@@ -109,27 +113,27 @@ class Witness:
         self._gpu = None if on_cpu else self._open_gpu(environment)
         self._on_gpu_before = self._gpu_now().pids or frozenset()
 
-    def look(self) -> Glance:
-        """A glance; it takes about a millisecond."""
+    def read(self) -> HostReading:
+        """Takes about a millisecond."""
         gpu, clocks_khz = self._gpu_now(), numbers(self._clock_files)
-        return Glance(
+        return HostReading(
             clocks=clocks(),
             cpu=cpu_times(self._cpus),
             processes={process.key: process for process in processes()},
             own=frozenset(self._own()),
             quota_wait_s=quota_wait_s(),
             heat_slowdowns=sum(numbers(self._heat_files)),
-            # Of an idle CPU it is the lowest one; the fastest has just worked for us.
+            # An idle CPU has a low clock; the fastest one has just worked for us.
             clock_hz=max(clocks_khz) * 1e3 if clocks_khz else gpu.clock_hz,
             gpu=gpu,
             others=self._others(),
         )
 
-    def between(self, before: Glance, after: Glance) -> Sight:
-        """What the two glances tell of the time between them."""
+    def between(self, before: HostReading, after: HostReading) -> HostSample:
+        """What happened between the two readings."""
         suspended_s = after.clocks.suspended_s - before.clocks.suspended_s
         spent = _spent(before.cpu, after.cpu)
-        return Sight(
+        return HostSample(
             wall_s=after.clocks.monotonic_s - before.clocks.monotonic_s,
             cpus=len(self._cpus) or os.cpu_count() or 1,
             foreign_s=spent.work_s - _own_s(before, after) if spent else None,
@@ -163,19 +167,20 @@ class Witness:
     def _gpu_now(self) -> GpuCounters:
         return gpu_counters(self._gpu) if self._gpu else GpuCounters()
 
-    def _gpu_foreign(self, glance: Glance) -> int:
-        """Processes on the GPU that are not ours. In a container the driver may number them as the host does.
+    def _gpu_foreign(self, reading: HostReading) -> int:
+        """How many processes on the GPU are not ours.
 
-        Then ours cannot be told from those that came later, but there is one for each of our sessions.
+        In a container the driver may give the host's process ids. Then ours cannot be told from others that came after
+        the job began, but there is one for each of our sessions.
         """
-        pids = glance.gpu.pids or frozenset()
-        ours = {each.pid for each in glance.processes.values() if each.session in glance.own}
+        pids = reading.gpu.pids or frozenset()
+        ours = {each.pid for each in reading.processes.values() if each.session in reading.own}
         if pids & ours:
             return len(pids - ours)
         later = pids - self._on_gpu_before
-        return len(pids - later) + max(0, len(later) - len(glance.own))
+        return len(pids - later) + max(0, len(later) - len(reading.own))
 
-    def _named(self, before: Glance, after: Glance) -> Mapping[str, float]:
+    def _named(self, before: HostReading, after: HostReading) -> Mapping[str, float]:
         used: dict[str, float] = {}
         for key, process in after.processes.items():
             earlier = before.processes.get(key)
@@ -184,7 +189,7 @@ class Witness:
                 used[process.name] = used.get(process.name, 0.0) + seconds
         return used
 
-    def _crowding(self, before: Glance, after: Glance) -> frozenset[tuple[int, int, str]]:
+    def _crowding(self, before: HostReading, after: HostReading) -> frozenset[tuple[int, int, str]]:
         return frozenset(
             (*key, process.name)
             for key, process in after.processes.items()
@@ -208,8 +213,8 @@ def _spent(before: CpuTimes | None, after: CpuTimes | None) -> CpuTimes | None:
     )
 
 
-def _own_s(before: Glance, after: Glance) -> float:
-    """CPU seconds of the measuring processes, with those that they started and outlived, and of this process alone."""
+def _own_s(before: HostReading, after: HostReading) -> float:
+    """CPU seconds of the measuring processes with their ended children, and of this process without its own."""
     total_s = 0.0
     for key, process in after.processes.items():
         if _is_own(process, before, after):
@@ -218,9 +223,9 @@ def _own_s(before: Glance, after: Glance) -> float:
 
 
 def _used_s(process: ProcessTimes) -> float:
-    """What this process outlives may be another job's."""
+    """The ended children of this process may be another job's, so they are left out."""
     return process.used_s + (process.ended_children_s if process.pid != os.getpid() else 0.0)
 
 
-def _is_own(process: ProcessTimes, before: Glance, after: Glance) -> bool:
+def _is_own(process: ProcessTimes, before: HostReading, after: HostReading) -> bool:
     return process.pid == os.getpid() or process.session in before.own or process.session in after.own

@@ -1,4 +1,4 @@
-"""Whether a variant's figures count: reasons make its result invalid, warnings mark it, each with a note."""
+"""Whether a variant's result is valid: reasons make it invalid, warnings only mark it, and each has a note."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -8,6 +8,7 @@ import numpy as np
 
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
+from optigpu.conductor.verdicts.disturbance import Finding
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec, Limits, Variant
 from optigpu.statistics.drift import Array, drift
@@ -15,14 +16,13 @@ from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
 
 CACHED_RATIO = 1.5
-"""A request with inputs that nobody saw before may take so many times what a repeated one takes."""
+"""A request with fresh inputs may take so many times what a repeated one takes."""
 DRIFT_FROM_S = 15.0
-"""Of rounds, all replicates together: within seconds a virtual machine wanders by half, which its interval shows."""
+"""Of rounds, all replicates together: a virtual machine's speed varies by half within seconds."""
 STOPPED_RATIO, STOPPED_S = 20.0, 1.0
 """A request that takes so many times the median, and so many seconds more, was stopped from outside."""
 
-Detector = Callable[[Replicate], str | None]
-"""What it found in a replicate, as the end of a sentence that begins "In replicate 1"."""
+Detector = Callable[[Replicate], Finding | None]
 
 
 def judge(
@@ -47,9 +47,9 @@ def _reasons(
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(replicates),
         VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
         VerdictReason.CACHED_RESULT: _first(partial(_cached, primary), replicates),
-        VerdictReason.THROTTLED: _first(lambda each: disturbance.throttled(each.sights), replicates),
+        VerdictReason.THROTTLED: _first(lambda each: disturbance.throttled(each.host_samples), replicates),
         VerdictReason.FOREIGN_PROCESS: _first(
-            lambda each: disturbance.foreign(variant.device, each.sights), replicates
+            lambda each: disturbance.foreign(variant.device, each.host_samples), replicates
         ),
         VerdictReason.DRIFT: _drifted(primary, replicates),
         VerdictReason.INTERRUPTED: _first(partial(_interrupted, primary), replicates),
@@ -59,24 +59,32 @@ def _reasons(
 
 def _disturbances(replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
     found = {
-        VerdictWarning.CLOCK_UNSTABLE: _first(lambda each: disturbance.unstable(each.sights), replicates),
-        VerdictWarning.SHARED_HOST: _first(lambda each: disturbance.shared(each.sights), replicates),
+        VerdictWarning.CLOCK_UNSTABLE: _first(
+            lambda each: disturbance.unstable(each.host_samples), replicates
+        ),
+        VerdictWarning.SHARED_HOST: _first(lambda each: disturbance.shared(each.host_samples), replicates),
     }
     return {warning: note for warning, note in found.items() if note}
 
 
 def _first(detector: Detector, replicates: Sequence[Replicate]) -> str | None:
-    """What a detector found, with the numbers of the replicates; the figures are those of the first one."""
-    found = {number: note for number, each in enumerate(replicates, 1) if (note := detector(each))}
+    """What a detector found in the first replicate where it found something, and in which others it did."""
+    found = {number: finding for number, each in enumerate(replicates, 1) if (finding := detector(each))}
     if not found:
         return None
     first, *others = found
-    also = f" (and in replicate {', '.join(map(str, others))})" if others else ""
-    return f"In replicate {first}{also} {found[first]}"
+    also = f" (and during {_numbered(others)})" if others else ""
+    return found[first].sentence(f"during {_numbered([first])}{also}")
+
+
+def _numbered(numbers: Sequence[int]) -> str:
+    """For example "replicate 1", or "replicates 1, 2 and 4"."""
+    *before, last = map(str, numbers)
+    return f"replicates {', '.join(before)} and {last}" if before else f"replicate {last}"
 
 
 def _wrong_outputs(replicates: Sequence[Replicate]) -> str | None:
-    """Each different problem once: processes that do the same wrong thing say the same."""
+    """Each different problem once: processes with the same error report the same problem."""
     ready = (replicate.ready.problem for replicate in replicates)
     audited = (replicate.audit.problem for replicate in replicates if replicate.audit)
     problems = dict.fromkeys(problem for problem in (*ready, *audited) if problem)
@@ -84,7 +92,7 @@ def _wrong_outputs(replicates: Sequence[Replicate]) -> str | None:
 
 
 def _below_gate(limits: Limits, metrics: Mapping[str, MetricSummary]) -> str | None:
-    """A gate that could not be checked is not passed."""
+    """A limit that could not be checked counts as exceeded."""
     gates = (("kld_mean", "max_kld", limits.max_kld), ("top1_agreement", "min_top1", limits.min_top1))
     return " ".join(filter(None, (_gate(*gate, metrics) for gate in gates))) or None
 
@@ -95,20 +103,19 @@ def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, Metr
     summary = metrics.get(name)
     if summary is None or summary.value is None:
         why = summary.reason if summary and summary.reason else "It was not measured."
-        return f"limits.{limit} is set, but there is no {name} to hold against it: {why}"
+        return f"limits.{limit} is set, but {name} is not known: {why}"
     lower = METRICS[name].better is Better.LOWER
     if summary.value <= bound if lower else summary.value >= bound:
         return None
     side = "above" if lower else "below"
-    return f"The {name} of {summary.value:.4g} is {side} limits.{limit}, which is {bound:g}."
+    return f"{name} is {summary.value:.4g}, {side} limits.{limit} of {bound:g}."
 
 
-def _cached(primary: str, replicate: Replicate) -> str | None:
+def _cached(primary: str, replicate: Replicate) -> Finding | None:
     """Even the fastest request with fresh inputs took much longer than the repeated ones.
 
-    They are held against the slowest round, since the machine may have slowed down by then, and against the first
-    requests of a round, which come out of a rest as the audit's do; and against repeated ones between them, where there
-    are any.
+    It is compared with the slowest round, since the machine may have slowed down by then; with the first requests of a
+    round, which follow a pause as the audit's do; and with repeated requests between the fresh ones, if there are any.
     """
     fresh = replicate.audit.samples if replicate.audit else {}
     between = replicate.audit.repeated if replicate.audit else {}
@@ -120,16 +127,17 @@ def _cached(primary: str, replicate: Replicate) -> str | None:
         repeated = max(max(np.median(each), each[: len(fresh_times)].min()) for each in rounds)
         repeated = max((repeated, *_times(name, between.get(name, ()))))
         if fresh_times.min() > CACHED_RATIO * repeated:
-            return (
-                f"requests with fresh inputs took at least {fresh_times.min() / repeated:.1f} times as long as "
-                f"repeated ones ({name}), so answers were kept; leave out what keeps them."
+            return Finding(
+                f"Requests with fresh inputs took at least {fresh_times.min() / repeated:.1f} times as long as "
+                f"repeated ones ({name})",
+                "answers were cached: remove what caches them",
             )
     return None
 
 
 def _drifted(primary: str, replicates: Sequence[Replicate]) -> str | None:
-    """Over all replicates in their order: what passes within one of them is in the interval between them."""
-    if sum(sight.wall_s for replicate in replicates for sight in replicate.sights) < DRIFT_FROM_S:
+    """Over all replicates in their order: a change that ends within one of them is part of the interval."""
+    if sum(sample.wall_s for replicate in replicates for sample in replicate.host_samples) < DRIFT_FROM_S:
         return None
     change = drift(np.concatenate([_times(primary, each.samples[primary]) for each in replicates]))
     if change is None:
@@ -141,9 +149,9 @@ def _drifted(primary: str, replicates: Sequence[Replicate]) -> str | None:
     )
 
 
-def _interrupted(primary: str, replicate: Replicate) -> str | None:
-    """A whole request took far longer than the median; how long that is in seconds, a warm request tells."""
-    slept = disturbance.suspended(replicate.sights)
+def _interrupted(primary: str, replicate: Replicate) -> Finding | None:
+    """A whole request took far longer than the median. A warm request says how many seconds that is."""
+    slept = disturbance.suspended(replicate.host_samples)
     if slept:
         return slept
     whole = "latency_s" if "latency_s" in replicate.samples else primary
@@ -152,26 +160,36 @@ def _interrupted(primary: str, replicate: Replicate) -> str | None:
     stopped_s = (longest - 1) * replicate.ready.request_s
     if longest <= STOPPED_RATIO or stopped_s <= STOPPED_S:
         return None
-    return f"a request stood still for about {stopped_s:.1f} s; leave the process running while it measures."
+    return Finding(
+        f"A request was stopped for about {stopped_s:.1f} s",
+        "do not stop or debug the measuring process, and measure again",
+    )
 
 
 def _doubts(spec: JobSpec, variant: Variant, replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
-    """How far the samples themselves are to be trusted."""
+    """What the samples themselves leave uncertain."""
     found = {}
     if len(replicates) == 1:
         found[VerdictWarning.SINGLE_REPLICATE] = (
-            "One process was measured; others may differ by more than its interval."
+            "One process was measured, and others may differ by more than its interval; set measure.replicates to 2 "
+            "or more."
         )
-    unsettled = [str(number) for number, r in enumerate(replicates, 1) if not _converged(r, spec)]
+    unsettled = [number for number, r in enumerate(replicates, 1) if not _converged(r, spec)]
     if unsettled:
         found[VerdictWarning.NOT_CONVERGED] = (
-            f"In replicate {', '.join(unsettled)} the requests had not settled, or the median's interval was still "
-            f"wider than {spec.measure.rel_ci:g} of it when the time was over."
+            f"In {_numbered(unsettled)} the requests were not steady, or the median's interval was still wider than "
+            f"{100 * spec.measure.rel_ci:g}% of the median when the time was up; raise measure.max_seconds."
         )
     requests = sum(len(replicate.samples[variant.workload.primary]) for replicate in replicates)
     if requests < fewest_for(50):
-        found[VerdictWarning.FEW_SAMPLES] = f"Too few requests for any percentile: {requests}."
+        found[VerdictWarning.FEW_SAMPLES] = (
+            f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."
+        )
     return found
+
+
+def _requests(count: int) -> str:
+    return "1 request is" if count == 1 else f"{count} requests are"
 
 
 def _converged(replicate: Replicate, spec: JobSpec) -> bool:
@@ -179,6 +197,6 @@ def _converged(replicate: Replicate, spec: JobSpec) -> bool:
 
 
 def _times(name: str, samples: Iterable[float]) -> Array:
-    """What a metric's samples are as times: a rate counts by its inverse. Shape: [requests]."""
+    """A metric's samples as times, [requests]: a rate counts by its inverse."""
     values = np.fromiter(samples, dtype=np.float64)
     return values if METRICS[name].better is Better.LOWER else 1 / values

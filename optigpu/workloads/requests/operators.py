@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import psutil
-
-from optigpu.hardware.cgroup import memory_limit
+from optigpu.hardware.memory import free_host_bytes
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Runtime
 
@@ -73,6 +71,4 @@ def _free_bytes(device: DeviceKind) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    available = int(psutil.virtual_memory().available)
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)
+    return free_host_bytes()

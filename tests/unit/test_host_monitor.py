@@ -1,4 +1,4 @@
-"""What the kernel counts, read from this machine and from files that others would show; and glances compared."""
+"""What the kernel counts, read from this machine and from made-up files; and two readings compared."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.conductor.verdicts.host_monitor import Glance, Witness
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading
 from optigpu.hardware import counters
 from optigpu.hardware.cgroup import quota_wait_s
 from optigpu.hardware.counters import Clocks, CpuTimes, GpuCounters, ProcessTimes
@@ -138,9 +138,9 @@ def process(pid: int, session: int, used_s: float, **changes: Any) -> ProcessTim
     return replace(made, **changes)
 
 
-def glance(*processes: ProcessTimes, at_s: float = 0.0, work_s: float = 0.0, **changes: Any) -> Glance:
+def reading(*processes: ProcessTimes, at_s: float = 0.0, work_s: float = 0.0, **changes: Any) -> HostReading:
     """The sessions 100 and 200 are ours."""
-    made = Glance(
+    made = HostReading(
         clocks=Clocks(monotonic_s=at_s, suspended_s=0.0, wall_s=1e9),
         cpu=CpuTimes(work_s=work_s, idle_s=at_s, steal_s=0.0),
         processes={each.key: each for each in processes},
@@ -154,13 +154,13 @@ def glance(*processes: ProcessTimes, at_s: float = 0.0, work_s: float = 0.0, **c
     return replace(made, **changes)
 
 
-def witness() -> Witness:
-    return Witness(DeviceKind.CPU, probe(), lambda: {100, 200})
+def monitor() -> HostMonitor:
+    return HostMonitor(DeviceKind.CPU, probe(), lambda: {100, 200})
 
 
 def test_foreign_time_is_what_remains_of_the_cpus_time() -> None:
-    before = glance(process(100, 100, 1.0), process(201, 200, 5.0), process(7, 7, 50.0), work_s=100.0)
-    after = glance(
+    before = reading(process(100, 100, 1.0), process(201, 200, 5.0), process(7, 7, 50.0), work_s=100.0)
+    after = reading(
         process(100, 100, 3.0, ended_children_s=0.5),
         process(201, 200, 5.25),
         process(202, 200, 0.125),  # began within
@@ -169,45 +169,45 @@ def test_foreign_time_is_what_remains_of_the_cpus_time() -> None:
         at_s=4.0,
         work_s=105.0,
     )
-    sight = witness().between(before, after)
-    assert sight.wall_s == 4
-    assert sight.foreign_s == pytest.approx(5.0 - 2.0 - 0.5 - 0.25 - 0.125)
-    assert sight.named == {"name7": 1.0, "name8": 0.5}, (
+    sample = monitor().between(before, after)
+    assert sample.wall_s == 4
+    assert sample.foreign_s == pytest.approx(5.0 - 2.0 - 0.5 - 0.25 - 0.125)
+    assert sample.named == {"name7": 1.0, "name8": 0.5}, (
         "the rest was used by what has ended, or cannot be seen"
     )
 
 
 def test_this_process_is_ours_but_what_it_outlives_may_be_another_job_s() -> None:
     me = os.getpid()
-    before = glance(process(me, 1, 1.0), work_s=10.0)
-    after = glance(process(me, 1, 1.5, ended_children_s=60.0), at_s=1.0, work_s=11.0)
-    assert witness().between(before, after).foreign_s == pytest.approx(0.5)
+    before = reading(process(me, 1, 1.0), work_s=10.0)
+    after = reading(process(me, 1, 1.5, ended_children_s=60.0), at_s=1.0, work_s=11.0)
+    assert monitor().between(before, after).foreign_s == pytest.approx(0.5)
 
 
 def test_a_process_id_that_was_given_again_is_another_process() -> None:
-    before = glance(process(7, 7, 500.0))
-    after = glance(process(7, 7, 0.25, started=2), at_s=1.0)
-    assert witness().between(before, after).named == {"name7": 0.25}
+    before = reading(process(7, 7, 500.0))
+    after = reading(process(7, 7, 0.25, started=2), at_s=1.0)
+    assert monitor().between(before, after).named == {"name7": 0.25}
 
 
 def test_what_waits_for_our_cpus_at_both_ends_crowds() -> None:
     hog, ours = process(7, 7, 1.0, waiting=True), process(201, 200, 1.0, waiting=True)
     elsewhere = process(9, 9, 1.0, waiting=True, cpu=4096)
     rested = process(10, 10, 1.0)
-    before = glance(hog, ours, elsewhere, rested)
-    after = glance(hog, ours, elsewhere, replace(rested, waiting=True), at_s=1.0)
-    assert witness().between(before, after).crowding == {(7, 1, "name7")}
+    before = reading(hog, ours, elsewhere, rested)
+    after = reading(hog, ours, elsewhere, replace(rested, waiting=True), at_s=1.0)
+    assert monitor().between(before, after).crowding == {(7, 1, "name7")}
 
 
 def test_a_machine_that_does_not_count_tells_nothing() -> None:
-    sight = witness().between(glance(cpu=None), glance(at_s=1.0))
-    assert (sight.foreign_s, sight.idle_s, sight.steal_s) == (None, None, None)
+    sample = monitor().between(reading(cpu=None), reading(at_s=1.0))
+    assert (sample.foreign_s, sample.idle_s, sample.steal_s) == (None, None, None)
 
 
 def test_sleep_and_a_time_of_day_that_was_set_are_told_apart() -> None:
     slept = Clocks(monotonic_s=10.0, suspended_s=60.0, wall_s=1e9 + 60)
     moved = Clocks(monotonic_s=10.0, suspended_s=0.0, wall_s=1e9 - 3600)
-    asleep, set_back = (witness().between(glance(), glance(clocks=clocks)) for clocks in (slept, moved))
+    asleep, set_back = (monitor().between(reading(), reading(clocks=clocks)) for clocks in (slept, moved))
     assert (asleep.suspended_s, asleep.wall_jump_s) == (60, 0)
     assert (set_back.suspended_s, set_back.wall_jump_s) == (0, -3600)
     assert asleep.wall_s == set_back.wall_s == 10
@@ -232,38 +232,38 @@ def on_gpu(*pids: int, **changes: Any) -> GpuCounters:
 def test_who_else_computes_on_the_gpu(
     pids: tuple[int, ...], before_the_job: tuple[int, ...], foreign: int
 ) -> None:
-    looking = witness()
-    looking._on_gpu_before = frozenset(before_the_job)
-    seen = glance(process(100, 100, 1.0), process(201, 200, 1.0), gpu=on_gpu(*pids))
-    assert looking.between(seen, seen).gpu_foreign == foreign
-    assert looking.between(glance(), seen).gpu_foreign == foreign, "also when it came within"
+    found = monitor()
+    found._on_gpu_before = frozenset(before_the_job)
+    seen = reading(process(100, 100, 1.0), process(201, 200, 1.0), gpu=on_gpu(*pids))
+    assert found.between(seen, seen).gpu_foreign == foreign
+    assert found.between(reading(), seen).gpu_foreign == foreign, "also when it came within"
 
 
 def test_what_a_gpu_counts_is_subtracted_and_what_it_does_not_is_none() -> None:
-    before = glance(gpu=on_gpu(heat_s=5.0))
-    after = glance(gpu=on_gpu(heat_s=7.5, power_cap_s=1.0, slowdowns=frozenset({"sw_power_cap"})))
-    sight = witness().between(before, after)
-    assert (sight.gpu_heat_s, sight.gpu_power_cap_s) == (2.5, None)
-    assert sight.gpu_slowdowns == {"sw_power_cap"}
+    before = reading(gpu=on_gpu(heat_s=5.0))
+    after = reading(gpu=on_gpu(heat_s=7.5, power_cap_s=1.0, slowdowns=frozenset({"sw_power_cap"})))
+    sample = monitor().between(before, after)
+    assert (sample.gpu_heat_s, sample.gpu_power_cap_s) == (2.5, None)
+    assert sample.gpu_slowdowns == {"sw_power_cap"}
 
 
 def test_a_look_at_this_machine() -> None:
-    looking = Witness(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
-    first = looking.look()
-    second = looking.look()
-    sight = looking.between(first, second)
+    monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: [os.getsid(0)], lambda: True)
+    first = monitor.read()
+    second = monitor.read()
+    sample = monitor.between(first, second)
     assert first.cpu is not None
     assert first.processes
-    assert sight.others
-    assert sight.foreign_s is not None
-    assert sight.wall_s > 0
-    assert sight.cpus == len(os.sched_getaffinity(0))
+    assert sample.others
+    assert sample.foreign_s is not None
+    assert sample.wall_s > 0
+    assert sample.cpus == len(os.sched_getaffinity(0))
 
 
 def test_a_gpu_that_is_not_there_tells_nothing() -> None:
     nowhere = probe().model_copy(update={"accelerators": ()})
-    looking = Witness(DeviceKind.CUDA, nowhere, list)
-    assert looking.look().gpu == GpuCounters()
+    monitor = HostMonitor(DeviceKind.CUDA, nowhere, list)
+    assert monitor.read().gpu == GpuCounters()
 
 
 def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
@@ -279,15 +279,15 @@ def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
 
 _LOOK = """
 import json
-from optigpu.conductor.verdicts.host_monitor import Witness
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.hardware.probe import probe
 from optigpu.documents.result import Accelerator
 from optigpu.vocabulary import DeviceKind
 gpu = Accelerator(name="g", memory_bytes=1, uuid="GPU-made-up")
-witness = Witness(DeviceKind.CUDA, probe().model_copy(update={"accelerators": (gpu,)}), list)
-before, after = witness.look(), witness.look()
-sight = witness.between(before, after)
-print(json.dumps(vars(after.gpu) | {"foreign": sight.gpu_foreign, "grown": sight.gpu_heat_s}, default=list))
+monitor = HostMonitor(DeviceKind.CUDA, probe().model_copy(update={"accelerators": (gpu,)}), list)
+before, after = monitor.read(), monitor.read()
+sample = monitor.between(before, after)
+print(json.dumps(vars(after.gpu) | {"foreign": sample.gpu_foreign, "grown": sample.gpu_heat_s}, default=list))
 """
 
 
@@ -306,8 +306,8 @@ def test_a_gpu_that_is_lost_tells_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_is_looked_at() -> None:
-    looking = Witness(DeviceKind.CUDA, probe(), list)
-    seen = looking.look().gpu
+    monitor = HostMonitor(DeviceKind.CUDA, probe(), list)
+    seen = monitor.read().gpu
     assert seen.pids is not None
     assert seen.clock_hz is not None
     assert seen.clock_hz > 1e8

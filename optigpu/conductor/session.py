@@ -1,0 +1,121 @@
+"""What the measuring processes of one job share."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from optigpu import paths
+from optigpu.child.messages import Assignment
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.locks import hold, others_measure
+from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
+from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.scratch import scratch_folder
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, nobody
+from optigpu.documents.events import Event
+from optigpu.documents.result import Environment
+from optigpu.hardware import hardware_class, probe
+from optigpu.job.spec import JobSpec, Variant
+from optigpu.vocabulary import DeviceKind
+
+
+@dataclass
+class Session:
+    """One job on its device.
+
+    To be made before the job's first measuring process starts, so that the monitor takes whatever computes on the GPU
+    by then for another's.
+    """
+
+    spec: JobSpec
+    environment: Environment
+    # How many threads each measuring process computes with.
+    threads: int
+    # The command that starts a measuring process.
+    program: tuple[str, ...]
+    # The job's locks, which its processes inherit.
+    descriptors: tuple[int, ...]
+    # The job's scratch directory.
+    folder: str
+    progress: JobProgress
+    on_event: Callable[[Event], None]
+    # Whether another job is measured on this host.
+    others: Callable[[], bool] = nobody
+    # Makes what decides how many processes fit into memory.
+    memory_rule: MakeMemoryRule = MemoryBudget
+    monitor: HostMonitor = field(init=False)
+    _running: set[int] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.monitor = HostMonitor(self.spec.device, self.environment, lambda: self._running, self.others)
+
+    def assignment(self, variant: Variant, replicate: int) -> Assignment:
+        """The first message to a process that measures this variant."""
+        return Assignment(
+            variant=variant,
+            environment=self.environment,
+            measure=self.spec.measure,
+            seed=self.spec.seed,
+            replicate=replicate,
+            folder=self.folder,
+            threads=self.threads,
+        )
+
+    @contextmanager
+    def child(self, variant: Variant) -> Iterator[Child]:
+        """A new process that measures this variant. While it lives, the monitor counts it as the job's own."""
+        variables = child_variables(self.threads, secrets=needs_secrets(variant))
+        with Child(self.program, variables, keep=self.descriptors) as child:
+            self._running.add(child.pid)
+            try:
+                yield child
+            finally:
+                self._running.discard(child.pid)
+
+
+@contextmanager
+def open_session(
+    spec: JobSpec,
+    indexes: Collection[int],
+    on_event: Callable[[Event], None],
+    *,
+    program: Sequence[str],
+    cancelled: Callable[[], str | None],
+    lock_dir: Path | None = None,
+    threads: int | None = None,
+    memory_rule: MakeMemoryRule = MemoryBudget,
+) -> Iterator[Session]:
+    """A session that measures the variants with these indexes and has its device for itself while the block lasts.
+
+    Raises what `hold` and `progress.check` raise while the job waits for the device.
+    """
+    environment = environment_for(spec.device)
+    progress = JobProgress(on_event, cancelled, indexes, spec.measure.replicates)
+    locks = lock_dir or paths.lock_dir()
+    with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
+        yield Session(
+            spec=spec,
+            environment=environment,
+            threads=threads or environment.cpu_cores,
+            program=tuple(program),
+            descriptors=descriptors,
+            folder=str(folder),
+            progress=progress,
+            on_event=on_event,
+            others=partial(others_measure, locks, spec.device, environment),
+            memory_rule=memory_rule,
+        )
+
+
+def environment_for(device: DeviceKind) -> Environment:
+    """This machine as a job on `device` uses it: the class of its one device, the variables of its processes."""
+    environment = probe()
+    return environment.model_copy(
+        update={
+            "hardware_class": hardware_class(environment, device),
+            "variables": recorded_variables(),
+        }
+    )

@@ -1,0 +1,96 @@
+"""One turn: who is measured, who fails, who waits, and what is left behind."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
+from optigpu.documents.events import Event, Progressed, VariantStarted
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
+from optigpu.vocabulary import CancelledError, OutOfMemoryError, ReplicateError, UnsupportedError
+from tests.engine.processes import is_alive
+from tests.engine.sessions import session_with
+
+MEASURE = {"replicates": 2, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
+
+
+def grid(*stack: str) -> JobSpec:
+    document = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test", "plan": "grid"}
+    return JobSpec.model_validate(
+        document | {"stack": [{"name": name} for name in stack], "measure": MEASURE}
+    )
+
+
+def children() -> list[int]:
+    return [child.pid for child in psutil.Process().children() if is_alive(child.pid)]
+
+
+def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path) -> None:
+    spec = grid("bf16", "no_kv_cache", "eager_attention")
+    session, _ = session_with(spec, tmp_path, "moody", space=(3,))
+    turn = Residents(session, 0).measure(variants_of(spec))
+    # One process that is ready, and two that failed, which take no memory: then two more are ready.
+    assert {index: type(error) for index, error in turn.errors.items()} == {
+        1: UnsupportedError,
+        2: OutOfMemoryError,
+    }
+    assert list(turn.replicates) == [0, 3, 4]
+    assert [variant.index for variant in turn.waiting] == [5, 6, 7]
+    assert not children()
+
+
+def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> None:
+    spec = grid("bf16")
+    session, events = session_with(spec, tmp_path, "well_behaved", space=(0,))
+    turn = Residents(session, 0).measure(variants_of(spec))
+    assert list(turn.replicates) == [0]
+    assert [variant.index for variant in turn.waiting] == [1]
+    assert [event.index for event in events if isinstance(event, VariantStarted)] == [0]
+
+
+def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
+    spec = grid("bf16", "static_kv_cache", "eager_attention", "inference_mode")
+    variants = variants_of(spec)
+    assert len(variants) > MOST_RESIDENT
+    session, _ = session_with(spec, tmp_path, "well_behaved")
+    turn = Residents(session, 0).measure(variants)
+    assert len(turn.replicates) == MOST_RESIDENT
+    assert turn.waiting == variants[MOST_RESIDENT:]
+
+
+def test_a_process_that_dies_in_a_round_leaves_the_others_to_go_on(tmp_path: Path) -> None:
+    spec = grid("bf16")
+    session, _ = session_with(spec, tmp_path, "dying", "SIGKILL", 0, "-")
+    turn = Residents(session, 0).measure(variants_of(spec))
+    assert turn.replicates == {}
+    assert {type(error) for error in turn.errors.values()} == {ReplicateError}
+    assert set(turn.errors) == {0, 1}
+
+
+def test_cancelling_leaves_no_process_behind(tmp_path: Path) -> None:
+    def cancelled(events: list[Event]) -> str | None:
+        hangs = any(isinstance(event, Progressed) and event.doing == "hanging" for event in events)
+        return "enough" if hangs else None
+
+    spec = grid("bf16")
+    session, _ = session_with(spec, tmp_path, "hanging", cancelled=cancelled)
+    with pytest.raises(CancelledError, match="enough"):
+        Residents(session, 0).measure(variants_of(spec))
+    assert not children()
+
+
+def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path) -> None:
+    spec = grid("bf16").model_copy(update={"plan": "single", "stack": ()})
+    measure = spec.measure.model_copy(update={"meters": ("latency", "memory", "quality")})
+    session, events = session_with(spec.model_copy(update={"measure": measure}), tmp_path, "well_behaved")
+
+    def meters_read() -> list[str]:
+        return [e.doing for e in events if isinstance(e, Progressed) and e.doing.startswith("reading")]
+
+    Residents(session, 0).measure(variants_of(session.spec))
+    assert meters_read() == ["reading the memory meter", "reading the quality meter"]
+    events.clear()
+    Residents(session, 1).measure(variants_of(session.spec))
+    assert meters_read() == ["reading the memory meter"]

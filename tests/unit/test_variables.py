@@ -1,0 +1,97 @@
+"""Which environment variables a measuring process gets, and which of them its result records."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import optigpu
+from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant
+
+SECRETS = {"HF_TOKEN": "hf_secret", "HF_TOKEN_PATH": "/token", "HUGGING_FACE_HUB_TOKEN": "hf_older"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name not in ("PATH", "HOME"):
+            monkeypatch.delenv(name)
+
+
+def test_what_is_not_listed_is_neither_passed_on_nor_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"OPTIGPU_DATABASE_URL", "OPTIGPU_API_KEY", "LD_PRELOAD", "MKL_NUM_THREADS", "TORCH_LOGS"}
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert not names & set(child_variables(1))
+    assert recorded_variables() == {}
+
+
+def test_what_may_change_a_figure_is_passed_on_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    changing = {
+        "CC": "clang",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "LD_LIBRARY_PATH": "/opt/blas",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "OPTIGPU_DECODE_CACHE_GB": "1",
+    }
+    for name, value in changing.items():
+        monkeypatch.setenv(name, value)
+    assert changing.items() <= child_variables(1).items()
+    assert recorded_variables() == changing
+
+
+def test_what_selects_a_gpu_or_a_folder_is_passed_on_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {
+        "CUDA_VISIBLE_DEVICES": "1",
+        "HF_HOME": "/models",
+        "LANG": "C",
+        "HTTPS_PROXY": "http://me:secret@proxy",
+    }
+    for name, value in passed.items():
+        monkeypatch.setenv(name, value)
+    assert passed.items() <= child_variables(1).items()
+    assert recorded_variables() == {}
+
+
+def test_secrets_reach_only_a_process_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (SECRETS | {"CUDA_API_KEY": "x", "HF_SECRET": "x"}).items():
+        monkeypatch.setenv(name, value)
+    assert not {*SECRETS, "CUDA_API_KEY", "HF_SECRET"} & set(child_variables(1))
+    given = child_variables(1, secrets=True)
+    assert SECRETS.items() <= given.items()
+    assert not {"CUDA_API_KEY", "HF_SECRET"} & set(given), "nobody said what needs these"
+    assert recorded_variables() == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "needs"),
+    [
+        ("preset:tiny-llama-test", [], False),
+        ("bundled:tiny", [{"name": "bf16"}], False),
+        ("meta-llama/Llama-3.2-1B", [], True),
+        ("bundled:tiny", [{"name": "speculative_decoding", "draft": "some/draft"}], True),
+    ],
+)
+def test_a_model_of_the_hub_needs_them(model: str, stack: list[dict[str, str]], needs: bool) -> None:
+    assert needs_secrets(variant(model, stack)) is needs
+
+
+def variant(model: str, stack: list[dict[str, str]]) -> Variant:
+    document = {"workload": {"kind": "generate"}, "model": model, "stack": stack}
+    (made,) = variants_of(JobSpec.model_validate(document))
+    return made
+
+
+def test_the_import_path_is_recorded_without_this_package_and_without_the_user_s_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = str(Path(optigpu.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", source)
+    assert recorded_variables() == {}
+    assert child_variables(1)["PYTHONPATH"] == source
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("PYTHONPATH", f"/home/alice/patched{os.pathsep}{source}")
+    assert recorded_variables() == {"PYTHONPATH": "~/patched"}
+    assert child_variables(1)["PYTHONPATH"] == f"{source}{os.pathsep}/home/alice/patched"
