@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import UnsupportedError
 
@@ -32,8 +34,6 @@ def cache_folder() -> Path:
 
 def compiler_reason() -> str | None:
     """Why this machine cannot build the operators, in one sentence; None where it can."""
-    import torch
-
     if sys.platform != "linux":
         return f"The C++ operators are built on Linux only, and this is {sys.platform}."
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
@@ -53,8 +53,6 @@ def load_library(sources: tuple[Path, ...]) -> ctypes.CDLL:
     Loading it registers its operators with PyTorch.
     Raises UnsupportedError when it cannot be built or loaded here, with the compiler's first error.
     """
-    import torch
-
     reason = compiler_reason()
     if reason is not None:
         raise UnsupportedError(reason)
@@ -71,8 +69,6 @@ def register(sources: tuple[Path, ...], best: str, fakes: Mapping[str, Callable[
 
     `fakes` gives for each operator what teaches torch.compile the shape of its result. Raises what `load_library` does.
     """
-    import torch
-
     library = load_library(sources)
     for name, fake in fakes.items():
         torch.library.register_fake(f"optigpu::{name}")(fake)
@@ -116,8 +112,6 @@ def _command() -> list[str]:
 
 def _digest(sources: Sequence[Path]) -> str:
     """Of everything that the library depends on. The CPU is not: the sources choose their path at run time."""
-    import torch
-
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
     parts = [torch.__version__, platform.machine(), version, *_command(), *(s.read_text() for s in sources)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -129,6 +123,4 @@ def _first_error(stderr: str) -> str:
 
 
 def _torch_folder() -> Path:
-    import torch
-
     return Path(torch.__file__).parent

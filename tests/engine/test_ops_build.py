@@ -9,7 +9,7 @@ from pathlib import Path
 
 PROBE = """
 import json, torch
-from optigpu.ops import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
+from optigpu.ops.linear.int8_linear import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
 torch.manual_seed(0)
 weight, x = torch.randn(40, 128), torch.randn(3, 128)
 q, scale = quantize_rows(weight)

@@ -13,7 +13,8 @@ from optigpu.ops.decode.cpu import packing
 from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE, Arena, aligned
 from optigpu.ops.decode.cpu.packing import ROWS, pack, packed_bytes, quantize_eight, squared_errors, unpack
 from optigpu.ops.decode.program import GROUPS, WeightKind
-from optigpu.ops.four_bits.quantize import Int4Scheme, Int4Weights, quantize_groups, scale_units
+from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.vocabulary import UnsupportedError
 
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")

@@ -5,14 +5,18 @@ import sys
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
 from optigpu.ops.linear.int8_dynamic import (
     INSTRUCTION_SETS,
     MOST_INNER,
     DynamicBackend,
     dynamic_native_reason,
     dynamic_supports,
+    int8_dynamic,
+    int8_dynamic_backend,
+    pack_dynamic,
+    quantize_tokens,
 )
+from optigpu.ops.linear.int8_linear import quantize_rows
 
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),

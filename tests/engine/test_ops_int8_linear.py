@@ -3,8 +3,16 @@
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
-from optigpu.ops.linear.int8_linear import INSTRUCTION_SETS, Backend, supports
+from optigpu.ops.linear.int8_linear import (
+    INSTRUCTION_SETS,
+    Backend,
+    int8_linear,
+    int8_linear_backend,
+    native_reason,
+    pack,
+    quantize_rows,
+    supports,
+)
 
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),

@@ -81,7 +81,7 @@ def test_the_triton_kernels_compile_for_a_gpu(
         "import sys, torch\n"
         "from triton.backends.compiler import GPUTarget\n"
         "from triton.compiler import ASTSource, compile\n"
-        "from optigpu.ops import triton_activation as ours\n"
+        "from optigpu.ops.activation import triton_activation as ours\n"
         "sizes = []\n"
         "for kernel in (ours._bias_gelu_kernel, ours._swiglu_kernel):\n"
         "    for element, flag in (('fp32', True), ('bf16', False), ('fp16', True)):\n"

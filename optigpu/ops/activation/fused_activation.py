@@ -14,14 +14,13 @@ import functools
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
 
 from optigpu.ops.build import register
 from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 Approximation = Literal["none", "tanh"]
@@ -42,13 +41,11 @@ _BACKENDS: dict[str, ActivationBackend] = {}
 """By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
 
 
-def activation_backend(device: "torch.device | str") -> ActivationBackend:
+def activation_backend(device: torch.device | str) -> ActivationBackend:
     """What the activations use on `device` in this process; builds the C++ operators when it can.
 
     To be called once before anything that uses them on this device is compiled: a build cannot be traced.
     """
-    import torch
-
     kind = torch.device(device).type
     if kind not in _BACKENDS:
         _BACKENDS[kind] = _find_backend(kind)
@@ -65,10 +62,8 @@ def native_activation_reason() -> str | None:
     return None
 
 
-def activation_reason(device: "torch.device | str") -> str | None:
+def activation_reason(device: torch.device | str) -> str | None:
     """Why there is no kernel of ours on `device`, so that torch's are used, in one sentence; None where there is."""
-    import torch
-
     kind = torch.device(device).type
     if activation_backend(kind) != "torch":
         return None
@@ -85,11 +80,11 @@ def supports_activation(backend: ActivationBackend) -> bool:
 
 
 def bias_gelu(
-    x: "torch.Tensor",
-    bias: "torch.Tensor | None" = None,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
     approximate: Approximation = "none",
     instruction_set: int = BEST,
-) -> "torch.Tensor":
+) -> torch.Tensor:
     """gelu(x + bias) (Hendrycks and Gimpel, 2016, arXiv:1606.08415). Has no gradient.
 
     x: floating point [..., columns]; bias: floating point [columns], of any type; returns x's shape and type.
@@ -98,8 +93,6 @@ def bias_gelu(
     computed in float64 by torch. Traces into one graph under torch.compile(fullgraph=True).
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, bias)
     backend = _backend_for(x)
     if backend == "torch":
@@ -115,15 +108,11 @@ def bias_gelu(
     return y
 
 
-def swiglu(
-    x: "torch.Tensor", bias: "torch.Tensor | None" = None, instruction_set: int = BEST
-) -> "torch.Tensor":
+def swiglu(x: torch.Tensor, bias: torch.Tensor | None = None, instruction_set: int = BEST) -> torch.Tensor:
     """silu(gate) * up, where x + bias = [gate | up] (Shazeer, 2020, arXiv:2002.05202). Has no gradient.
 
     x: floating point [..., 2 * inner]; bias: [2 * inner]; returns [..., inner]. All else is as in `bias_gelu`.
     """
-    import torch
-
     _check(x, bias)
     if x.shape[-1] % 2:
         raise ValueError(f"swiglu needs as many gates as others, not {named(x)}.")
@@ -140,20 +129,16 @@ def swiglu(
     return y
 
 
-def _backend_for(x: "torch.Tensor") -> ActivationBackend:
-    import torch
-
+def _backend_for(x: torch.Tensor) -> ActivationBackend:
     return "torch" if x.dtype == torch.float64 else activation_backend(x.device)
 
 
-def _biased(x: "torch.Tensor", bias: "torch.Tensor | None") -> "torch.Tensor":
-    import torch
-
+def _biased(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     wide = x if x.dtype == torch.float64 else x.float()
     return wide if bias is None else wide + bias.to(wide.dtype)
 
 
-def _check(x: "torch.Tensor", bias: "torch.Tensor | None") -> None:
+def _check(x: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or not x.is_floating_point():
         raise ValueError(f"An activation needs floating-point numbers [..., columns], not {named(x)}.")
     if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
@@ -180,9 +165,9 @@ def _register() -> int:
     )
 
 
-def _fake_gelu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_gelu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _fake_swiglu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_swiglu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))

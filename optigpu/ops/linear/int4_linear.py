@@ -10,15 +10,16 @@ torch, and `int4_linear_backend` says which.
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+import torch
 
 from optigpu.ops.build import register
-from optigpu.ops.four_bits.quantize import ZERO, Int4Weights, dequantize_groups
+from optigpu.ops.four_bits.quantize import dequantize_groups
+from optigpu.ops.four_bits.scheme import Int4Weights
+from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 Int4Backend = Literal[
     "native-avx512-vnni",
@@ -60,19 +61,17 @@ class PackedInt4(NamedTuple):
     torch-dequantize: numbers uint8 [outputs, inner / 2], scale and offset bfloat16 [outputs, groups]
     """
 
-    numbers: "torch.Tensor"
-    scale: "torch.Tensor"
-    offset: "torch.Tensor | None"
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
     outputs: int
 
 
-def int4_linear_backend(device: "torch.device | str", dtype: "torch.dtype") -> Int4Backend:
+def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4Backend:
     """What `pack_int4` and `int4_linear` use in this process for weights that came in `dtype` on `device`.
 
     Builds the C++ operator when it can. On CUDA torch's operator computes in bfloat16, so only such weights go to it.
     """
-    import torch
-
     device = torch.device(device)
     if device.type == "cpu":
         return "torch-int4pack" if native_reason() is not None else _best_native()
@@ -110,13 +109,11 @@ def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
     return _for_torch(weights) if backend == "torch-int4pack" else _for_native(weights)
 
 
-def int4_rows(packed: PackedInt4, ids: "torch.Tensor") -> "torch.Tensor":
+def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
     """Rows of the weight matrix, float32 [..., inner]; ids: int64 [...], outputs.
 
     Raises ValueError for the layout of torch's own operators, which torch alone can read.
     """
-    import torch
-
     if packed.numbers.dim() == 3:
         tile, place = ids // TILE, ids % TILE
         blocks = packed.numbers.unflatten(2, (TILE, -1))[tile, :, place]
@@ -132,8 +129,8 @@ def int4_rows(packed: PackedInt4, ids: "torch.Tensor") -> "torch.Tensor":
 
 
 def int4_linear(
-    x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None" = None, instruction_set: int = BEST
-) -> "torch.Tensor":
+    x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None = None, instruction_set: int = BEST
+) -> torch.Tensor:
     """y = x @ weight.T + bias with the weights that 4-bit numbers stand for. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs].
@@ -143,8 +140,6 @@ def int4_linear(
     the sum in float32 that they end in. torch's own operators round x and y to bfloat16.
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, packed, bias)
     if packed.numbers.dim() == 3:
         known = x.float() if x.dtype == torch.float16 else x  # the C++ operator knows the other two types
@@ -160,9 +155,7 @@ def int4_linear(
     return y if bias is None else (y + bias).to(x.dtype)
 
 
-def _torch_products(x: "torch.Tensor", packed: PackedInt4) -> "torch.Tensor":
-    import torch
-
+def _torch_products(x: torch.Tensor, packed: PackedInt4) -> torch.Tensor:
     multiply = torch._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else torch._weight_int4pack_mm
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
     sums = multiply(rows, packed.numbers, x.shape[-1] // packed.scale.shape[0], packed.scale)
@@ -172,10 +165,10 @@ def _torch_products(x: "torch.Tensor", packed: PackedInt4) -> "torch.Tensor":
 
 def _for_native(weights: Int4Weights) -> PackedInt4:
     outputs, inner = weights.q.shape
-    q = _filled(weights.q, TILE, ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
+    q = _filled(weights.q, TILE, INT4_ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
     numbers = (q[..., 0, :] | q[..., 1, :] << 4).transpose(1, 2).flatten(2).contiguous()
 
-    def tiled(scales: "torch.Tensor") -> "torch.Tensor":
+    def tiled(scales: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = _filled(scales, TILE).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
         return found
 
@@ -184,11 +177,9 @@ def _for_native(weights: Int4Weights) -> PackedInt4:
 
 
 def _for_torch(weights: Int4Weights) -> PackedInt4:
-    import torch
-
     device = weights.q.device.type
     unit, (outputs, inner) = PACKED_OUTPUTS[device], weights.q.shape
-    q = _filled(weights.q, unit, ZERO)
+    q = _filled(weights.q, unit, INT4_ZERO)
     offset = torch.zeros_like(weights.scale) if weights.offset is None else weights.offset
     scale = _filled(torch.stack([weights.scale, offset], dim=-1), unit).transpose(0, 1).contiguous()
     if device == "cpu":
@@ -199,24 +190,18 @@ def _for_torch(weights: Int4Weights) -> PackedInt4:
     return PackedInt4(numbers, scale, None, outputs)
 
 
-def _halves(q: "torch.Tensor") -> "torch.Tensor":
+def _halves(q: torch.Tensor) -> torch.Tensor:
     """Two numbers in a byte, the first in the upper half: what torch's operator on CUDA packs, too."""
-    import torch
-
     return torch.bitwise_or(q[:, ::2] << 4, q[:, 1::2])
 
 
-def _filled(tensor: "torch.Tensor", unit: int, value: int = 0) -> "torch.Tensor":
+def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:
     """With more outputs (the first dimension), up to a multiple of `unit`."""
-    import torch
-
     missing = -tensor.shape[0] % unit
     return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 
 
-def _check(x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None") -> None:
-    import torch
-
+def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"int4_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
@@ -242,14 +227,14 @@ def _register() -> int:
 
 
 def _fake(  # the operator's own signature
-    x: "torch.Tensor",
-    packed: "torch.Tensor",  # noqa: ARG001
-    scale: "torch.Tensor",  # noqa: ARG001
-    offset: "torch.Tensor | None",  # noqa: ARG001
-    bias: "torch.Tensor | None",  # noqa: ARG001
+    x: torch.Tensor,
+    packed: torch.Tensor,  # noqa: ARG001
+    scale: torch.Tensor,  # noqa: ARG001
+    offset: torch.Tensor | None,  # noqa: ARG001
+    bias: torch.Tensor | None,  # noqa: ARG001
     outputs: int,
     instruction_set: int = 0,  # noqa: ARG001
-) -> "torch.Tensor":
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], outputs))
 
 

@@ -11,14 +11,13 @@ do so for every step; for the few rows of a decode step what is saved is mostly 
 import functools
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from optigpu.ops.build import register
 from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
@@ -38,13 +37,11 @@ _BACKENDS: dict[str, NormBackend] = {}
 """By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
 
 
-def norm_backend(device: "torch.device | str") -> NormBackend:
+def norm_backend(device: torch.device | str) -> NormBackend:
     """What the norms use on `device` in this process; builds the C++ operators when it can.
 
     To be called once before anything that norms on this device is compiled: a build cannot be traced.
     """
-    import torch
-
     kind = torch.device(device).type
     if kind not in _BACKENDS:
         _BACKENDS[kind] = _find_backend(kind)
@@ -67,13 +64,13 @@ def supports_norm(backend: NormBackend) -> bool:
 
 
 def add_layer_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     instruction_set: int = BEST,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm (Ba et al., 2016, arXiv:1607.06450) of x + residual over the last dimension. Has no gradient.
 
     x and residual: floating point [..., width]; weight and bias: [width]. Returns `(normed, summed)`, both
@@ -96,12 +93,12 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
     eps: float,
     instruction_set: int = BEST,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
     operators = _operators(x, residual, weight)
     if operators is None:
@@ -115,13 +112,11 @@ def add_rms_norm(
         raise
 
 
-def _operators(x: "torch.Tensor", *others: "torch.Tensor | None") -> Any:
+def _operators(x: torch.Tensor, *others: torch.Tensor | None) -> Any:
     """The C++ operators where they take these tensors (on a CPU, of one type that they know), or None.
 
     They look at shapes themselves: every microsecond here is one for each norm of a decode step.
     """
-    import torch
-
     dtype = x.dtype
     if not x.is_cpu or dtype == torch.float64:
         return None
@@ -132,16 +127,14 @@ def _operators(x: "torch.Tensor", *others: "torch.Tensor | None") -> Any:
 
 
 def _elsewhere(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     is_rms: bool,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the C++ operators do not take the tensors as they are: of several types, or not on a CPU."""
-    import torch
-
     _check(x, residual, weight, bias)
     dtypes = [tensor.dtype for tensor in (x, residual, weight, bias) if tensor is not None]
     dtype = functools.reduce(torch.promote_types, dtypes)
@@ -160,15 +153,14 @@ def _elsewhere(
 
 
 def _torch_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     is_rms: bool,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in plain torch, which Inductor can fuse. All tensors have one type."""
-    import torch
     from torch.nn import functional
 
     summed = x if residual is None else x + residual
@@ -182,7 +174,7 @@ def _torch_norm(
     return normed.to(x.dtype), summed
 
 
-def _check(x: "torch.Tensor", residual: "torch.Tensor | None", *rows: "torch.Tensor | None") -> None:
+def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor | None) -> None:
     shape = x.shape
     if not shape or shape[-1] == 0 or not x.is_floating_point():
         raise ValueError(f"A norm needs floating-point numbers [..., width], not {named(x)}.")
@@ -212,9 +204,9 @@ def _register() -> int:
     return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})
 
 
-def _fake_one(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_one(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _fake_pair(x: "torch.Tensor", *others: object, **named: object) -> "tuple[torch.Tensor, torch.Tensor]":  # noqa: ARG001
+def _fake_pair(x: torch.Tensor, *others: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG001
     return x.new_empty(x.shape), x.new_empty(x.shape)

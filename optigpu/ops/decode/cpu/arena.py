@@ -6,12 +6,10 @@ times fewer, and on two AVX-512 cores decoding was a tenth faster.
 
 import math
 import mmap
-from typing import TYPE_CHECKING
+
+import torch
 
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 HUGE = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
@@ -32,8 +30,6 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        import torch
-
         try:
             # Private: anonymous memory that is shared is not given huge pages by default.
             area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,7 +43,7 @@ class Arena:
         self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
         self._left = size
 
-    def take(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros that nobody else has, at a multiple of ALIGNMENT.
 
         Raises ValueError when less is left than it takes.

@@ -14,16 +14,15 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from optigpu.ops.build import load_library
 from optigpu.ops.decode.calls import check_steps, decoded
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling
 from optigpu.ops.naming import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 CpuInstructions = Literal["best", "portable", "avx2", "avx512_vnni"]
 INSTRUCTION_SETS: dict[CpuInstructions, int] = {"best": 0, "portable": 1, "avx2": 2, "avx512_vnni": 3}
@@ -103,7 +102,7 @@ class CpuDecoder:
         return int(self._library.optigpu_decoder_length(self._handle))
 
     @property
-    def logits(self) -> "torch.Tensor":
+    def logits(self) -> torch.Tensor:
         """Of the last step, float32 [sequences, vocabulary]. What `decode` gave is written over by the next `decode`.
 
         Raises ValueError before there was any.
@@ -117,14 +116,12 @@ class CpuDecoder:
         """Of keys, values and their scales, of all sequences."""
         return self._cache.stored_bytes if self._cache else 0
 
-    def extend(self, tokens: "torch.Tensor") -> "torch.Tensor":
+    def extend(self, tokens: torch.Tensor) -> torch.Tensor:
         """Appends tokens, int64 [sequences, count], and returns the last's logits, [sequences, vocabulary].
 
         Raises ValueError for ids that the model does not have, and ReplicateError for a position beyond the cache and
         when numbers are not finite any more.
         """
-        import torch
-
         request = self._request(tokens, Sampling())
         logits = torch.empty(tokens.shape[0], self._program.vocabulary)
         request.logits = logits.data_ptr()
@@ -132,7 +129,7 @@ class CpuDecoder:
         self._logits = logits
         return logits
 
-    def decode(self, tokens: "torch.Tensor", steps: int, sampling: Sampling | None = None) -> "torch.Tensor":
+    def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
         """The next `steps` tokens, int64 [sequences, steps], in one call. tokens: int64 [sequences, 1], the last ones.
 
         They are not in the cache yet, and the last that is chosen is not afterwards. Raises what `extend` does.
@@ -140,14 +137,12 @@ class CpuDecoder:
         return decoded(self, tokens, steps, sampling)
 
     def decode_into(
-        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+        self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
 
         `chosen`, contiguous int64 [sequences, steps], is filled when the last one has ended.
         """
-        import torch
-
         request, steps = self._request(tokens, sampling or Sampling()), chosen.shape[1]
         check_steps(tokens, steps, at_once)
         if chosen.dtype != torch.int64 or chosen.shape[0] != tokens.shape[0] or not chosen.is_contiguous():
@@ -163,10 +158,8 @@ class CpuDecoder:
             request.tokens = None  # goes on from those that it chose
             request.chosen += request.steps * 8
 
-    def _request(self, tokens: "torch.Tensor", sampling: Sampling) -> Any:
+    def _request(self, tokens: torch.Tensor, sampling: Sampling) -> Any:
         """It keeps the tokens, and has no room yet for what comes out."""
-        import torch
-
         if self._cache is None:
             raise ValueError("The decoder has no cache yet: call begin first.")
         sequences = self._cache.sequences
@@ -192,8 +185,6 @@ class _Cache:
     """The memory of keys and values, and the angles of their positions."""
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
-        import torch
-
         self.sequences = sequences
         self.stored = -(-capacity // KEY_BLOCK) * KEY_BLOCK
         self._kind = kv
@@ -314,7 +305,7 @@ def _norm(norm: Norm) -> Any:
     return _NormC(_NORMS[norm.kind], _pointer(norm.weight), _pointer(norm.bias), norm.epsilon)
 
 
-def _pointer(tensor: "torch.Tensor | None") -> int | None:
+def _pointer(tensor: torch.Tensor | None) -> int | None:
     """Raises ValueError for a tensor that the operator would read wrongly."""
     if tensor is None:
         return None

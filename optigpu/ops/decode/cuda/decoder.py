@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from optigpu.ops.decode.calls import check_steps, decoded
 from optigpu.ops.decode.cuda.packing import joined
 from optigpu.ops.decode.cuda.prefill import prefill
@@ -21,8 +23,6 @@ from optigpu.ops.naming import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
-    import torch
-
     from optigpu.ops.decode.cuda.step import Step
 
 
@@ -66,7 +66,7 @@ class CudaDecoder:
         return self._length
 
     @property
-    def logits(self) -> "torch.Tensor":
+    def logits(self) -> torch.Tensor:
         """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before there was any."""
         if self._step is None or not self._seen:
             raise ValueError("There are no logits before a token was given: call extend or decode first.")
@@ -77,7 +77,7 @@ class CudaDecoder:
         """Of keys, values and their scales, of all sequences."""
         return self._step.cache_bytes if self._step else 0
 
-    def extend(self, tokens: "torch.Tensor") -> "torch.Tensor":
+    def extend(self, tokens: torch.Tensor) -> torch.Tensor:
         """Appends tokens, int64 [sequences, count]; gives the logits after the last, float32 [sequences, vocabulary].
 
         The last one is a step of decoding; those before it, if any, go through cuda_prefill.py. Raises ValueError for
@@ -95,7 +95,7 @@ class CudaDecoder:
         self._advance(step, before + tokens.shape[1])
         return self.logits
 
-    def decode(self, tokens: "torch.Tensor", steps: int, sampling: Sampling | None = None) -> "torch.Tensor":
+    def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
         """The next `steps` tokens of each sequence, int64 [sequences, steps]. tokens: the last, int64 [sequences, 1].
 
         The last chosen one is not in the cache yet. Raises what `extend` does.
@@ -103,7 +103,7 @@ class CudaDecoder:
         return decoded(self, tokens, steps, sampling)
 
     def decode_into(
-        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+        self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
 
@@ -143,10 +143,8 @@ class CudaDecoder:
             step.record()
         return step
 
-    def _ready(self, tokens: "torch.Tensor", more: int) -> "Step":
+    def _ready(self, tokens: torch.Tensor, more: int) -> "Step":
         """The step that takes these tokens, and `more` positions in all."""
-        import torch
-
         step = self._step
         if step is None:
             raise ValueError("The decoder has no cache yet: call begin first.")
@@ -175,7 +173,7 @@ class CudaDecoder:
         self._length, self._seen = length, True
 
 
-def _check_device(device: "torch.device") -> None:
+def _check_device(device: torch.device) -> None:
     """Raises UnsupportedError where the CUDA operators cannot run: off a GPU that is not for Triton's interpreter."""
     if device.type == "cuda":
         return
@@ -187,10 +185,8 @@ def _check_device(device: "torch.device") -> None:
         raise UnsupportedError(f"The CUDA decoder needs an NVIDIA GPU; this program lies on {device}.")
 
 
-def _drawn(logits: "torch.Tensor", sampling: Sampling, position: int) -> "torch.Tensor":
+def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
     """A token of each sequence, int64 [sequences]: where its point lies when the probabilities are laid end to end."""
-    import torch
-
     ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
     points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
     at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]
