@@ -1,11 +1,17 @@
 """Building the C++ operators: once for several processes, and a clear reason where it cannot be done."""
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from optigpu.ops import build
+from optigpu.ops.decode.cpu import interface
 
 PROBE = """
 import json, torch
@@ -82,3 +88,40 @@ def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
 def test_importing_the_operators_loads_no_torch() -> None:
     code = "import sys, optigpu.ops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+ABOVE_32_BITS = 2**40 + 3
+
+
+def library_that_answers(folder: Path, names: list[str]) -> ctypes.CDLL:
+    """Functions of these names that take no notice of their arguments and return ABOVE_32_BITS."""
+    source, built = folder / "stub.c", folder / "stub.so"
+    source.write_text("".join(f"long long {name}() {{ return {ABOVE_32_BITS}LL; }}\n" for name in names))
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(built)], check=True)
+    return ctypes.CDLL(str(built))
+
+
+def test_what_the_decoder_s_functions_return_is_not_cut_to_32_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("create", "begin", "run", "length", "best_instruction_set")
+    stub = library_that_answers(tmp_path, [f"optigpu_decoder_{name}" for name in (*names, "destroy")])
+    monkeypatch.setattr(interface, "load_library", lambda _: stub)
+    library = interface.decoder_library.__wrapped__()
+    nothing = {
+        "create": (None, 1, None, 0, None, None),
+        "begin": (None,) * 3,
+        "run": (None,) * 3,
+        "length": (None,),
+    }
+    for name in names:
+        assert getattr(library, f"optigpu_decoder_{name}")(*nothing.get(name, ())) == ABOVE_32_BITS, name
+
+
+def test_what_an_operator_s_library_returns_is_not_cut_to_32_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = library_that_answers(tmp_path, ["best"])
+    monkeypatch.setattr(build, "load_library", lambda _: stub)
+    assert build.register((), "best", {}) == ABOVE_32_BITS
+    assert stub.best() == ABOVE_32_BITS

@@ -17,7 +17,7 @@ from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.prefill import prefill
-from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.triton_attention import LayerCache, Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import (
@@ -155,10 +155,10 @@ def linear_layers() -> None:
         linear(x, matrix, y, DIVIDED)
         assert_near(y, *exact_linear(x, matrix))
     draw = Draw(133)
-    odd = pack_for_cuda(draw(33, 100), None, "bf16", 0)
+    not_finite = pack_for_cuda(draw(33, 100), None, "bf16", 0)
     y = torch.full((2, 33), torch.nan)
-    linear(x := draw(2, 100), odd, y, DIVIDED)
-    assert_near(y, *exact_linear(x, odd))
+    linear(x := draw(2, 100), not_finite, y, DIVIDED)
+    assert_near(y, *exact_linear(x, not_finite))
 
 
 def linear_endings() -> None:
@@ -210,7 +210,7 @@ def most_likely() -> None:
     assert torch.equal(state.tokens, logits.argmax(dim=1))
     assert torch.equal(state.chosen[:, 4], state.tokens)
     assert state.position.tolist() == [5, 5, 5]
-    assert state.odd.tolist() == [0, 0, 0]
+    assert state.not_finite.tolist() == [0, 0, 0]
     linear(torch.zeros(3, 64), head, logits, DIVIDED, best=best)
     choose(best, state)
     assert state.tokens.tolist() == [0, 0, 0]
@@ -218,7 +218,7 @@ def most_likely() -> None:
         x[row, 7] = value
     linear(x, head, logits, DIVIDED, best=best)
     choose(best, state)
-    assert state.odd.tolist() == [1, 1, 0]
+    assert state.not_finite.tolist() == [1, 1, 0]
     for kind in ("w4", "w8"):
         matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
         linear(x, matrix, logits, DIVIDED)
@@ -428,11 +428,11 @@ def turned_heads(
     return torch.cat([turned[:, :count], heads[:, count:]], dim=1)
 
 
-def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> Layer:
+def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> LayerCache:
     shape = (SEQUENCES, kv_heads, capacity)
     dtype = torch.bfloat16 if kv == "bf16" else torch.int8
     eight = kv == "int8"
-    return Layer(
+    return LayerCache(
         keys=torch.zeros(*shape, size, dtype=dtype),
         values=torch.zeros(*shape, size, dtype=dtype),
         key_steps=torch.zeros(shape) if eight else None,
@@ -441,7 +441,7 @@ def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> Layer:
     )
 
 
-def fill(layer: Layer, draw: Draw) -> None:
+def fill(layer: LayerCache, draw: Draw) -> None:
     layer.fresh.copy_(draw(*layer.fresh.shape))
     for numbers, steps in ((layer.keys, layer.key_steps), (layer.values, layer.value_steps)):
         numbers.copy_(
@@ -451,7 +451,7 @@ def fill(layer: Layer, draw: Draw) -> None:
             steps.copy_(draw(*steps.shape).abs() / 50)
 
 
-def cached(layer: Layer, stop: int) -> list[torch.Tensor]:
+def cached(layer: LayerCache, stop: int) -> list[torch.Tensor]:
     """Keys and values, float64 [sequences, kv_heads, stop, size]."""
     pairs = ((layer.keys, layer.key_steps), (layer.values, layer.value_steps))
     return [
@@ -461,7 +461,7 @@ def cached(layer: Layer, stop: int) -> list[torch.Tensor]:
 
 
 def exact_attention(
-    query: torch.Tensor, layer: Layer, position: int, scale: float, window: int | None
+    query: torch.Tensor, layer: LayerCache, position: int, scale: float, window: int | None
 ) -> torch.Tensor:
     """float64, from what the cache has."""
     sharing = query.shape[1] // layer.keys.shape[1]

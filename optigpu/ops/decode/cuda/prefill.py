@@ -16,7 +16,7 @@ from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program
 from optigpu.ops.integers import INT8_LARGEST
 
 if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda.triton_attention import Layer
+    from optigpu.ops.decode.cuda.triton_attention import LayerCache
 
     Table = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 512
 
 
 def prefill(
-    program: Program, layers: Sequence[Layer], table: Table | None, tokens: torch.Tensor, start: int
+    program: Program, layers: Sequence[LayerCache], table: Table | None, tokens: torch.Tensor, start: int
 ) -> None:
     """Appends keys and values of tokens, int64 [sequences, count], at the positions from `start` on."""
     for part in tokens.split(max(1, ROWS_AT_ONCE // tokens.shape[0]), dim=1):
@@ -34,7 +34,7 @@ def prefill(
 
 
 def _append_part(
-    program: Program, layers: Sequence[Layer], table: Table | None, tokens: torch.Tensor, start: int
+    program: Program, layers: Sequence[LayerCache], table: Table | None, tokens: torch.Tensor, start: int
 ) -> None:
     stop = start + tokens.shape[1]
     x = program.embedding[tokens].float()  # [sequences, count, width]
@@ -73,7 +73,7 @@ def _turned(heads: torch.Tensor, angles: Table | None) -> torch.Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
 
 
-def _append(layer: Layer, key: torch.Tensor, value: torch.Tensor, start: int) -> None:
+def _append(layer: LayerCache, key: torch.Tensor, value: torch.Tensor, start: int) -> None:
     stop = start + key.shape[2]
     pairs = ((layer.keys, layer.key_steps, key), (layer.values, layer.value_steps, value))
     for numbers, steps, new in pairs:
@@ -87,7 +87,7 @@ def _append(layer: Layer, key: torch.Tensor, value: torch.Tensor, start: int) ->
         steps[:, :, start:stop] = largest[..., 0] / INT8_LARGEST
 
 
-def _attended(block: Block, layer: Layer, query: torch.Tensor, start: int) -> torch.Tensor:
+def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) -> torch.Tensor:
     """[sequences, count, heads * head_size] of queries [sequences, heads, count, head_size]."""
     stop = start + query.shape[2]
     now = torch.arange(start, stop, device=query.device)[:, None]

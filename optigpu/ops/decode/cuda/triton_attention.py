@@ -29,7 +29,7 @@ MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCache:
     """What the cache has of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
 
     steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
@@ -53,7 +53,7 @@ class Parts:
     totals: torch.Tensor
 
     @staticmethod
-    def of(query: torch.Tensor, layer: Layer, target: Target) -> "Parts":
+    def of(query: torch.Tensor, layer: LayerCache, target: Target) -> "Parts":
         """Room for as many parts as there are programs to do them, if the cache were full."""
         rows, heads, head_size = query.shape
         kv_heads, capacity = layer.keys.shape[1:3]
@@ -73,7 +73,7 @@ def tokens_at_once(sharing: int, head_size: int) -> int:
 
 def attention(
     query: torch.Tensor,
-    layer: Layer,
+    layer: LayerCache,
     parts: Parts,
     position: torch.Tensor,
     y: torch.Tensor,

@@ -238,7 +238,7 @@ def _linear(  # type: ignore[no-untyped-def]
     )
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     top_output = tl.zeros((ROWS,), tl.int32)
-    odd = tl.zeros((ROWS,), tl.int32)
+    not_finite = tl.zeros((ROWS,), tl.int32)
     for place in range(start, outputs, ahead):
         output = place + tl.arange(0, TILE)
         # Asked for before this tile's are used.
@@ -272,10 +272,10 @@ def _linear(  # type: ignore[no-untyped-def]
             first = tl.min(tl.where(seen == here[:, None], output[None, :], outputs), axis=1)
             top_output = tl.where(here > top, first, top_output)
             top = tl.maximum(top, here)
-            odd += tl.sum((inside & ~(tl.abs(result) < float("inf"))).to(tl.int32), axis=1)
+            not_finite += tl.sum((inside & ~(tl.abs(result) < float("inf"))).to(tl.int32), axis=1)
         w1, w2, w3 = n1, n2, n3
         g1, g2, g3 = m1, m2, m3
     if BEST:
         place = row * tl.num_programs(0) + tl.program_id(0)
-        tl.store(best_value + place, tl.where(odd > 0, float("nan"), top), mask=row < rows)
+        tl.store(best_value + place, tl.where(not_finite > 0, float("nan"), top), mask=row < rows)
         tl.store(best_index + place, top_output, mask=row < rows)

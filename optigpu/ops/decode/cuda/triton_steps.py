@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optigpu.ops.decode.cuda.triton_attention import Layer
+from optigpu.ops.decode.cuda.triton_attention import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     Target,
@@ -34,13 +34,13 @@ EMBEDDED = 1024
 class State:
     """Where the sequences are, [sequences] each but the last.
 
-    tokens: int64, what is appended next; position: int32, where; odd: int32, 1 once a logit was not finite; chosen:
-    int64 [sequences, capacity], the token that was chosen after each position.
+    tokens: int64, what is appended next; position: int32, where; not_finite: int32, 1 once a logit was not finite;
+    chosen: int64 [sequences, capacity], the token that was chosen after each position.
     """
 
     tokens: torch.Tensor
     position: torch.Tensor
-    odd: torch.Tensor
+    not_finite: torch.Tensor
     chosen: torch.Tensor
 
 
@@ -67,7 +67,7 @@ def query_key_value(
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
     position: torch.Tensor,
     query: torch.Tensor,
-    layer: Layer,
+    layer: LayerCache,
     target: Target,
 ) -> None:
     """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
@@ -115,7 +115,7 @@ def choose(best: Best, state: State) -> None:
         best.index,
         state.tokens,
         state.position,
-        state.odd,
+        state.not_finite,
         state.chosen,
         programs,
         state.chosen.shape[1],
@@ -241,18 +241,18 @@ def _query_key_value(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _choose(  # type: ignore[no-untyped-def]
-    best_value, best_index, tokens, position, odd, chosen, programs, capacity, BLOCK: tl.constexpr
+    best_value, best_index, tokens, position, not_finite, chosen, programs, capacity, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
     program = tl.arange(0, BLOCK)
     inside = program < programs
     value = tl.load(best_value + row * programs + program, mask=inside, other=float("-inf"))
     index = tl.load(best_index + row * programs + program, mask=inside, other=0)
-    odd_ones = tl.sum((value != value).to(tl.int32), axis=0)
+    wrong_ones = tl.sum((value != value).to(tl.int32), axis=0)
     value = tl.where(value != value, float("-inf"), value)
     token = tl.min(tl.where(value == tl.max(value, axis=0), index, 0x7FFFFFFF), axis=0).to(tl.int64)
     at = tl.load(position + row)
     tl.store(tokens + row, token)
     tl.store(chosen + row.to(tl.int64) * capacity + at, token)
     tl.store(position + row, at + 1)
-    tl.store(odd + row, tl.load(odd + row) | (odd_ones > 0).to(tl.int32))
+    tl.store(not_finite + row, tl.load(not_finite + row) | (wrong_ones > 0).to(tl.int32))

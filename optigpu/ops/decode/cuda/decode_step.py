@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.triton_attention import LayerCache, Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import Block, CacheKind, Program
 
 
-class Step:
+class DecodeStep:
     """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
 
     Of a program whose Block.qkv are joined where they can be.
@@ -59,7 +59,7 @@ class Step:
     def reset(self) -> None:
         """To an empty cache."""
         self.state.position.zero_()
-        self.state.odd.zero_()
+        self.state.not_finite.zero_()
 
     def record(self) -> None:
         """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
@@ -83,7 +83,7 @@ class Step:
         linear(self._x, program.head, self.logits, self._target, norm=program.final, best=self._best)
         choose(self._best, self.state)
 
-    def _attend(self, block: Block, layer: Layer) -> None:
+    def _attend(self, block: Block, layer: LayerCache) -> None:
         head = 0
         for matrix in block.qkv:
             query_key_value(
@@ -123,11 +123,11 @@ def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tens
     return empty
 
 
-def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> Layer:
+def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> LayerCache:
     shape = (program.kv_heads, capacity, program.head_size)
     dtype = torch.bfloat16 if kv == "bf16" else torch.int8
     eight = kv == "int8"
-    return Layer(
+    return LayerCache(
         keys=empty(*shape, dtype=dtype),
         values=empty(*shape, dtype=dtype),
         key_steps=empty(*shape[:2]) if eight else None,
