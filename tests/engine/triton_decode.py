@@ -15,9 +15,10 @@ import torch  # noqa: TID253 - types
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.prefill import prefill
-from optigpu.ops.decode.cuda.triton_attention import LayerCache, Parts, attention
+from optigpu.ops.decode.cuda.triton_attention import Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import (
@@ -155,10 +156,10 @@ def linear_layers() -> None:
         linear(x, matrix, y, DIVIDED)
         assert_near(y, *exact_linear(x, matrix))
     draw = Draw(133)
-    not_finite = pack_for_cuda(draw(33, 100), None, "bf16", 0)
+    uneven = pack_for_cuda(draw(33, 100), None, "bf16", 0)
     y = torch.full((2, 33), torch.nan)
-    linear(x := draw(2, 100), not_finite, y, DIVIDED)
-    assert_near(y, *exact_linear(x, not_finite))
+    linear(x := draw(2, 100), uneven, y, DIVIDED)
+    assert_near(y, *exact_linear(x, uneven))
 
 
 def linear_endings() -> None:

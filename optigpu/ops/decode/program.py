@@ -16,13 +16,13 @@ and the logits are linear(norm(x, final), head).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    RotaryTable = tuple[torch.Tensor, torch.Tensor]
-
+RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""Cosines and sines, float32 [length, head_size / 2] each."""
 WeightKind = Literal["w4", "w8", "bf16"]
 """How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a scale, or bfloat16."""
 CacheKind = Literal["bf16", "int8"]
@@ -101,7 +101,7 @@ class Program:
     activation: Activation
     embedding: "torch.Tensor"
     positions: "torch.Tensor | None"
-    rotary: "Callable[[int], RotaryTable] | None"
+    rotary: Callable[[int], RotaryTable] | None
     blocks: tuple[Block, ...]
     final: Norm
     head: Matrix

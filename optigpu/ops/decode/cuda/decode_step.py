@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from optigpu.ops.decode.cuda.triton_attention import LayerCache, Parts, attention
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
+from optigpu.ops.decode.cuda.triton_attention import Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import Block, CacheKind, Program

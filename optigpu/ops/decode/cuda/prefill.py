@@ -7,25 +7,24 @@ are as in a step.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import unpack_from_cuda
-from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program
+from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, RotaryTable
 from optigpu.ops.integers import INT8_LARGEST
-
-if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda.triton_attention import LayerCache
-
-    Table = tuple[torch.Tensor, torch.Tensor]
 
 ROWS_AT_ONCE = 512
 """Tokens of all sequences together: they bound what a pass needs beside the cache."""
 
 
 def prefill(
-    program: Program, layers: Sequence[LayerCache], table: Table | None, tokens: torch.Tensor, start: int
+    program: Program,
+    layers: Sequence[LayerCache],
+    table: "RotaryTable | None",
+    tokens: torch.Tensor,
+    start: int,
 ) -> None:
     """Appends keys and values of tokens, int64 [sequences, count], at the positions from `start` on."""
     for part in tokens.split(max(1, ROWS_AT_ONCE // tokens.shape[0]), dim=1):
@@ -34,7 +33,11 @@ def prefill(
 
 
 def _append_part(
-    program: Program, layers: Sequence[LayerCache], table: Table | None, tokens: torch.Tensor, start: int
+    program: Program,
+    layers: Sequence[LayerCache],
+    table: "RotaryTable | None",
+    tokens: torch.Tensor,
+    start: int,
 ) -> None:
     stop = start + tokens.shape[1]
     x = program.embedding[tokens].float()  # [sequences, count, width]
@@ -65,7 +68,7 @@ def _heads(program: Program, block: Block, h: torch.Tensor) -> tuple[torch.Tenso
     return query, key, value
 
 
-def _turned(heads: torch.Tensor, angles: Table | None) -> torch.Tensor:
+def _turned(heads: torch.Tensor, angles: "RotaryTable | None") -> torch.Tensor:
     if angles is None:
         return heads
     cosine, sine = angles

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import Target
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
 
@@ -26,21 +27,6 @@ NUMBERS = 8192
 MOST_TOKENS = 128
 WARPS = 4
 MOST_PARTS = 32
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """What the cache has of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
-
-    steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
-    [sequences, 2 * kv_heads, head_size], the new token's keys and values before an int8 cache has them.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_steps: torch.Tensor | None
-    value_steps: torch.Tensor | None
-    fresh: torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optigpu.ops.decode.cuda.triton_attention import LayerCache
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     Target,
