@@ -20,6 +20,8 @@ from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, untied
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has threads of its own
+
 KINDS: list[tuple[WeightKind, int]] = [
     *(("w4", group) for group in (32, 64, 128)),
     *(("w8", group) for group in (32, 64, 128)),
@@ -449,16 +451,12 @@ def test_a_decoder_that_is_gone_leaves_no_threads() -> None:
 # ---- Under sanitizers.
 
 
-@pytest.fixture(scope="session")
-def soaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("soak")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(sanitizer: str, soaks: Path) -> None:
-    source = Path(__file__).parent / "native" / "soak.cpp"
-    program = soaks / sanitizer.replace(",", "-")
-    flags = ["-std=c++17", "-O1", "-g", "-w", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
+    source, program = Path(__file__).parent / "native" / "soak.cpp", tmp_path / "soak"
+    # Without optimization: compiling takes most of the time, and nothing that is wrong is optimized away.
+    flags = ["-std=c++17", "-O0", "-g", "-w", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True, timeout=240)
     done = subprocess.run([program, "1", "25", "4"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -17,6 +17,8 @@ from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.vocabulary import UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 SHAPES = ((1, 32), (16, 96), (17, 64), (40, 128))
 

@@ -19,6 +19,8 @@ from optigpu.ops.activation.fused_activation import (
     swiglu,
 )
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [  # single elements, whole vectors and remainders of each kind, whole blocks of 512 and remainders
     (1, 1),
     (3, 17),
@@ -118,6 +120,10 @@ def test_every_instruction_set_agrees_with_float64(
         assert_within(y, exact_swiglu(summed(pairs, two)))
 
 
+def test_several_threads_agree_with_float64(several_torch_threads: None, instruction_set: int) -> None:
+    test_every_instruction_set_agrees_with_float64(SHAPES[-1], torch.float32, instruction_set)
+
+
 def test_errors_are_bounded_over_all_floats(instruction_set: int) -> None:
     """Denormals and huge numbers as often as others: the bits are drawn, and not the numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -195,6 +201,7 @@ def test_strides_and_empty_batches() -> None:
     assert swiglu(x[0, 0], bias).shape == (20,)
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     assert activation_backend("cpu") != "torch"
     x, bias = normal(2, 3, 48), normal(48, seed=1)

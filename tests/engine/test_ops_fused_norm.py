@@ -17,6 +17,8 @@ from optigpu.ops.norm.fused_norm import (
 )
 from optigpu.vocabulary import UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [  # whole vectors, remainders of each kind, one of everything, several threads' rows
     (1, 1, 768),
     (1,),
@@ -102,6 +104,10 @@ def test_every_instruction_set_agrees_with_float64(shape: tuple[int, ...], dtype
         normed, same = add_rms_norm(x, None, None, EPS, number)
         assert same is x
         assert_norm_of(normed, x, None, None, is_rms=True)
+
+
+def test_several_threads_agree_with_float64(several_torch_threads: None) -> None:
+    test_every_instruction_set_agrees_with_float64(SHAPES[-1], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -9,6 +9,8 @@ from optigpu.ops.four_bits.descent import improved_groups
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SCHEMES = [Int4Scheme(size) for size in (32, 64, 128)]
 
 

@@ -18,6 +18,8 @@ from optigpu.ops.linear.int4_linear import (
     supports,
 )
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [  # rows, inner, outputs, group: whole tiles, remainders of each kind, one of everything
     (1, 768, 64, 128),
     (1, 32, 1, 32),
@@ -105,6 +107,12 @@ def test_every_instruction_set_agrees_with_float64(
         number = INSTRUCTION_SETS[backend]
         assert_close_to_exact(int4_linear(x, packed, bias, number), x, weights, bias)
         assert_close_to_exact(int4_linear(x, packed, None, number), x, weights)
+
+
+@pytest.mark.parametrize("symmetric", KINDS.values(), ids=KINDS)
+def test_several_threads_agree_with_float64(several_torch_threads: None, symmetric: bool) -> None:
+    for shape in SHAPES:
+        test_every_instruction_set_agrees_with_float64(*shape, symmetric, torch.float32)
 
 
 def difficult_rows() -> torch.Tensor:
@@ -227,6 +235,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int4_linear(x[:0], packed, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     weights, bias = numbers(64, 48, 32, False), some_bias(48)
     packed, inputs = native(weights), [activations(1, 64, dtype=dtype) for dtype in TYPES]

@@ -10,6 +10,8 @@ from optigpu.ops.four_bits import quantize as int4_quantize
 from optigpu.ops.four_bits.quantize import JUDGING_NORM, dequantize_groups, quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
 
 

@@ -18,6 +18,8 @@ from optigpu.ops.linear.int8_dynamic import (
 )
 from optigpu.ops.linear.int8_linear import quantize_rows
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),
     (1, 1, 1),
@@ -71,6 +73,11 @@ def test_every_path_sums_integers_exactly(rows: int, inner: int, outputs: int) -
         y = int8_dynamic(x.float(), packed, scale, None, INSTRUCTION_SETS[backend])
         assert torch.equal(y.long(), exact), backend
     assert torch.equal(int8_dynamic(x.float(), q, scale).long(), exact)
+
+
+def test_several_threads_sum_integers_exactly(several_torch_threads: None) -> None:
+    for shape in SHAPES:
+        test_every_path_sums_integers_exactly(*shape)
 
 
 def test_without_a_compiler_torch_multiplies_the_same_integers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +153,7 @@ def test_rows_with_no_finite_number_with_zeros_and_with_denormals() -> None:
         assert y[4].isfinite().all()
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
     q, scale, bias = layer(64, 48)
     packed, inputs = pack_dynamic(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]

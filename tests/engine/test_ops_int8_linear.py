@@ -14,6 +14,8 @@ from optigpu.ops.linear.int8_linear import (
     supports,
 )
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),
     (1, 1, 1),
@@ -84,6 +86,11 @@ def test_every_instruction_set_agrees_with_float64(
         assert_close_to_exact(int8_linear(x, packed, scale, None, INSTRUCTION_SETS[backend]), x, q, scale)
 
 
+def test_several_threads_agree_with_float64(several_torch_threads: None) -> None:
+    for shape in SHAPES:
+        test_every_instruction_set_agrees_with_float64(*shape, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("rows", "inner", "outputs"), [*SHAPES, (3, 128, 33)])
 def test_plain_torch_agrees_with_float64(rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
@@ -110,6 +117,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int8_linear(x[:0], packed, scale, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     q, scale, bias = layer(64, 48)
     packed, inputs = pack(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]
