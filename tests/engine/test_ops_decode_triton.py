@@ -70,7 +70,7 @@ def test_packing_refuses_what_it_cannot_hold() -> None:
     good = torch.ones(2, 64)
     scenes: tuple[tuple[torch.Tensor, torch.Tensor | None, WeightKind, int, str], ...] = (
         (good.long(), None, "w4", 32, "floating-point matrix"),
-        (good, None, "w4", 48, "Groups have"),
+        (good, None, "w4", 48, "group must be one of"),
         (torch.ones(2, 40), None, "w8", 32, "do not divide"),
         (good / 0, None, "bf16", 0, "finite weights"),
         (good, torch.ones(3), "w4", 32, "bias"),

@@ -264,8 +264,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused: list[tuple[str, Callable[[], object]]] = [
         ("activations", lambda: int4_linear(x.double(), packed, bias)),
         ("activations", lambda: int4_linear(torch.tensor(1.0), packed, bias)),
-        ("take 32 inputs, and x has 31", lambda: int4_linear(x[:, :31], packed, bias)),
-        ("take 32 inputs, and x has 31", lambda: int4_linear(x[:, :31], plain, bias)),
+        ("take 32 inputs; x has 31", lambda: int4_linear(x[:, :31], packed, bias)),
+        ("take 32 inputs; x has 31", lambda: int4_linear(x[:, :31], plain, bias)),
         ("bfloat16 scales", lambda: int4_linear(x, packed._replace(scale=packed.scale.float()), bias)),
         ("bfloat16 scales", lambda: int4_linear(x, packed._replace(offset=packed.scale.half()), bias)),
         ("one float32 bias", lambda: int4_linear(x, packed, bias[:19])),

@@ -175,14 +175,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused = [
         ("activations", lambda: int8_dynamic(x.double(), packed, scale, bias)),
         ("activations", lambda: int8_dynamic(torch.tensor(1.0), packed, scale, bias)),
-        ("take about 32 inputs, and x has 28", lambda: int8_dynamic(x[:, :28], packed, scale, bias)),
+        ("take 29 to 32 inputs; x has 28", lambda: int8_dynamic(x[:, :28], packed, scale, bias)),
         ("as pack_dynamic", lambda: int8_dynamic(x, packed.float(), scale, bias)),
         ("one float32 scale", lambda: int8_dynamic(x, packed, scale.double(), bias)),
         ("one float32 scale", lambda: int8_dynamic(x, packed, torch.ones(33), None)),
         ("one float32 bias", lambda: int8_dynamic(x, packed, scale, bias[:19])),
         ("int8 matrix, not float32", lambda: pack_dynamic(q.float())),
         (
-            f"{MOST_INNER} inputs at the most",
+            f"at most {MOST_INNER} inputs",
             lambda: pack_dynamic(torch.zeros(1, MOST_INNER + 1, dtype=torch.int8)),
         ),
     ]

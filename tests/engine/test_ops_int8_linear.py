@@ -5,7 +5,7 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 
 from optigpu.ops.linear.int8_linear import (
     INSTRUCTION_SETS,
-    Backend,
+    Int8Backend,
     int8_linear,
     int8_linear_backend,
     native_reason,
@@ -61,7 +61,7 @@ def assert_close_to_exact(
     assert torch.all((y.double() - exact).abs() <= allowed)
 
 
-def native_backends() -> list[Backend]:
+def native_backends() -> list[Int8Backend]:
     assert native_reason() is None, native_reason()
     return [backend for backend in INSTRUCTION_SETS if supports(backend)]
 
@@ -181,7 +181,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused = [
         ("activations", lambda: int8_linear(x.double(), packed, scale, bias)),
         ("activations", lambda: int8_linear(torch.tensor(1.0), packed, scale, bias)),
-        ("take 32 inputs, and x has 31", lambda: int8_linear(x[:, :31], packed, scale, bias)),
+        ("take 32 inputs; x has 31", lambda: int8_linear(x[:, :31], packed, scale, bias)),
         ("as pack", lambda: int8_linear(x, packed.float(), scale, bias)),
         ("one float32 scale", lambda: int8_linear(x, packed, scale.double(), bias)),
         ("one float32 scale", lambda: int8_linear(x, packed, scale[:16], bias)),

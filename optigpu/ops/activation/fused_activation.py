@@ -69,9 +69,7 @@ def activation_reason(device: torch.device | str) -> str | None:
         return None
     if kind == "cpu":
         return native_activation_reason()
-    return (
-        f"On {kind} they are written in Triton, which is missing: install the one that belongs to this torch."
-    )
+    return f"The activations' kernels for {kind} need Triton: install the version that belongs to this torch."
 
 
 def supports_activation(backend: ActivationBackend) -> bool:
@@ -115,7 +113,7 @@ def swiglu(x: torch.Tensor, bias: torch.Tensor | None = None, instruction_set: i
     """
     _check(x, bias)
     if x.shape[-1] % 2:
-        raise ValueError(f"swiglu needs as many gates as others, not {named(x)}.")
+        raise ValueError(f"swiglu needs an even last dimension, [..., gate | up], not {named(x)}.")
     backend = _backend_for(x)
     if backend == "torch":
         gate, up = _biased(x, bias).chunk(2, dim=-1)
@@ -140,9 +138,9 @@ def _biased(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 def _check(x: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or not x.is_floating_point():
-        raise ValueError(f"An activation needs floating-point numbers [..., columns], not {named(x)}.")
+        raise ValueError(f"x must be floating point [..., columns], not {named(x)}.")
     if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
-        raise ValueError(f"An activation of {x.shape[-1]} columns needs as many biases, not {named(bias)}.")
+        raise ValueError(f"bias must be floating point [{x.shape[-1]}], not {named(bias)}.")
 
 
 def _find_backend(device: str) -> ActivationBackend:

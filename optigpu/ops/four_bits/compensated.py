@@ -6,7 +6,7 @@
 GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and what rounding one of them
 does to the outputs is taken back by those that are still to come, as well as the inputs' second moments allow. The
 scales of a group are searched when its turn comes, with what was taken back so far. Then all are improved one at a time
-(int4_descent.py).
+(descent.py).
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Compensation(NamedTuple):
 def compensation(moment: torch.Tensor) -> Compensation:
     """Of the sum over samples of x xT, float32 [inputs, inputs].
 
-    Inputs that never were anything but zero may be among them. Raises ValueError when it is no finite square matrix.
+    Inputs that never were anything but zero may be among them. Raises ValueError if it is not a finite square matrix.
     """
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
@@ -58,7 +58,7 @@ def compensated_groups(
     factor = known.factor
     if not scheme.symmetric or factor.shape != (weight.shape[1], weight.shape[1]):
         raise ValueError(
-            f"compensated_groups needs symmetric groups and the factor of {weight.shape[1]} inputs."
+            f"compensated_groups needs a symmetric scheme and a compensation of {weight.shape[1]} inputs."
         )
     left, size = weight.float().clone(), scheme.group_size
     parts: list[Int4Weights] = []

@@ -17,6 +17,7 @@ import torch
 
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST
+from optigpu.ops.naming import named
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
 Fit = Callable[["Fitting", Scales], Scales]
@@ -63,19 +64,19 @@ def quantize_groups(
     """The 4-bit numbers and scales of a weight, floating point [outputs, inner], on its device.
 
     `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of. Raises ValueError when the weight
-    is no finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has units.
+    is not a finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has a unit.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(
-            f"quantize_groups needs a floating-point matrix, not {weight.dtype} {list(weight.shape)}."
-        )
+        raise ValueError(f"quantize_groups needs a floating-point matrix, not {named(weight)}.")
     outputs, inner = weight.shape
     if inner == 0 or inner % scheme.group_size:
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
     if not bool(weight.isfinite().all()):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
     if unit is not None and not scheme.symmetric:
-        raise ValueError("quantize_groups takes units for symmetric groups alone: an offset has none.")
+        raise ValueError(
+            "quantize_groups takes a unit only for a symmetric scheme, and this scheme has offsets."
+        )
     at_once = max(1, AT_ONCE.get(weight.device.type, AT_ONCE["cpu"]) // inner)
     units = itertools.repeat(None) if unit is None else unit.split(at_once)
     with torch.no_grad(), _one_thread():

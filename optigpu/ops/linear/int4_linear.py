@@ -213,7 +213,7 @@ def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> No
         2: 2 * numbers.shape[-1],
     }
     if inner.get(numbers.dim()) != x.shape[-1]:
-        raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs, and x has {x.shape[-1]}.")
+        raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs; x has {x.shape[-1]}.")
     if scale.dtype != torch.bfloat16 or (packed.offset is not None and packed.offset.dtype != torch.bfloat16):
         raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {named(scale)}.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (packed.outputs,)):

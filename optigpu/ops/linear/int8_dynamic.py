@@ -94,7 +94,7 @@ def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"pack_dynamic needs an int8 matrix, not {named(q)}.")
     if q.shape[1] > MOST_INNER:
-        raise ValueError(f"pack_dynamic takes {MOST_INNER} inputs at the most, not {q.shape[1]}.")
+        raise ValueError(f"pack_dynamic takes at most {MOST_INNER} inputs, not {q.shape[1]}.")
     if not int8_dynamic_backend(q.device).startswith("native"):
         step = 1 if q.device.type == "cpu" else CUDA_STEP
         return _filled(q, step, step).contiguous()
@@ -165,8 +165,9 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
         )
     native = packed.dim() == 4
     inner = packed.shape[1] * GROUP if native else packed.shape[1]
-    if not 0 <= inner - x.shape[-1] < (GROUP if native else CUDA_STEP):
-        raise ValueError(f"The weights take about {inner} inputs, and x has {x.shape[-1]}.")
+    step = GROUP if native else CUDA_STEP
+    if not 0 <= inner - x.shape[-1] < step:
+        raise ValueError(f"The weights take {inner - step + 1} to {inner} inputs; x has {x.shape[-1]}.")
     outputs = packed.shape[0] * TILE if native else packed.shape[0]
     fits = scale.dim() == 1 and 0 <= outputs - scale.shape[0] < (TILE if native else CUDA_STEP)
     if scale.dtype != torch.float32 or not fits:

@@ -20,13 +20,13 @@ from optigpu.ops.integers import INT8_LARGEST
 from optigpu.ops.naming import named
 from optigpu.vocabulary import UnsupportedError
 
-Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
+Int8Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
 
 TILE = 16
 """Outputs that the C++ operator computes together; kTile in int8_linear.cpp."""
 BEST = 0
 """The operator's number for the newest instruction set that the CPU has."""
-INSTRUCTION_SETS: dict[Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
+INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_linear.cpp."""
 INT8PACK_ROWS = 16
 """Above so many rows, torch's int8 operator loses to widening the weights for a plain matrix product."""
@@ -59,7 +59,7 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q, scale
 
 
-def int8_linear_backend(device: torch.device | str) -> Backend:
+def int8_linear_backend(device: torch.device | str) -> Int8Backend:
     """What `pack` and `int8_linear` use on `device` in this process; builds the C++ operator when it can."""
     if torch.device(device).type != "cpu":
         return "torch-dequantize"
@@ -76,7 +76,7 @@ def native_reason() -> str | None:
     return None
 
 
-def supports(backend: Backend) -> bool:
+def supports(backend: Int8Backend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
     if backend not in INSTRUCTION_SETS:
         return True
@@ -146,7 +146,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     if packed.dtype != torch.int8 or packed.dim() not in (2, 3):
         raise ValueError(f"int8_linear needs the weights as pack() returns them, not {named(packed)}.")
     if packed.shape[1] != x.shape[-1]:
-        raise ValueError(f"The weights take {packed.shape[1]} inputs, and x has {x.shape[-1]}.")
+        raise ValueError(f"The weights take {packed.shape[1]} inputs; x has {x.shape[-1]}.")
     unit = 1 if packed.dim() == 2 else TILE
     if scale.dtype != torch.float32 or scale.dim() != 1 or -(-scale.shape[0] // unit) != packed.shape[0]:
         raise ValueError(f"int8_linear needs one float32 scale per output, not {named(scale)}.")
@@ -170,6 +170,6 @@ def _fake(  # the operator's own signature
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-def _best_native() -> Backend:
+def _best_native() -> Int8Backend:
     best = _register()
     return next(name for name, number in INSTRUCTION_SETS.items() if number == best)

@@ -11,7 +11,7 @@ do so for every step; for the few rows of a decode step what is saved is mostly 
 import functools
 import importlib.util
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -80,16 +80,16 @@ def add_layer_norm(
     NORM_INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
     Raises ValueError for shapes and types that do not fit.
     """
-    operators = _operators(x, residual, weight, bias)
-    if operators is None:
+    if not _is_native(x, residual, weight, bias):
         return _elsewhere(x, residual, weight, bias, eps, is_rms=False)
     try:
         if residual is None:
-            return operators.layer_norm(x, weight, bias, eps, instruction_set), x
-        return operators.add_layer_norm(x, residual, weight, bias, eps, instruction_set)  # type: ignore[no-any-return]
+            return torch.ops.optigpu.layer_norm(x, weight, bias, eps, instruction_set), x
+        normed, summed = torch.ops.optigpu.add_layer_norm(x, residual, weight, bias, eps, instruction_set)
     except RuntimeError:
         _check(x, residual, weight, bias)
         raise
+    return normed, summed
 
 
 def add_rms_norm(
@@ -100,30 +100,30 @@ def add_rms_norm(
     instruction_set: int = BEST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
-    operators = _operators(x, residual, weight)
-    if operators is None:
+    if not _is_native(x, residual, weight):
         return _elsewhere(x, residual, weight, None, eps, is_rms=True)
     try:
         if residual is None:
-            return operators.rms_norm(x, weight, eps, instruction_set), x
-        return operators.add_rms_norm(x, residual, weight, eps, instruction_set)  # type: ignore[no-any-return]
+            return torch.ops.optigpu.rms_norm(x, weight, eps, instruction_set), x
+        normed, summed = torch.ops.optigpu.add_rms_norm(x, residual, weight, eps, instruction_set)
     except RuntimeError:
         _check(x, residual, weight)
         raise
+    return normed, summed
 
 
-def _operators(x: torch.Tensor, *others: torch.Tensor | None) -> Any:
-    """The C++ operators where they take these tensors (on a CPU, of one type that they know), or None.
+def _is_native(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether the C++ operators take these tensors: on a CPU, of one type that they know.
 
-    They look at shapes themselves: every microsecond here is one for each norm of a decode step.
+    They check shapes themselves: every microsecond here is one for each norm of a decode step.
     """
     dtype = x.dtype
     if not x.is_cpu or dtype == torch.float64:
-        return None
+        return False
     for other in others:
         if other is not None and other.dtype != dtype:
-            return None
-    return None if (_BACKENDS.get("cpu") or norm_backend("cpu")) == "torch" else torch.ops.optigpu
+            return False
+    return (_BACKENDS.get("cpu") or norm_backend("cpu")) != "torch"
 
 
 def _elsewhere(
@@ -161,30 +161,26 @@ def _torch_norm(
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in plain torch, which Inductor can fuse. All tensors have one type."""
-    from torch.nn import functional
-
     summed = x if residual is None else x + residual
     dtype = torch.promote_types(x.dtype, torch.float32)
     weight, bias = (row if row is None else row.to(dtype) for row in (weight, bias))
     wide, shape = summed.to(dtype), summed.shape[-1:]
     if is_rms:
-        normed = functional.rms_norm(wide, shape, weight, eps)
+        normed = torch.nn.functional.rms_norm(wide, shape, weight, eps)
     else:
-        normed = functional.layer_norm(wide, shape, weight, bias, eps)
+        normed = torch.nn.functional.layer_norm(wide, shape, weight, bias, eps)
     return normed.to(x.dtype), summed
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor | None) -> None:
     shape = x.shape
     if not shape or shape[-1] == 0 or not x.is_floating_point():
-        raise ValueError(f"A norm needs floating-point numbers [..., width], not {named(x)}.")
+        raise ValueError(f"x must be floating point [..., width], not {named(x)}.")
     if residual is not None and (residual.shape != shape or not residual.is_floating_point()):
-        raise ValueError(
-            f"A residual has the shape of what it is added to, {named(x)}, and is not {named(residual)}."
-        )
+        raise ValueError(f"residual must be floating point {list(shape)}, as x is, not {named(residual)}.")
     for row in rows:
         if row is not None and (row.dim() != 1 or row.shape[0] != shape[-1] or not row.is_floating_point()):
-            raise ValueError(f"A norm over {shape[-1]} numbers needs as many weights, not {named(row)}.")
+            raise ValueError(f"weight and bias must be floating point [{shape[-1]}], not {named(row)}.")
 
 
 def _find_backend(device: str) -> NormBackend:

@@ -32,7 +32,7 @@ def triton_add_norm(
     return normed, summed
 
 
-@triton_op("optigpu::triton_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_norm", mutates_args={})
 def triton_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, is_rms: bool
 ) -> torch.Tensor:
@@ -42,7 +42,7 @@ def triton_norm(
     return normed
 
 
-@triton_op("optigpu::triton_add_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_add_norm", mutates_args={})
 def triton_add_norm_pair(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -91,8 +91,8 @@ def _launch(
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _norm_row(  # type: ignore[no-untyped-def]
+@triton.jit
+def _norm_row(
     x,
     residual,
     weight,

@@ -35,8 +35,8 @@ class Arena:
             area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UnsupportedError(
-                f"There is no room for {size} bytes of weights in one piece ({error.strerror}); take fewer bits or a "
-                "smaller model."
+                f"There is not enough memory for {size} bytes of weights in one piece ({error.strerror}): use fewer "
+                "bits or a smaller model."
             ) from error
         offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE
         self.huge = _ask_for_huge_pages(area, offset, _whole(size))
@@ -50,7 +50,7 @@ class Arena:
         """
         size = math.prod(shape) * dtype.itemsize
         if size > self._left:
-            raise ValueError(f"The arena has {self._left} bytes left, and {size} are asked for.")
+            raise ValueError(f"The arena has {self._left} bytes left, and {shape} takes {size}.")
         begin = self._bytes.numel() - self._left
         self._left = max(0, self._left - aligned(size))
         return self._bytes[begin : begin + size].view(dtype).view(shape)

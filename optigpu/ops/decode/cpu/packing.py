@@ -26,7 +26,7 @@ from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.scheme import GroupSize, Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
 
@@ -65,10 +65,10 @@ def pack(
 ) -> Matrix:
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. Numbers and scales are taken
-    from `arena` where there is one. `known` is what `quantize_four` makes errors of w4 up with. Raises ValueError when
-    the weight is no finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
-    fit.
+    `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken
+    from `arena` where there is one. `known`, the compensation of the layer's inputs, is for w4. Raises ValueError if
+    the weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does
+    not fit.
     """
     _check(weight, kind, group)
     _check_bias(weight, bias)
@@ -166,7 +166,7 @@ def quantize_four(
     errors make up for each other. Raises ValueError as those do.
     """
     # `_check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(group, symmetric=True, solver="hqq")  # type: ignore[arg-type]
+    scheme = Int4Scheme(cast(GroupSize, group), symmetric=True, solver="hqq")
     if known is None:
         return quantize_groups(weight, scheme, unit)
     return compensated_groups(weight, known, scheme, unit)
@@ -230,15 +230,15 @@ def _check(weight: torch.Tensor, kind: WeightKind, group: int) -> None:
         raise ValueError(f"pack needs a floating-point matrix, not {named(weight)}.")
     inputs = weight.shape[1]
     if kind == "bf16" and (not inputs or inputs % 2):
-        raise ValueError(f"bfloat16 weights lie in pairs of inputs, and {inputs} inputs are no pairs.")
+        raise ValueError(f"bf16 weights need an even number of inputs, not {inputs}.")
     if kind != "bf16" and group not in GROUPS:
-        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
     if kind != "bf16" and (not inputs or inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
 
 
 def _check_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if weight.device.type != "cpu":
-        raise ValueError(f"pack lays weights out for the CPU, and these lie on {weight.device}.")
+        raise ValueError(f"pack needs weights on the CPU, not on {weight.device}.")
     if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
         raise ValueError(f"pack needs one finite bias for each of {weight.shape[0]} outputs.")

@@ -39,7 +39,7 @@ def pack_for_cuda(
 ) -> Matrix:
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. `known` is what `quantize_four`
+    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_four`
     makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
     divide its inputs, or the bias does not fit.
     """
@@ -119,7 +119,7 @@ def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, gr
         raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
     inputs = weight.shape[1]
     if kind != "bf16" and group not in GROUPS:
-        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
     if not inputs or (kind != "bf16" and inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
     if not bool(weight.isfinite().all()):

@@ -109,16 +109,16 @@ def attention(
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _rounded(values):  # type: ignore[no-untyped-def]
+@triton.jit
+def _rounded(values):
     """int8 numbers of a vector, as int32, and their step."""
     largest = tl.max(magnitude(values), axis=0).to(tl.float32, bitcast=True)
     scaled = values * over_largest(largest) + ROUNDING
     return (scaled.to(tl.int32, bitcast=True) << 24) >> 24, tl.div_rn(largest, 127.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _attend(  # type: ignore[no-untyped-def]
+@triton.jit
+def _attend(
     query,
     fresh,
     keys,
@@ -209,10 +209,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(totals + slot, all_, mask=member < SHARING)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _join(  # type: ignore[no-untyped-def]
-    sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
-):
+@triton.jit
+def _join(sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
     head = tl.program_id(0)
     slot = head * PARTS + tl.arange(0, PARTS)
     column = tl.arange(0, PADDED)

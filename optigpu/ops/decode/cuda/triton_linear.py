@@ -8,7 +8,7 @@ Imported where a GPU is asked for alone: it loads torch and Triton.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
@@ -93,7 +93,7 @@ def padded_inputs(matrix: Matrix) -> int:
     return int(max(_LEAST_INPUTS, triton.next_power_of_2(matrix.inputs)))
 
 
-def matrix_flags(matrix: Matrix, target: Target) -> dict[str, Any]:
+def matrix_flags(matrix: Matrix, target: Target) -> dict[str, str | int]:
     """What is compiled in of a matrix."""
     return {
         "KIND": matrix.kind,
@@ -105,7 +105,7 @@ def matrix_flags(matrix: Matrix, target: Target) -> dict[str, Any]:
     }
 
 
-def norm_flags(norm: Norm | None) -> dict[str, Any]:
+def norm_flags(norm: Norm | None) -> dict[str, str | bool]:
     """What is compiled in of a norm."""
     return {
         "NORM": norm.kind if norm else "none",
@@ -183,15 +183,15 @@ def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tenso
     )
 
 
-def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[Any, ...]:
+def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The tensors of a norm, and what it adds to the variance."""
     if norm is None:
         return instead, instead, 0.0
     return norm.weight, instead if norm.bias is None else norm.bias, norm.epsilon
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _linear(  # type: ignore[no-untyped-def]
+@triton.jit
+def _linear(
     x,
     norm_weight,
     norm_bias,

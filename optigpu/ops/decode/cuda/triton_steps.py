@@ -123,10 +123,8 @@ def choose(best: Best, state: State) -> None:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _embed(  # type: ignore[no-untyped-def]
-    tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr
-):
+@triton.jit
+def _embed(tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -137,16 +135,16 @@ def _embed(  # type: ignore[no-untyped-def]
     tl.store(x + row * width + column, value, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def bfloat16(x):  # type: ignore[no-untyped-def]
+@triton.jit
+def bfloat16(x):
     """Rounded half to even by integers: a GPU's conversion does so too, and the interpreter's cuts off."""
     bits = x.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _query_key_value(  # type: ignore[no-untyped-def]
+@triton.jit
+def _query_key_value(
     x,
     norm_weight,
     norm_bias,
@@ -239,8 +237,8 @@ def _query_key_value(  # type: ignore[no-untyped-def]
         v1, v2, v3 = m1, m2, m3
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _choose(  # type: ignore[no-untyped-def]
+@triton.jit
+def _choose(
     best_value, best_index, tokens, position, not_finite, chosen, programs, capacity, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
