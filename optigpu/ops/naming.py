@@ -1,8 +1,8 @@
-"""How a refusal names a tensor."""
+"""How error messages describe a tensor."""
 
 import torch
 
 
 def named(tensor: torch.Tensor) -> str:
-    """Its type and shape: "float32 [2, 3]"."""
+    """The type and shape of a tensor: "float32 [2, 3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

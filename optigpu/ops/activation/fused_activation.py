@@ -42,9 +42,9 @@ _BACKENDS: dict[str, ActivationBackend] = {}
 
 
 def activation_backend(device: torch.device | str) -> ActivationBackend:
-    """What the activations use on `device` in this process; builds the C++ operators when it can.
+    """The backend of the activations on `device` in this process. Builds the C++ operators if they can be built.
 
-    To be called once before anything that uses them on this device is compiled: a build cannot be traced.
+    Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
     kind = torch.device(device).type
     if kind not in _BACKENDS:
@@ -63,7 +63,7 @@ def native_activation_reason() -> str | None:
 
 
 def activation_reason(device: torch.device | str) -> str | None:
-    """Why there is no kernel of ours on `device`, so that torch's are used, in one sentence; None where there is."""
+    """Why the activations on `device` are plain torch, in one sentence; None where they have kernels."""
     kind = torch.device(device).type
     if activation_backend(kind) != "torch":
         return None
@@ -157,7 +157,7 @@ def _find_backend(device: str) -> ActivationBackend:
 
 @functools.cache
 def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
+    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
     return register(
         _SOURCES, "optigpu_best_activation_instruction_set", {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu}
     )

@@ -1,6 +1,6 @@
 """The kernels of fused_activation.py for CUDA, in Triton: one program for each block of each row.
 
-Imported where a GPU is asked for alone: it loads torch and Triton. `torch.library.triton_op` lets torch.compile look
+Imported only where a GPU is used, because it loads Triton. `torch.library.triton_op` lets torch.compile look
 into the operators, so that their launches become part of its graph.
 """
 

@@ -24,7 +24,7 @@ DAMPING = 0.01
 
 
 class Compensation(NamedTuple):
-    """What is known of a layer's inputs, float32 [inputs, inputs] both.
+    """Statistics of a layer's inputs, float32 [inputs, inputs] each.
 
     moment: their second moments in units of the mean one, damped; factor: the upper Cholesky factor of the inverse.
     """
@@ -34,9 +34,9 @@ class Compensation(NamedTuple):
 
 
 def compensation(moment: torch.Tensor) -> Compensation:
-    """Of the sum over samples of x xT, float32 [inputs, inputs].
+    """From the sum over samples of x xT, float32 [inputs, inputs].
 
-    Inputs that never were anything but zero may be among them. Raises ValueError if it is not a finite square matrix.
+    Inputs that are always zero are allowed. Raises ValueError if it is not a finite square matrix.
     """
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")

@@ -31,7 +31,7 @@ class _Fit(NamedTuple):
 def improved_groups(
     weight: torch.Tensor, moment: torch.Tensor, start: Int4Weights, unit: torch.Tensor
 ) -> Int4Weights:
-    """Numbers and scales of the same kind as `start`'s, with which a layer's outputs are closer to what they were.
+    """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
 
     weight: float32 [outputs, inputs]; moment: float32 [inputs, inputs], of what the layer is given, positive definite;
     start: symmetric, with scales in the `unit`, bfloat16 [outputs].
@@ -50,7 +50,7 @@ def improved_groups(
 
 
 def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
-    """One for each output: by least squares, where it has numbers that are not 0."""
+    """Of one group, for each output: by least squares, unless its numbers are all 0."""
     inputs = _inputs_of(fit, group)
     q, scale = fit.q[:, inputs], fit.scale[:, group : group + 1]
     size = (q @ moment[inputs, inputs]).mul_(q).sum(dim=1, keepdim=True)
@@ -61,7 +61,7 @@ def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Te
 
 
 def _improve_numbers(fit: _Fit, group: int, moment: torch.Tensor) -> None:
-    """Those of one input after the other; the inputs of other groups learn of it when all have had their turn."""
+    """Of one group, one input after the other; `pull` of the other groups is updated at the end."""
     inputs, scale = _inputs_of(fit, group), fit.scale[:, group].contiguous()
     own = moment[inputs, inputs]
     # As rows they lie together.

@@ -37,9 +37,9 @@ weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than ro
 
 
 class Fitting(NamedTuple):
-    """Groups (float32 [groups, size]), their numbers, what these leave over in units of a step, and how many steps ago.
+    """A solver's state: groups float32 [groups, size], their numbers, errors in units of a step, and the step's index.
 
-    `errors` are changed by no one. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
+    `errors` must not be changed. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
     """
 
     w: torch.Tensor
@@ -102,7 +102,7 @@ def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Without torch's threads, which would wait for each other after each of hundreds of small operations.
+    """With one torch thread: several would wait for each other after each of hundreds of small operations.
 
     Two busy cores took up to a hundred times as long for that as one thread needs for all.
     """
@@ -115,7 +115,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _of_groups(unit: torch.Tensor | None, inner: int, scheme: Int4Scheme) -> torch.Tensor | None:
-    """float32 [outputs * groups, 1] of bfloat16 [outputs]."""
+    """The unit of each group, float32 [outputs * groups, 1], from bfloat16 [outputs]."""
     return None if unit is None else unit.float().repeat_interleave(inner // scheme.group_size).unsqueeze(1)
 
 
@@ -192,12 +192,12 @@ def _fitted_offset(found: Fitting, scales: Scales) -> Scales:
 
 
 def _rounded(numbers: torch.Tensor) -> torch.Tensor:
-    """To what bfloat16 can hold."""
+    """Rounded to bfloat16, as float32."""
     return numbers.to(torch.bfloat16).float()
 
 
 def rounded_scale(scale: torch.Tensor, unit: torch.Tensor | None) -> torch.Tensor:
-    """To what can be stored: bfloat16, 1 where there is nothing to scale, or a multiple of the unit that is not 0."""
+    """As it is stored: bfloat16 with 1 instead of 0, or a multiple of the unit from 1 to 127 with either sign."""
     if unit is not None:
         multiple = (scale / unit).round().clamp(-INT8_LARGEST, INT8_LARGEST)
         return multiple.masked_fill(multiple == 0, 1) * unit

@@ -44,7 +44,7 @@ INSTRUCTION_SETS: dict[Int4Backend, int] = {
 }
 """The operator's numbers; the enumeration InstructionSet in int4_linear.cpp."""
 PACKED_OUTPUTS = {"cpu": 16, "cuda": 8}
-"""What torch's int4 operators want the outputs to be a multiple of."""
+"""torch's int4 operators need a multiple of this many outputs."""
 INNER_TILES = (8, 4, 2)
 """How many times 16 inputs lie together for torch's operator on CUDA: the most that divides."""
 OLDEST_CAPABILITY = (8, 0)
@@ -54,7 +54,7 @@ _SOURCES = tuple(_FOLDER / name for name in ("int4_linear.cpp", "int4_linear_ker
 
 
 class PackedInt4(NamedTuple):
-    """4-bit weights as a backend wants them; `outputs` counts those that are no filling.
+    """4-bit weights in a backend's layout; `outputs` does not count the padding.
 
     native: numbers uint8 [tiles, inner / 8, 4 * TILE], scale and offset bfloat16 [tiles, groups, TILE]
     torch-int4pack: numbers in torch's own layout, scale bfloat16 [groups, outputs, 2] with the offsets, offset None
@@ -68,7 +68,7 @@ class PackedInt4(NamedTuple):
 
 
 def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4Backend:
-    """What `pack_int4` and `int4_linear` use in this process for weights that came in `dtype` on `device`.
+    """The backend of `pack_int4` and `int4_linear` in this process for weights of `dtype` on `device`.
 
     Builds the C++ operator when it can. On CUDA torch's operator computes in bfloat16, so only such weights go to it.
     """
@@ -196,7 +196,7 @@ def _halves(q: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:
-    """With more outputs (the first dimension), up to a multiple of `unit`."""
+    """`tensor` with more outputs (the first dimension), up to a multiple of `unit`."""
     missing = -tensor.shape[0] % unit
     return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 
@@ -222,7 +222,7 @@ def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> No
 
 @functools.cache
 def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
+    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
     return register(_SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake})
 
 

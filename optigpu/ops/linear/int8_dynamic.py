@@ -60,7 +60,7 @@ def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int8_dynamic_backend(device: torch.device | str) -> DynamicBackend:
-    """What `pack_dynamic` and `int8_dynamic` use on `device` in this process; builds the C++ operator when it can."""
+    """The backend of `pack_dynamic` and `int8_dynamic` on `device` in this process. Builds the operator if it can."""
     if torch.device(device).type == "cuda":
         return "torch-int_mm"
     return "torch-widen" if dynamic_native_reason() is not None else _best_native()
@@ -150,7 +150,7 @@ def _padded_product(q: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
-    """q with zeros up to multiples of these."""
+    """q padded with zeros to multiples of `outputs` and `inner`."""
     return torch.nn.functional.pad(q, (0, -q.shape[1] % inner, 0, -q.shape[0] % outputs))
 
 
@@ -178,7 +178,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
 
 @functools.cache
 def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
+    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
     return register(_SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake})
 
 

@@ -60,7 +60,7 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int8_linear_backend(device: torch.device | str) -> Int8Backend:
-    """What `pack` and `int8_linear` use on `device` in this process; builds the C++ operator when it can."""
+    """The backend of `pack` and `int8_linear` on `device` in this process. Builds the C++ operator if it can."""
     if torch.device(device).type != "cpu":
         return "torch-dequantize"
     return "torch-int8pack" if native_reason() is not None else _best_native()
@@ -156,7 +156,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
 
 @functools.cache
 def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
+    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
     return register(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake})
 
 

@@ -38,9 +38,9 @@ _BACKENDS: dict[str, NormBackend] = {}
 
 
 def norm_backend(device: torch.device | str) -> NormBackend:
-    """What the norms use on `device` in this process; builds the C++ operators when it can.
+    """The backend of the norms on `device` in this process. Builds the C++ operators if they can be built.
 
-    To be called once before anything that norms on this device is compiled: a build cannot be traced.
+    Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
     kind = torch.device(device).type
     if kind not in _BACKENDS:
@@ -134,7 +134,7 @@ def _elsewhere(
     eps: float,
     is_rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the C++ operators do not take the tensors as they are: of several types, or not on a CPU."""
+    """The norm of tensors that the C++ operators do not take: of several types, or not on a CPU."""
     _check(x, residual, weight, bias)
     dtypes = [tensor.dtype for tensor in (x, residual, weight, bias) if tensor is not None]
     dtype = functools.reduce(torch.promote_types, dtypes)
@@ -194,7 +194,7 @@ def _find_backend(device: str) -> NormBackend:
 
 @functools.cache
 def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
+    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
     pairs = dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
     ones = dict.fromkeys(("layer_norm", "rms_norm"), _fake_one)
     return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})

@@ -1,6 +1,6 @@
 """The norms of fused_norm.py as a Triton kernel: one program for each row, which it reads once and writes once.
 
-Imported where a GPU is asked for alone: it loads torch and Triton. `torch.library.triton_op` lets torch.compile look
+Imported only where a GPU is used, because it loads Triton. `torch.library.triton_op` lets torch.compile look
 into the operators, so that their launches become part of its graph.
 """
 

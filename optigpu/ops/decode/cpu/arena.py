@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 def aligned(size: int) -> int:
-    """What so many bytes take of an arena."""
+    """Bytes that a tensor of `size` bytes takes of an arena."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -44,7 +44,7 @@ class Arena:
         self._left = size
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros that nobody else has, at a multiple of ALIGNMENT.
+        """A new tensor of zeros, at a multiple of ALIGNMENT.
 
         Raises ValueError when less is left than it takes.
         """
@@ -57,7 +57,7 @@ class Arena:
 
 
 def _whole(size: int) -> int:
-    """Up to whole huge pages, or the last weights would lie in small ones."""
+    """`size` rounded up to whole huge pages, so that the last weights lie in one too."""
     return -(-size // HUGE) * HUGE
 
 

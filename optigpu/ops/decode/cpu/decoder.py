@@ -149,7 +149,7 @@ class CpuDecoder:
             request.chosen += request.steps * 8
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The same, contiguous: who makes a request of them keeps them until it has run."""
+        """The tokens, contiguous, once they fit the cache. The caller keeps them until its request has run."""
         if self._cache is None:
             raise no_cache()
         if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != self._cache.sequences:
@@ -177,6 +177,6 @@ def _request(tokens: torch.Tensor, sampling: Sampling) -> RequestC:
 
 
 def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, described: DescribedProgram) -> None:
-    """Ends the threads; `described` is what they read until now."""
+    """Ends the threads; `described` is kept until then, because they read it."""
     library.optigpu_decoder_destroy(handle)
     del described

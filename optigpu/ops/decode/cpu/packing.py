@@ -1,4 +1,4 @@
-"""How the decoder's CPU operator wants its matrices: quantized offline, in blocks of 16 outputs.
+"""The layout of matrices for the decoder's CPU operator: quantized offline, in blocks of 16 outputs.
 
     matrix = pack(weight, bias, "w4", 32)        # once
     unpack(matrix)                               # the weights that it stands for
@@ -105,7 +105,7 @@ def unpack(matrix: Matrix) -> torch.Tensor:
 
 
 def squared_errors(weight: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
-    """What the weights of a packed matrix differ by from those that it was made of: their squares, summed over groups.
+    """The squared errors of a packed matrix's weights, summed over each group.
 
     float32 [outputs, inputs / group], on the weight's device.
 
@@ -149,7 +149,7 @@ class _Quantized(NamedTuple):
 
 
 def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
-    """What is left of rows when they are stored as `kind`, float32."""
+    """The rows as `kind` stores them, float32."""
     if kind == "bf16":
         return rows.bfloat16().float()
     stored = _quantized(rows, kind, group)
@@ -220,7 +220,7 @@ def _numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...
 
 
 def _filled(tensor: torch.Tensor, value: int) -> torch.Tensor:
-    """With more outputs (the first dimension), up to whole blocks."""
+    """`tensor` with more outputs (the first dimension), up to whole blocks."""
     missing = -tensor.shape[0] % ROWS
     return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 

@@ -1,6 +1,6 @@
 """One decode step for so many sequences and a cache of such a size: its memory, and its kernels in their order.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class DecodeStep:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys, values and their steps."""
+        """Bytes of keys, values and their steps."""
         tensors = [
             tensor
             for layer in self.layers
@@ -58,7 +58,7 @@ class DecodeStep:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def reset(self) -> None:
-        """To an empty cache."""
+        """Empties the cache."""
         self.state.position.zero_()
         self.state.not_finite.zero_()
 

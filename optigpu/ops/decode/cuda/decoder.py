@@ -70,14 +70,14 @@ class CudaDecoder:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before there was any."""
+        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
         if self._step is None or not self._seen:
             raise no_logits()
         return self._step.logits.clone()
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys, values and their scales, of all sequences."""
+        """Bytes of keys, values and their scales, of all sequences."""
         return self._step.cache_bytes if self._step else 0
 
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ def _check_outputs(program: Program) -> None:
 
 
 def _check_device(device: torch.device) -> None:
-    """Raises UnsupportedError where the CUDA operators cannot run: off a GPU that is not for Triton's interpreter."""
+    """Raises UnsupportedError unless `device` is a GPU, or the CPU with Triton's interpreter."""
     if device.type == "cuda":
         return
     try:

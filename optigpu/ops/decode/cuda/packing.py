@@ -1,4 +1,4 @@
-"""How the decoder's CUDA operators want their matrices: each output's inputs one after the other, in 16-byte loads.
+"""The layout of matrices for the decoder's CUDA operators: each output's inputs in order, in 16-byte loads.
 
     matrix = pack_for_cuda(weight, bias, "w4", 32)
     unpack_from_cuda(matrix)                              # the weights that it stands for
@@ -71,7 +71,7 @@ def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
 
 
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
-    """The same outputs in as few matrices as have the same kind: one product reads what follows upon each other."""
+    """The same outputs in fewer matrices: neighbours of one kind and group become one, which one product reads."""
     found: list[Matrix] = []
     for matrix in matrices:
         if found and (found[-1].kind, found[-1].group) == (matrix.kind, matrix.group):

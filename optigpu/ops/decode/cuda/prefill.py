@@ -110,7 +110,7 @@ def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) 
 
 
 def _kept(numbers: torch.Tensor, steps: torch.Tensor | None, stop: int) -> torch.Tensor:
-    """What the cache has up to a position, bfloat16."""
+    """The cache up to a position, bfloat16."""
     if steps is None:
         return numbers[:, :, :stop]
     return (numbers[:, :, :stop].float() * steps[:, :, :stop, None]).to(torch.bfloat16)

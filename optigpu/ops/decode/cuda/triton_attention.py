@@ -7,7 +7,7 @@ each other only at the end. Queries, sums and the softmax are float32.
 A bfloat16 cache has the new token already (triton_steps.py). Of an int8 cache the step of a whole head must be known
 first, so the program that has the last part rounds the new key and value itself, and reads what it has rounded.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ MOST_PARTS = 32
 
 @dataclass(frozen=True)
 class Parts:
-    """What programs leave of their parts: sums float32 [sequences * heads, parts, head_size], tops and totals without
-    the last dimension."""
+    """The softmax's intermediate results, float32: sums [sequences * heads, parts, head_size]; tops and totals
+    [sequences * heads, parts]."""
 
     sums: torch.Tensor
     tops: torch.Tensor
@@ -40,7 +40,7 @@ class Parts:
 
     @staticmethod
     def of(query: torch.Tensor, layer: LayerCache, target: Target) -> "Parts":
-        """Room for as many parts as there are programs to do them, if the cache were full."""
+        """Room for the parts of a full cache, at most one for each program that can run at once."""
         rows, heads, head_size = query.shape
         kv_heads, capacity = layer.keys.shape[1:3]
         free = triton.cdiv(target.warps // WARPS, rows * kv_heads)

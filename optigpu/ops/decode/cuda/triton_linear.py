@@ -4,7 +4,7 @@ A program keeps its rows' activations in registers, normed and quantized once, a
 share the inputs of a tile of outputs, so that sums are split over them and no second pass adds anything up. The next
 tile is on its way while one is computed with, and the first one while the activations are made ready.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Target:
 
     @staticmethod
     def of(device: torch.device) -> "Target":
-        """A CUDA device, or for Triton's interpreter the CPU."""
+        """For a CUDA device, or for the CPU with Triton's interpreter."""
         if device.type != "cuda":
             return Target(INTERPRETED_WARPS, dp4a=False, loads=INTERPRETED_LOADS)
         count: int = torch.cuda.get_device_properties(device).multi_processor_count
@@ -94,7 +94,7 @@ def padded_inputs(matrix: Matrix) -> int:
 
 
 def matrix_flags(matrix: Matrix, target: Target) -> dict[str, str | int]:
-    """What is compiled in of a matrix."""
+    """The compile-time arguments of a matrix."""
     return {
         "KIND": matrix.kind,
         "GROUP": matrix.group,
@@ -106,7 +106,7 @@ def matrix_flags(matrix: Matrix, target: Target) -> dict[str, str | int]:
 
 
 def norm_flags(norm: Norm | None) -> dict[str, str | bool]:
-    """What is compiled in of a norm."""
+    """The compile-time arguments of a norm."""
     return {
         "NORM": norm.kind if norm else "none",
         "NORM_BIAS": norm is not None and norm.bias is not None,
@@ -167,7 +167,7 @@ def linear(
 
 
 def best_of(matrix: Matrix, rows: int, target: Target) -> Best:
-    """Where `linear` may leave the best of a matrix's outputs."""
+    """Room for what `linear` finds with `best`."""
     shape = (rows, launch_of(matrix, matrix.outputs, rows, target).programs)
     device = matrix.numbers.device
     return Best(torch.zeros(shape, device=device), torch.zeros(shape, device=device, dtype=torch.int32))
@@ -184,7 +184,7 @@ def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tenso
 
 
 def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The tensors of a norm, and what it adds to the variance."""
+    """The tensors and the epsilon of a norm."""
     if norm is None:
         return instead, instead, 0.0
     return norm.weight, instead if norm.bias is None else norm.bias, norm.epsilon

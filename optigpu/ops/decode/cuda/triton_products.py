@@ -40,7 +40,7 @@ def magnitude(values):
 
 @triton.jit
 def over_largest(largest):
-    """127 / largest, or 0 where all that it is of is zero or not finite."""
+    """127 / largest, or 0 where that is zero or not finite."""
     enough = largest > SMALLEST
     return tl.where(enough, tl.div_rn(127.0, tl.where(enough, largest, 1.0)), 0.0)
 

@@ -4,7 +4,7 @@
 the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
 device, so that one recorded graph serves every step.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ def query_key_value(
 
 
 def choose(best: Best, state: State) -> None:
-    """Takes each sequence's most likely token as its next one, and moves on by a position."""
+    """Takes each sequence's most likely token as its next one, and advances the position."""
     rows, programs = best.value.shape
     _choose[(rows,)](
         best.value,
