@@ -13,6 +13,7 @@ import torch  # noqa: TID253 - what a fallback computes
 from optigpu.ops import build
 from optigpu.ops.decode.cpu import interface
 from optigpu.ops.linear import int8_linear
+from optigpu.ops.native import NativeOperators
 
 SOURCE = """
 #include <cstdint>
@@ -46,8 +47,10 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in a new process, with nothing built: the folder that holds the cache of what is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "load_library", build.load_library.__wrapped__)
-    for name in ("_register", "native_reason"):
-        monkeypatch.setattr(int8_linear, name, getattr(int8_linear, name).__wrapped__)
+    again = NativeOperators(
+        int8_linear._SOURCES, "optigpu_best_instruction_set", {}, int8_linear.INSTRUCTION_SETS
+    )
+    monkeypatch.setattr(int8_linear, "_NATIVE", again)
     return tmp_path
 
 

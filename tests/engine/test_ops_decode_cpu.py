@@ -401,12 +401,10 @@ def test_a_forked_child_is_told_that_the_threads_are_not_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in INSTRUCTION_SETS if name not in ("best", *instruction_sets())]
-)
-def test_an_instruction_set_that_is_missing_is_refused(name: CpuInstructions) -> None:
-    with pytest.raises(ValueError, match="lacks"):
-        CpuDecoder(random_program(SMALL, "w8"), instruction_set=name)
+def test_an_instruction_set_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(INSTRUCTION_SETS, "avx2", 9)  # which no CPU has
+    with pytest.raises(ValueError, match="This CPU lacks the instruction set that was asked for"):
+        CpuDecoder(random_program(SMALL, "w8"), instruction_set="avx2")
 
 
 def test_the_best_instruction_set_is_one_that_there_is() -> None:

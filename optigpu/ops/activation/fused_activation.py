@@ -10,7 +10,6 @@ whatever is stored, and round once. An activation is read and written once, wher
 eight times; for the one row of a decode step what is saved is mostly their calls.
 """
 
-import functools
 import importlib
 import importlib.util
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Literal
 
 import torch
 
-from optigpu.ops.build import register
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
 ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 Approximation = Literal["none", "tanh"]
@@ -52,14 +50,9 @@ def activation_backend(device: torch.device | str) -> ActivationBackend:
     return _BACKENDS[kind]
 
 
-@functools.cache
 def native_activation_reason() -> str | None:
     """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def activation_reason(device: torch.device | str) -> str | None:
@@ -74,7 +67,7 @@ def activation_reason(device: torch.device | str) -> str | None:
 
 def supports_activation(backend: ActivationBackend) -> bool:
     """Whether this CPU can run a backend of ACTIVATION_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return native_activation_reason() is None and ACTIVATION_INSTRUCTION_SETS[backend] <= _register()
+    return _NATIVE.supports(backend)
 
 
 def bias_gelu(
@@ -151,16 +144,7 @@ def _find_backend(device: str) -> ActivationBackend:
         return "triton"
     if device != "cpu" or native_activation_reason() is not None:
         return "torch"
-    best = _register()
-    return next(name for name, number in ACTIVATION_INSTRUCTION_SETS.items() if number == best)
-
-
-@functools.cache
-def _register() -> int:
-    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
-    return register(
-        _SOURCES, "optigpu_best_activation_instruction_set", {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu}
-    )
+    return _NATIVE.best
 
 
 def _fake_gelu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
@@ -169,3 +153,11 @@ def _fake_gelu(x: torch.Tensor, *others: object, **named: object) -> torch.Tenso
 
 def _fake_swiglu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_activation_instruction_set",
+    {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu},
+    ACTIVATION_INSTRUCTION_SETS,
+)

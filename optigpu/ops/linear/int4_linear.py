@@ -8,18 +8,16 @@ On a CPU with a compiler this is our C++ operator (int4_linear.cpp); elsewhere i
 torch, and `int4_linear_backend` says which.
 """
 
-import functools
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from optigpu.ops.build import register
 from optigpu.ops.four_bits.quantize import dequantize_groups
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
 Int4Backend = Literal[
     "native-avx512-vnni",
@@ -74,28 +72,21 @@ def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4B
     """
     device = torch.device(device)
     if device.type == "cpu":
-        return "torch-int4pack" if native_reason() is not None else _best_native()
+        return "torch-int4pack" if native_reason() is not None else _NATIVE.best
     fits = device.type == "cuda" and dtype == torch.bfloat16 and torch.version.hip is None
     if fits and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY:
         return "torch-int4pack"
     return "torch-dequantize"
 
 
-@functools.cache
 def native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def supports(backend: Int4Backend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
@@ -220,12 +211,6 @@ def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> No
         raise ValueError(f"int4_linear needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
-    return register(_SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake})
-
-
 def _fake(  # the operator's own signature
     x: torch.Tensor,
     packed: torch.Tensor,  # noqa: ARG001
@@ -238,6 +223,6 @@ def _fake(  # the operator's own signature
     return x.new_empty((*x.shape[:-1], outputs))
 
 
-def _best_native() -> Int4Backend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake}, INSTRUCTION_SETS
+)

@@ -10,16 +10,14 @@ integers in float32, which rounds its sums; `int8_dynamic_backend` says which. O
 weights' bytes, as in int8_linear; what int8 activations buy is arithmetic, which counts for prompts and batches.
 """
 
-import functools
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.build import register
 from optigpu.ops.integers import INT8_LARGEST
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
 DynamicBackend = Literal["native-avx512vnni", "native-avx2", "native-portable", "torch-int_mm", "torch-widen"]
 
@@ -63,24 +61,17 @@ def int8_dynamic_backend(device: torch.device | str) -> DynamicBackend:
     """The backend of `pack_dynamic` and `int8_dynamic` on `device` in this process. Builds the operator if it can."""
     if torch.device(device).type == "cuda":
         return "torch-int_mm"
-    return "torch-widen" if dynamic_native_reason() is not None else _best_native()
+    return "torch-widen" if dynamic_native_reason() is not None else _NATIVE.best
 
 
-@functools.cache
 def dynamic_native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def dynamic_supports(backend: DynamicBackend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return dynamic_native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
@@ -176,12 +167,6 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
         raise ValueError(f"int8_dynamic needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
-    return register(_SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake})
-
-
 def _fake(  # the operator's own signature
     x: torch.Tensor,
     packed: torch.Tensor,  # noqa: ARG001
@@ -192,6 +177,6 @@ def _fake(  # the operator's own signature
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-def _best_native() -> DynamicBackend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake}, INSTRUCTION_SETS
+)

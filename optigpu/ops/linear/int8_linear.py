@@ -9,16 +9,14 @@ On a CPU with a compiler this is our C++ operator (int8_linear.cpp); elsewhere i
 its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what fp32 does.
 """
 
-import functools
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from optigpu.ops.build import register
 from optigpu.ops.integers import INT8_LARGEST
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
 Int8Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
 
@@ -63,24 +61,17 @@ def int8_linear_backend(device: torch.device | str) -> Int8Backend:
     """The backend of `pack` and `int8_linear` on `device` in this process. Builds the C++ operator if it can."""
     if torch.device(device).type != "cpu":
         return "torch-dequantize"
-    return "torch-int8pack" if native_reason() is not None else _best_native()
+    return "torch-int8pack" if native_reason() is not None else _NATIVE.best
 
 
-@functools.cache
 def native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def supports(backend: Int8Backend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack(q: torch.Tensor) -> torch.Tensor:
@@ -154,12 +145,6 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
         raise ValueError(f"int8_linear needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
-    return register(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake})
-
-
 def _fake(  # the operator's own signature
     x: torch.Tensor,
     packed: torch.Tensor,  # noqa: ARG001
@@ -170,6 +155,4 @@ def _fake(  # the operator's own signature
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-def _best_native() -> Int8Backend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake}, INSTRUCTION_SETS)

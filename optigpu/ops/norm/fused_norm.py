@@ -15,9 +15,8 @@ from typing import Literal
 
 import torch
 
-from optigpu.ops.build import register
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
@@ -48,19 +47,14 @@ def norm_backend(device: torch.device | str) -> NormBackend:
     return _BACKENDS[kind]
 
 
-@functools.cache
 def native_norm_reason() -> str | None:
     """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def supports_norm(backend: NormBackend) -> bool:
     """Whether this CPU can run a backend of NORM_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return native_norm_reason() is None and NORM_INSTRUCTION_SETS[backend] <= _register()
+    return _NATIVE.supports(backend)
 
 
 def add_layer_norm(
@@ -188,16 +182,7 @@ def _find_backend(device: str) -> NormBackend:
         return "triton"
     if device != "cpu" or native_norm_reason() is not None:
         return "torch"
-    best = _register()
-    return next(name for name, number in NORM_INSTRUCTION_SETS.items() if number == best)
-
-
-@functools.cache
-def _register() -> int:
-    """Loads the compiled operators once and returns the number of this CPU's best instruction set."""
-    pairs = dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
-    ones = dict.fromkeys(("layer_norm", "rms_norm"), _fake_one)
-    return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})
+    return _NATIVE.best
 
 
 def _fake_one(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
@@ -206,3 +191,16 @@ def _fake_one(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor
 
 def _fake_pair(x: torch.Tensor, *others: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG001
     return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_norm_instruction_set",
+    {
+        "add_layer_norm": _fake_pair,
+        "add_rms_norm": _fake_pair,
+        "layer_norm": _fake_one,
+        "rms_norm": _fake_one,
+    },
+    NORM_INSTRUCTION_SETS,
+)
