@@ -14,7 +14,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import torch
+from filelock import FileLock  # torch itself depends on it
 
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import UnsupportedError
@@ -31,18 +33,18 @@ def cache_folder() -> Path:
 
 
 def compiler_reason() -> str | None:
-    """Why this machine cannot build the operators, in one sentence; None where it can."""
-    import torch
-
+    """Why this machine cannot build the C++ operators, and what helps; None where it can."""
     if sys.platform != "linux":
-        return f"The C++ operators are built on Linux only, and this is {sys.platform}."
+        return f"The C++ operators need Linux; this is {sys.platform}."
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        return f"The C++ operators need torch 2.10 or newer, and this is {torch.__version__}: upgrade torch."
+        return f"The C++ operators need torch 2.10 or newer; this is {torch.__version__}: upgrade torch."
     if shutil.which("g++") is None:
-        return "There is no g++ on PATH: install it (Debian, Ubuntu: apt install g++)."
+        return "The C++ operators need g++, and there is no g++ on PATH: install it (Debian, Ubuntu: apt install g++)."
     header = _torch_folder() / "include" / "torch" / "csrc" / "stable" / "library.h"
     return (
-        None if header.is_file() else f"This torch has no C++ headers ({header} is missing): reinstall torch."
+        None
+        if header.is_file()
+        else f"The C++ operators need torch's C++ headers, and {header} is missing: reinstall torch."
     )
 
 
@@ -53,8 +55,6 @@ def load_library(sources: tuple[Path, ...]) -> ctypes.CDLL:
     Loading it registers its operators with PyTorch.
     Raises UnsupportedError when it cannot be built or loaded here, with the compiler's first error.
     """
-    import torch
-
     reason = compiler_reason()
     if reason is not None:
         raise UnsupportedError(reason)
@@ -66,24 +66,21 @@ def load_library(sources: tuple[Path, ...]) -> ctypes.CDLL:
         raise UnsupportedError(f"The C++ operators in {path} could not be loaded: {error}.") from error
 
 
-def register(sources: tuple[Path, ...], best: str, fakes: Mapping[str, Callable[..., Any]]) -> int:
-    """Loads the operators of `sources` and returns their best instruction set here, what the function `best` says.
+def register(sources: tuple[Path, ...], best: str, fakes: Mapping[str, Callable[..., object]]) -> int:
+    """Loads the operators of `sources` and returns the number of their best instruction set here, which `best` tells.
 
-    `fakes` gives for each operator what teaches torch.compile the shape of its result. Raises what `load_library` does.
+    `fakes` gives for each operator the function from which torch.compile learns its result's shape. Raises what
+    `load_library` does.
     """
-    import torch
-
     library = load_library(sources)
     for name, fake in fakes.items():
         torch.library.register_fake(f"optigpu::{name}")(fake)
-    ask = library[best]
-    ask.restype = ctypes.c_int64
+    ask = getattr(library, best)  # library[best] would give another object each time, without these types
+    ask.argtypes, ask.restype = (), ctypes.c_int64
     return int(ask())
 
 
 def _built(sources: tuple[Path, ...]) -> Path:
-    from filelock import FileLock  # torch itself depends on it
-
     try:
         target = cache_folder() / f"{sources[0].stem}-{_digest(sources)}.so"
         if target.is_file():
@@ -92,13 +89,17 @@ def _built(sources: tuple[Path, ...]) -> Path:
         with FileLock(target.with_suffix(".lock"), timeout=BUILD_TIMEOUT_S):
             if not target.is_file():
                 _compile(sources[0], target)
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: nobody's home folder
+    except (
+        OSError,
+        RuntimeError,
+        subprocess.TimeoutExpired,
+    ) as error:  # RuntimeError: there is no home folder
         raise UnsupportedError(f"The C++ operators could not be built: {error}.") from error
     return target
 
 
 def _compile(source: Path, target: Path) -> None:
-    """Compiles next to `target` and renames, so that nobody ever loads half a file."""
+    """Compiles next to `target` and renames, so that no process loads half a file."""
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     command = [*_command(), str(source), "-o", str(unfinished), f"-L{_torch_folder() / 'lib'}", "-ltorch_cpu"]
     try:
@@ -116,8 +117,6 @@ def _command() -> list[str]:
 
 def _digest(sources: Sequence[Path]) -> str:
     """Of everything that the library depends on. The CPU is not: the sources choose their path at run time."""
-    import torch
-
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
     parts = [torch.__version__, platform.machine(), version, *_command(), *(s.read_text() for s in sources)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -129,6 +128,4 @@ def _first_error(stderr: str) -> str:
 
 
 def _torch_folder() -> Path:
-    import torch
-
     return Path(torch.__file__).parent

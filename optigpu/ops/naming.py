@@ -1,11 +1,8 @@
-"""How a refusal names a tensor."""
+"""How error messages describe a tensor."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
-def named(tensor: "torch.Tensor") -> str:
-    """Its type and shape: "float32 [2, 3]"."""
+def named(tensor: torch.Tensor) -> str:
+    """The type and shape of a tensor: "float32 [2, 3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -23,7 +23,7 @@ def fuse_norms(model: Any, kind: NormKind) -> dict[str, Any]:
     that are gone. Raises UnsupportedError, with the model left as it was, for a model whose blocks are not known, have
     norms of the other kind or are not those of transformers any more, and where norms are plain torch.
     """
-    from optigpu.ops import norm_backend
+    from optigpu.ops.norm.fused_norm import norm_backend
 
     family, blocks, final = checked_blocks(model, kind)
     backend = norm_backend(model.device)
@@ -75,7 +75,7 @@ def _norm_class(base: Any) -> Any:
     """A subclass of a norm's class that takes what the block before has computed."""
     import torch
 
-    from optigpu.ops import add_layer_norm, add_rms_norm
+    from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm
 
     class FusedNorm(base):  # type: ignore[misc]
         """The norm of hidden states [batch, length, width]."""

@@ -3,13 +3,13 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
-from optigpu.ops.four_bits.quantize import Int4Scheme
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.places import weight_of
 
 if TYPE_CHECKING:
     import torch
 
-    from optigpu.ops.four_bits.quantize import Int4Weights
+    from optigpu.ops.four_bits.scheme import Int4Weights
     from optigpu.ops.linear.int4_linear import PackedInt4
 
 CONFLICTS = {

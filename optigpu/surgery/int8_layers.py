@@ -32,7 +32,7 @@ def int8_linear_class() -> Any:
     """y = (x @ q.T) * scale + bias, in the dtype of x."""
     import torch
 
-    from optigpu.ops import int8_linear, pack, quantize_rows
+    from optigpu.ops.linear.int8_linear import int8_linear, pack, quantize_rows
 
     class Int8Linear(torch.nn.Module):
         """y = (x @ q.T) * scale + bias, in the dtype of x."""
@@ -65,7 +65,7 @@ def int16_linear_class() -> Any:
     """
     import torch
 
-    from optigpu.ops import int8_linear, pack, quantize_rows
+    from optigpu.ops.linear.int8_linear import int8_linear, pack, quantize_rows
 
     class Int16Linear(torch.nn.Module):
         """y = (x @ high.T) * high_scale + (x @ low.T) * low_scale + bias, in the dtype of x."""
@@ -99,7 +99,8 @@ def int8_dynamic_linear_class() -> Any:
     """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
     import torch
 
-    from optigpu.ops import int8_dynamic, pack_dynamic, quantize_rows
+    from optigpu.ops.linear.int8_dynamic import int8_dynamic, pack_dynamic
+    from optigpu.ops.linear.int8_linear import quantize_rows
 
     class Int8DynamicLinear(torch.nn.Module):
         """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
@@ -127,8 +128,7 @@ def int8_embedding_class() -> Any:
     """Looks up rows of an int8 table, in the layout of a head that may share it."""
     import torch
 
-    from optigpu.ops import quantize_rows
-    from optigpu.ops.linear.int8_linear import TILE
+    from optigpu.ops.linear.int8_linear import TILE, quantize_rows
 
     class Int8Embedding(torch.nn.Module):
         """row i = table[i] * scale[i], in `dtype`.

@@ -7,10 +7,9 @@ import torch  # noqa: TID253 - types
 
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling
+from optigpu.ops.integers import INT8_LARGEST
 from optigpu.vocabulary import ReplicateError
 
-LARGEST = 127
-"""Of int8 numbers that are spread evenly to both sides."""
 _ACTIVATIONS = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu": torch.nn.functional.gelu,
@@ -67,7 +66,7 @@ class ReferenceDecoder:
     def _step(self, token: torch.Tensor) -> torch.Tensor:
         program = self._program
         if self.length >= min(self._capacity, program.context):
-            raise ReplicateError(f"Position {self.length} is beyond the cache.")
+            raise ReplicateError(f"Position {self.length} is out of range.")
         x = program.embedding[token].float()
         if program.positions is not None:
             x = x + program.positions[self.length]
@@ -131,8 +130,8 @@ class ReferenceDecoder:
 def eight_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers from -127 to 127 and steps [..., 1], float32, of float32 [..., size]."""
     largest = x.abs().amax(dim=-1, keepdim=True)
-    numbers = torch.where(largest == 0, 0.0, x * (LARGEST / largest))
-    return numbers.round(), largest / LARGEST
+    numbers = torch.where(largest == 0, 0.0, x * (INT8_LARGEST / largest))
+    return numbers.round(), largest / INT8_LARGEST
 
 
 def norm_of(x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -153,7 +152,7 @@ class TellingReference(ReferenceDecoder):
     nearest = 0.5
 
     def _look(self, x: torch.Tensor) -> None:
-        scaled = x * (LARGEST / x.abs().amax(dim=-1, keepdim=True))
+        scaled = x * (INT8_LARGEST / x.abs().amax(dim=-1, keepdim=True))
         self.nearest = min(self.nearest, float((scaled - scaled.floor() - 0.5).abs().min()))
 
     def _linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Decoder programs with random weights, packed for the CPU operator."""
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch  # noqa: TID253 - types
 
@@ -78,7 +79,7 @@ def random_program(shape: Shape, kind: WeightKind, group: int = 32, seed: int = 
     )
 
 
-def _rotary(size: int) -> Any:
+def _rotary(size: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     def table(length: int) -> tuple[torch.Tensor, torch.Tensor]:
         angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
         return angles.cos(), angles.sin()

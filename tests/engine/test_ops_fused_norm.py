@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
+from optigpu.ops import build
+from optigpu.ops.native import NativeOperators
 from optigpu.ops.norm import fused_norm
 from optigpu.ops.norm.fused_norm import (
     NORM_INSTRUCTION_SETS,
@@ -15,7 +17,8 @@ from optigpu.ops.norm.fused_norm import (
     norm_backend,
     supports_norm,
 )
-from optigpu.vocabulary import UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SHAPES = [  # whole vectors, remainders of each kind, one of everything, several threads' rows
     (1, 1, 768),
@@ -102,6 +105,10 @@ def test_every_instruction_set_agrees_with_float64(shape: tuple[int, ...], dtype
         normed, same = add_rms_norm(x, None, None, EPS, number)
         assert same is x
         assert_norm_of(normed, x, None, None, is_rms=True)
+
+
+def test_several_threads_agree_with_float64(several_torch_threads: None) -> None:
+    test_every_instruction_set_agrees_with_float64(SHAPES[-1], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -214,15 +221,31 @@ def test_the_operators_keep_their_promises_to_pytorch() -> None:
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     x, residual, weight, bias = operands((2, 20), torch.float32)
+    row = r"weight and bias must be floating point \[20\]"
     refused = [
-        ("needs floating-point", lambda: add_rms_norm(torch.tensor(1.0), None, None, EPS)),
-        ("needs floating-point", lambda: add_rms_norm(x.int(), None, None, EPS)),
-        ("needs floating-point", lambda: add_rms_norm(x[:, :0], None, None, EPS)),
-        ("has the shape", lambda: add_layer_norm(x, residual[:1], weight, bias, EPS)),
-        ("has the shape", lambda: add_layer_norm(x, residual.int(), weight, bias, EPS)),
-        ("as many weights", lambda: add_layer_norm(x, residual, weight[:19], bias, EPS)),
-        ("as many weights", lambda: add_layer_norm(x, residual, weight, bias[None], EPS)),
-        ("as many weights", lambda: add_rms_norm(x, residual, weight.int(), EPS)),
+        ("x must be floating point", lambda: add_rms_norm(torch.tensor(1.0), None, None, EPS)),
+        ("x must be floating point", lambda: add_rms_norm(x.int(), None, None, EPS)),
+        ("x must be floating point", lambda: add_rms_norm(x[:, :0], None, None, EPS)),
+        (
+            r"residual must be floating point \[2, 20\]",
+            lambda: add_layer_norm(x, residual[:1], weight, bias, EPS),
+        ),
+        (
+            r"residual must be floating point \[2, 20\]",
+            lambda: add_layer_norm(x, residual.int(), weight, bias, EPS),
+        ),
+        (
+            row,
+            lambda: add_layer_norm(x, residual, weight[:19], bias, EPS),
+        ),
+        (
+            row,
+            lambda: add_layer_norm(x, residual, weight, bias[None], EPS),
+        ),
+        (
+            row,
+            lambda: add_rms_norm(x, residual, weight.int(), EPS),
+        ),
     ]
     for sentence, call in refused:
         with pytest.raises(ValueError, match=sentence):
@@ -247,12 +270,10 @@ def test_the_operators_themselves_never_read_outside_their_tensors() -> None:
 
 
 def test_without_a_compiler_it_is_plain_torch_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
-        raise UnsupportedError("There is no g++ on PATH.")
-
-    monkeypatch.setattr(fused_norm, "_register", refuse)
-    monkeypatch.setattr(fused_norm, "native_norm_reason", native_norm_reason.__wrapped__)
+    monkeypatch.setattr(fused_norm, "_NATIVE", NativeOperators((), "", {}, NORM_INSTRUCTION_SETS))
+    monkeypatch.setattr(build, "load_library", build.load_library.__wrapped__)
+    monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(fused_norm, "_BACKENDS", {})
     assert norm_backend("cpu") == "torch"
-    assert fused_norm.native_norm_reason() == "There is no g++ on PATH."
+    assert "there is no g++ on PATH" in str(fused_norm.native_norm_reason())
     assert not supports_norm("native-portable")

@@ -6,13 +6,10 @@ import torch  # noqa: TID253 - types
 from optigpu.ops.four_bits import descent as int4_descent
 from optigpu.ops.four_bits.compensated import compensated_groups, compensation
 from optigpu.ops.four_bits.descent import improved_groups
-from optigpu.ops.four_bits.quantize import (
-    Int4Scheme,
-    Int4Weights,
-    dequantize_groups,
-    quantize_groups,
-    scale_units,
-)
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SCHEMES = [Int4Scheme(size) for size in (32, 64, 128)]
 

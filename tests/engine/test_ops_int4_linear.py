@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops.four_bits.quantize import Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.linear.int4_linear import (
     INSTRUCTION_SETS,
     Int4Backend,
@@ -17,6 +17,8 @@ from optigpu.ops.linear.int4_linear import (
     pack_int4,
     supports,
 )
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SHAPES = [  # rows, inner, outputs, group: whole tiles, remainders of each kind, one of everything
     (1, 768, 64, 128),
@@ -105,6 +107,12 @@ def test_every_instruction_set_agrees_with_float64(
         number = INSTRUCTION_SETS[backend]
         assert_close_to_exact(int4_linear(x, packed, bias, number), x, weights, bias)
         assert_close_to_exact(int4_linear(x, packed, None, number), x, weights)
+
+
+@pytest.mark.parametrize("symmetric", KINDS.values(), ids=KINDS)
+def test_several_threads_agree_with_float64(several_torch_threads: None, symmetric: bool) -> None:
+    for shape in SHAPES:
+        test_every_instruction_set_agrees_with_float64(*shape, symmetric, torch.float32)
 
 
 def difficult_rows() -> torch.Tensor:
@@ -227,6 +235,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int4_linear(x[:0], packed, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     weights, bias = numbers(64, 48, 32, False), some_bias(48)
     packed, inputs = native(weights), [activations(1, 64, dtype=dtype) for dtype in TYPES]
@@ -255,8 +264,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused: list[tuple[str, Callable[[], object]]] = [
         ("activations", lambda: int4_linear(x.double(), packed, bias)),
         ("activations", lambda: int4_linear(torch.tensor(1.0), packed, bias)),
-        ("take 32 inputs, and x has 31", lambda: int4_linear(x[:, :31], packed, bias)),
-        ("take 32 inputs, and x has 31", lambda: int4_linear(x[:, :31], plain, bias)),
+        ("take 32 inputs; x has 31", lambda: int4_linear(x[:, :31], packed, bias)),
+        ("take 32 inputs; x has 31", lambda: int4_linear(x[:, :31], plain, bias)),
         ("bfloat16 scales", lambda: int4_linear(x, packed._replace(scale=packed.scale.float()), bias)),
         ("bfloat16 scales", lambda: int4_linear(x, packed._replace(offset=packed.scale.half()), bias)),
         ("one float32 bias", lambda: int4_linear(x, packed, bias[:19])),

@@ -5,14 +5,20 @@ import sys
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
 from optigpu.ops.linear.int8_dynamic import (
     INSTRUCTION_SETS,
     MOST_INNER,
     DynamicBackend,
     dynamic_native_reason,
     dynamic_supports,
+    int8_dynamic,
+    int8_dynamic_backend,
+    pack_dynamic,
+    quantize_tokens,
 )
+from optigpu.ops.linear.int8_linear import quantize_rows
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),
@@ -67,6 +73,11 @@ def test_every_path_sums_integers_exactly(rows: int, inner: int, outputs: int) -
         y = int8_dynamic(x.float(), packed, scale, None, INSTRUCTION_SETS[backend])
         assert torch.equal(y.long(), exact), backend
     assert torch.equal(int8_dynamic(x.float(), q, scale).long(), exact)
+
+
+def test_several_threads_sum_integers_exactly(several_torch_threads: None) -> None:
+    for shape in SHAPES:
+        test_every_path_sums_integers_exactly(*shape)
 
 
 def test_without_a_compiler_torch_multiplies_the_same_integers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +153,7 @@ def test_rows_with_no_finite_number_with_zeros_and_with_denormals() -> None:
         assert y[4].isfinite().all()
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
     q, scale, bias = layer(64, 48)
     packed, inputs = pack_dynamic(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]
@@ -163,14 +175,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused = [
         ("activations", lambda: int8_dynamic(x.double(), packed, scale, bias)),
         ("activations", lambda: int8_dynamic(torch.tensor(1.0), packed, scale, bias)),
-        ("take about 32 inputs, and x has 28", lambda: int8_dynamic(x[:, :28], packed, scale, bias)),
+        ("take 29 to 32 inputs; x has 28", lambda: int8_dynamic(x[:, :28], packed, scale, bias)),
         ("as pack_dynamic", lambda: int8_dynamic(x, packed.float(), scale, bias)),
         ("one float32 scale", lambda: int8_dynamic(x, packed, scale.double(), bias)),
         ("one float32 scale", lambda: int8_dynamic(x, packed, torch.ones(33), None)),
         ("one float32 bias", lambda: int8_dynamic(x, packed, scale, bias[:19])),
         ("int8 matrix, not float32", lambda: pack_dynamic(q.float())),
         (
-            f"{MOST_INNER} inputs at the most",
+            f"at most {MOST_INNER} inputs",
             lambda: pack_dynamic(torch.zeros(1, MOST_INNER + 1, dtype=torch.int8)),
         ),
     ]

@@ -3,8 +3,18 @@
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.ops import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
-from optigpu.ops.linear.int8_linear import INSTRUCTION_SETS, Backend, supports
+from optigpu.ops.linear.int8_linear import (
+    INSTRUCTION_SETS,
+    Int8Backend,
+    int8_linear,
+    int8_linear_backend,
+    native_reason,
+    pack,
+    quantize_rows,
+    supports,
+)
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of everything
     (1, 768, 64),
@@ -51,7 +61,7 @@ def assert_close_to_exact(
     assert torch.all((y.double() - exact).abs() <= allowed)
 
 
-def native_backends() -> list[Backend]:
+def native_backends() -> list[Int8Backend]:
     assert native_reason() is None, native_reason()
     return [backend for backend in INSTRUCTION_SETS if supports(backend)]
 
@@ -74,6 +84,11 @@ def test_every_instruction_set_agrees_with_float64(
             int8_linear(x, packed, scale, bias, INSTRUCTION_SETS[backend]), x, q, scale, bias
         )
         assert_close_to_exact(int8_linear(x, packed, scale, None, INSTRUCTION_SETS[backend]), x, q, scale)
+
+
+def test_several_threads_agree_with_float64(several_torch_threads: None) -> None:
+    for shape in SHAPES:
+        test_every_instruction_set_agrees_with_float64(*shape, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -102,6 +117,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int8_linear(x[:0], packed, scale, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     q, scale, bias = layer(64, 48)
     packed, inputs = pack(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]
@@ -165,7 +181,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     refused = [
         ("activations", lambda: int8_linear(x.double(), packed, scale, bias)),
         ("activations", lambda: int8_linear(torch.tensor(1.0), packed, scale, bias)),
-        ("take 32 inputs, and x has 31", lambda: int8_linear(x[:, :31], packed, scale, bias)),
+        ("take 32 inputs; x has 31", lambda: int8_linear(x[:, :31], packed, scale, bias)),
         ("as pack", lambda: int8_linear(x, packed.float(), scale, bias)),
         ("one float32 scale", lambda: int8_linear(x, packed, scale.double(), bias)),
         ("one float32 scale", lambda: int8_linear(x, packed, scale[:16], bias)),

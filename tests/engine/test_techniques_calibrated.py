@@ -15,7 +15,8 @@ from optigpu.models.loading.load import MODELS_DIR, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers
 from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
-from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.gptqmodel.calibration import Calibration, calibration_ids
 from optigpu.surgery.gptqmodel.checkpoints import Recipe, int4_weights_of, result_digest
 from optigpu.surgery.places import weight_of

@@ -13,7 +13,8 @@ from optigpu.meters.memory import weight_bytes
 from optigpu.models.loading.load import count_weights, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers, weights_of
 from optigpu.models.reference import parse_reference
-from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups
+from optigpu.ops.four_bits.quantize import dequantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.gptqmodel.checkpoints import int4_weights_of
 from optigpu.surgery.int4_layers import int4_bytes
 from optigpu.techniques import TECHNIQUES

@@ -11,9 +11,9 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
-from optigpu.ops import pack, quantize_rows
-from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
-from optigpu.ops.linear.int8_linear import TILE
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.linear.int8_linear import TILE, pack, quantize_rows
 from optigpu.surgery.int8_layers import int8_embedding_class, int16_linear_class
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes

@@ -13,7 +13,8 @@ from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import ModelFacts, facts_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference
-from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import TILE, int4_linear_backend
 from optigpu.quality.divergence import divergence
 from optigpu.surgery.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of

@@ -8,8 +8,7 @@ import torch  # noqa: TID253 - types, and the parameters of the tests
 from optigpu.backends.torch import ModelRuntime
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
-from optigpu.ops import int8_dynamic_backend
-from optigpu.ops.linear.int8_dynamic import GROUP, MOST_INNER, TILE
+from optigpu.ops.linear.int8_dynamic import GROUP, MOST_INNER, TILE, int8_dynamic_backend
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

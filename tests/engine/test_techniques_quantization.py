@@ -135,8 +135,7 @@ def padded_weights(layers: list[Any]) -> int:
     """Bytes of the packed weights; the C++ operator fills outputs up to a multiple of its tile."""
     import torch
 
-    from optigpu.ops import int8_linear_backend
-    from optigpu.ops.linear.int8_linear import TILE
+    from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
 
     tile = TILE if int8_linear_backend(torch.device("cpu")).startswith("native") else 1
     return sum(

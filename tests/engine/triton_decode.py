@@ -15,9 +15,10 @@ import torch  # noqa: TID253 - types
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.prefill import prefill
-from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.triton_attention import Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import (
@@ -59,9 +60,9 @@ class Draw:
 
 
 def tiny_program(
-    packing: Packing, family: str, kinds: tuple[WeightKind, ...], device: str = "cpu"
+    packing: Packing, family: str, kinds: tuple[WeightKind, ...], device: str = "cpu", blocks: int = 2
 ) -> Program:
-    """Two blocks like GPT-2's, or like Llama's with a window. `kinds` are taken in turns, in groups of 32."""
+    """Blocks like GPT-2's, or like Llama's with a window. `kinds` are taken in turns, in groups of 32."""
     draw, kind = Draw(1, device), itertools.cycle(kinds)
     llama = family == "llama"
     width, heads, kv_heads, size, inner = (128, 4, 2, 32, 160) if llama else (96, 2, 2, 32, 128)
@@ -91,7 +92,7 @@ def tiny_program(
         embedding=draw(VOCABULARY, width).to(torch.bfloat16),
         positions=None if llama else draw(CONTEXT, width),
         rotary=(lambda length: rotary_table(length, size, device)) if llama else None,
-        blocks=(block(), block()),
+        blocks=tuple(block() for _ in range(blocks)),
         final=draw.norm(norm, width),
         head=matrix(VOCABULARY, width, False),
     )
@@ -104,12 +105,12 @@ def rotary_table(length: int, size: int, device: str = "cpu") -> tuple[torch.Ten
 
 
 def assert_step_as_reference(
-    family: str, kinds: tuple[WeightKind, ...], kv: CacheKind, device: str = "cpu"
+    family: str, kinds: tuple[WeightKind, ...], kv: CacheKind, device: str = "cpu", blocks: int = 2
 ) -> None:
     """The logits of whole steps, of two sequences; the largest error is at most 1e-3 of the largest logit."""
     count = 4 if family == "llama" else 2  # past the window
-    tokens, expected = untied(tiny_program(pack, family, kinds), kv, SEQUENCES, count)
-    decoder = CudaDecoder(tiny_program(pack_for_cuda, family, kinds, device), kv)
+    tokens, expected = untied(tiny_program(pack, family, kinds, blocks=blocks), kv, SEQUENCES, count)
+    decoder = CudaDecoder(tiny_program(pack_for_cuda, family, kinds, device, blocks), kv)
     decoder.begin(SEQUENCES, count)
     for token, logits in zip(tokens.unbind(1), expected, strict=True):
         found = decoder.extend(token[:, None]).cpu()
@@ -118,18 +119,18 @@ def assert_step_as_reference(
 
 
 def w4_steps() -> None:
-    assert_step_as_reference("llama", ("w4",), "bf16")
-    assert_step_as_reference("gpt2", ("w4",), "int8")
+    assert_step_as_reference("llama", ("w4",), "bf16", blocks=1)
+    assert_step_as_reference("gpt2", ("w4",), "int8", blocks=1)
 
 
 def w8_steps() -> None:
-    assert_step_as_reference("llama", ("w8",), "int8")
-    assert_step_as_reference("gpt2", ("w8",), "bf16")
+    assert_step_as_reference("llama", ("w8",), "int8", blocks=1)
+    assert_step_as_reference("gpt2", ("w8",), "bf16", blocks=1)
 
 
 def bf16_steps() -> None:
-    assert_step_as_reference("llama", ("bf16",), "int8")
-    assert_step_as_reference("gpt2", ("bf16",), "bf16")
+    assert_step_as_reference("llama", ("bf16",), "int8", blocks=1)
+    assert_step_as_reference("gpt2", ("bf16",), "bf16", blocks=1)
 
 
 def mixed_steps() -> None:
@@ -155,10 +156,10 @@ def linear_layers() -> None:
         linear(x, matrix, y, DIVIDED)
         assert_near(y, *exact_linear(x, matrix))
     draw = Draw(133)
-    odd = pack_for_cuda(draw(33, 100), None, "bf16", 0)
+    uneven = pack_for_cuda(draw(33, 100), None, "bf16", 0)
     y = torch.full((2, 33), torch.nan)
-    linear(x := draw(2, 100), odd, y, DIVIDED)
-    assert_near(y, *exact_linear(x, odd))
+    linear(x := draw(2, 100), uneven, y, DIVIDED)
+    assert_near(y, *exact_linear(x, uneven))
 
 
 def linear_endings() -> None:
@@ -210,7 +211,7 @@ def most_likely() -> None:
     assert torch.equal(state.tokens, logits.argmax(dim=1))
     assert torch.equal(state.chosen[:, 4], state.tokens)
     assert state.position.tolist() == [5, 5, 5]
-    assert state.odd.tolist() == [0, 0, 0]
+    assert state.not_finite.tolist() == [0, 0, 0]
     linear(torch.zeros(3, 64), head, logits, DIVIDED, best=best)
     choose(best, state)
     assert state.tokens.tolist() == [0, 0, 0]
@@ -218,7 +219,7 @@ def most_likely() -> None:
         x[row, 7] = value
     linear(x, head, logits, DIVIDED, best=best)
     choose(best, state)
-    assert state.odd.tolist() == [1, 1, 0]
+    assert state.not_finite.tolist() == [1, 1, 0]
     for kind in ("w4", "w8"):
         matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
         linear(x, matrix, logits, DIVIDED)
@@ -242,7 +243,8 @@ def beginnings() -> None:
 
 def keys_and_values() -> None:
     """Queries, keys and values with a norm, biases and rotary, in one matrix and in three, for both caches."""
-    for heads, kv_heads, size, turned in ((4, 2, 16, True), (3, 1, 80, True), (2, 2, 24, False)):
+    scenes = ((4, 2, 16, True), (3, 1, 80, True), (2, 2, 24, False), (2, 1, 16, False))
+    for index, (heads, kv_heads, size, turned) in enumerate(scenes):
         draw = Draw(size)
         norm, x = draw.norm("layer", 64), draw(SEQUENCES, 64)
         counts = (heads, kv_heads, kv_heads)
@@ -253,23 +255,22 @@ def keys_and_values() -> None:
         exact, _ = exact_linear(norm_of(x, norm), whole)
         expected = turned_heads(exact.unflatten(1, (-1, size)), heads + kv_heads, table, 5)
         parts = [pack_for_cuda(w, b, "bf16", 0) for w, b in zip(weights, biases, strict=True)]
-        for matrices in ([whole], parts):
-            for kv in CACHES:
-                query, layer = torch.empty(SEQUENCES, heads, size), empty_layer(kv_heads, 7, size, kv)
-                first = 0
-                for matrix in matrices:
-                    at = torch.full((SEQUENCES,), 5).int()
-                    query_key_value(x, norm, matrix, first, table, at, query, layer, DIVIDED)
-                    first += matrix.outputs // size
-                queries, keys, values = expected.split(counts, dim=1)
-                assert_near(query, queries, queries.abs() + 5)
-                if kv == "int8":
-                    assert_near(layer.fresh, torch.cat([keys, values], dim=1), keys.abs().max() + 5)
-                    continue
-                for cache, exact in ((layer.keys, keys), (layer.values, values)):
-                    assert bool(((cache[:, :, 5] - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
-                    cache[:, :, 5] = 0
-                    assert not cache.any()
+        for matrices, kv in zip(([whole], parts), turned_by(index, CACHES), strict=True):
+            query, layer = torch.empty(SEQUENCES, heads, size), empty_layer(kv_heads, 7, size, kv)
+            first = 0
+            for matrix in matrices:
+                at = torch.full((SEQUENCES,), 5).int()
+                query_key_value(x, norm, matrix, first, table, at, query, layer, DIVIDED)
+                first += matrix.outputs // size
+            queries, keys, values = expected.split(counts, dim=1)
+            assert_near(query, queries, queries.abs() + 5)
+            if kv == "int8":
+                assert_near(layer.fresh, torch.cat([keys, values], dim=1), keys.abs().max() + 5)
+                continue
+            for cache, exact in ((layer.keys, keys), (layer.values, values)):
+                assert bool(((cache[:, :, 5] - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all())
+                cache[:, :, 5] = 0
+                assert not cache.any()
 
 
 def attentions() -> None:
@@ -281,22 +282,36 @@ def attentions() -> None:
         (1, 1, 80, 1, (0, 33)),
         (3, 1, 24, 150, (149, 299)),
     ]
-    for (heads, kv_heads, size, window, positions), kv in itertools.product(scenes, CACHES):
+    for heads, kv_heads, size, window, positions in scenes:
         draw = Draw(heads * size)
         query = draw(SEQUENCES, heads, size)
-        layer = empty_layer(kv_heads, 300, size, kv)
-        fill(layer, draw)
-        for warps, position in itertools.product((1, 32), positions):
-            parts = Parts.of(query, layer, Target(warps, dp4a=False))
-            assert (parts.tops.shape[1] > 1) == (warps > 1)
-            at = torch.full((SEQUENCES,), position).int()
-            y = torch.full_like(query, torch.nan)
-            attention(query, layer, parts, at, y, size**-0.5, window)
-            if kv == "int8":
-                assert_appended(layer.keys, layer.key_steps, layer.fresh[:, :kv_heads], position)
-                assert_appended(layer.values, layer.value_steps, layer.fresh[:, kv_heads:], position)
-            exact = exact_attention(query, layer, position, size**-0.5, window)
-            assert float((y - exact).abs().max()) <= 1e-5, (heads, kv_heads, size, window, position, kv)
+        layers = {kv: empty_layer(kv_heads, 300, size, kv) for kv in CACHES}
+        for layer in layers.values():
+            fill(layer, draw)
+        for index, position in enumerate(positions):
+            for warps, kv in zip((1, 32), turned_by(index, CACHES), strict=True):
+                assert_attends(query, layers[kv], warps, position, window)
+
+
+def turned_by(index: int, choices: tuple[CacheKind, ...]) -> tuple[CacheKind, ...]:
+    """The other way round for every second index, so that all pairs of two lists come up."""
+    return choices if index % 2 == 0 else choices[::-1]
+
+
+def assert_attends(
+    query: torch.Tensor, layer: LayerCache, warps: int, position: int, window: int | None
+) -> None:
+    size, kv_heads = query.shape[2], layer.keys.shape[1]
+    parts = Parts.of(query, layer, Target(warps, dp4a=False))
+    assert (parts.tops.shape[1] > 1) == (warps > 1)
+    at = torch.full((SEQUENCES,), position).int()
+    y = torch.full_like(query, torch.nan)
+    attention(query, layer, parts, at, y, size**-0.5, window)
+    if layer.key_steps is not None:
+        assert_appended(layer.keys, layer.key_steps, layer.fresh[:, :kv_heads], position)
+        assert_appended(layer.values, layer.value_steps, layer.fresh[:, kv_heads:], position)
+    exact = exact_attention(query, layer, position, size**-0.5, window)
+    assert float((y - exact).abs().max()) <= 1e-5, (query.shape, layer.keys.shape, window, position, warps)
 
 
 def assert_appended(
@@ -340,8 +355,7 @@ def prefills() -> None:
 
 def decoding() -> None:
     """Greedy and seeded tokens, a cache that is used again, and what is refused."""
-    program = tiny_program(pack_for_cuda, "gpt2", ("w4",))
-    program = replace(program, blocks=program.blocks[:1])
+    program = tiny_program(pack_for_cuda, "gpt2", ("bf16",), blocks=1)
     decoder = CudaDecoder(program)
     for call in (lambda: decoder.logits, lambda: decoder.extend(torch.zeros(1, 1).long())):
         assert_raises(ValueError, call)
@@ -375,7 +389,11 @@ def decoding() -> None:
 def refuses(decoder: CudaDecoder, program: Program) -> None:
     """`decoder` has a token's room left."""
     wrong = [torch.zeros(1, 1).long(), torch.zeros(SEQUENCES, 1), torch.zeros(SEQUENCES).long()]
-    wrong += [torch.full((SEQUENCES, 1), id_) for id_ in (-1, VOCABULARY)]
+    for id_ in (-1, VOCABULARY):
+        with pytest.raises(
+            ValueError, match=f"Token id {id_} is out of range: this model's ids are 0 to 149"
+        ):
+            decoder.extend(torch.full((SEQUENCES, 1), id_))
     for tokens in (*wrong, torch.zeros(SEQUENCES, 0).long()):
         assert_raises(ValueError, partial(decoder.extend, tokens))
     token = torch.zeros(SEQUENCES, 1).long()
@@ -390,6 +408,9 @@ def refuses(decoder: CudaDecoder, program: Program) -> None:
     assert_raises(UnsupportedError, lambda: decoder.begin(10**7, 10**7))
     fp8: Any = "fp8"
     assert_raises(ValueError, lambda: CudaDecoder(program, fp8))
+    huge = replace(program.head, outputs=2**30 + 1)
+    with pytest.raises(ValueError, match="at most 1073741824 outputs; one has 1073741825"):
+        CudaDecoder(replace(program, head=huge))
     broken = CudaDecoder(replace(program, embedding=torch.full_like(program.embedding, torch.nan)))
     broken.begin(SEQUENCES, 3)
     assert_raises(ReplicateError, lambda: broken.decode(token, 1))
@@ -428,11 +449,11 @@ def turned_heads(
     return torch.cat([turned[:, :count], heads[:, count:]], dim=1)
 
 
-def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> Layer:
+def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> LayerCache:
     shape = (SEQUENCES, kv_heads, capacity)
     dtype = torch.bfloat16 if kv == "bf16" else torch.int8
     eight = kv == "int8"
-    return Layer(
+    return LayerCache(
         keys=torch.zeros(*shape, size, dtype=dtype),
         values=torch.zeros(*shape, size, dtype=dtype),
         key_steps=torch.zeros(shape) if eight else None,
@@ -441,7 +462,7 @@ def empty_layer(kv_heads: int, capacity: int, size: int, kv: str) -> Layer:
     )
 
 
-def fill(layer: Layer, draw: Draw) -> None:
+def fill(layer: LayerCache, draw: Draw) -> None:
     layer.fresh.copy_(draw(*layer.fresh.shape))
     for numbers, steps in ((layer.keys, layer.key_steps), (layer.values, layer.value_steps)):
         numbers.copy_(
@@ -451,7 +472,7 @@ def fill(layer: Layer, draw: Draw) -> None:
             steps.copy_(draw(*steps.shape).abs() / 50)
 
 
-def cached(layer: Layer, stop: int) -> list[torch.Tensor]:
+def cached(layer: LayerCache, stop: int) -> list[torch.Tensor]:
     """Keys and values, float64 [sequences, kv_heads, stop, size]."""
     pairs = ((layer.keys, layer.key_steps), (layer.values, layer.value_steps))
     return [
@@ -461,7 +482,7 @@ def cached(layer: Layer, stop: int) -> list[torch.Tensor]:
 
 
 def exact_attention(
-    query: torch.Tensor, layer: Layer, position: int, scale: float, window: int | None
+    query: torch.Tensor, layer: LayerCache, position: int, scale: float, window: int | None
 ) -> torch.Tensor:
     """float64, from what the cache has."""
     sharing = query.shape[1] // layer.keys.shape[1]

@@ -23,7 +23,7 @@ POINTERS = {
     "tokens": "*i64",
     "chosen": "*i64",
     "position": "*i32",
-    "odd": "*i32",
+    "not_finite": "*i32",
     "best_index": "*i32",
     "scale": "*i8",
     "gate_scale": "*i8",

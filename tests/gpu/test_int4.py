@@ -7,7 +7,8 @@ import pytest
 from optigpu.backends.torch import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import (
     OLDEST_CAPABILITY,
     int4_linear,

@@ -59,7 +59,7 @@ def test_the_token_is_the_most_likely_one_and_wrong_ones_are_refused() -> None:
     assert torch.equal(chosen[:, 0], decoder.logits.argmax(dim=1))
     with pytest.raises(ValueError, match="from 0 to"):
         decoder.extend(token + VOCABULARY)
-    with pytest.raises(ReplicateError, match="beyond the cache"):
+    with pytest.raises(ReplicateError, match="out of range: the cache has room"):
         decoder.decode(token, CAPACITY)
 
 

@@ -10,7 +10,8 @@ from optigpu.backends.torch import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
-from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
+from optigpu.ops.linear.int8_dynamic import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_tokens
+from optigpu.ops.linear.int8_linear import quantize_rows
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16

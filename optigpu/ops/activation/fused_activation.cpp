@@ -108,7 +108,7 @@ void check(const Tensor& x, const std::optional<Tensor>& bias, Operation operati
                   "fused activation: x must be float32, bfloat16 or float16 with at least one dimension");
   const int64_t columns = x.size(-1);
   STD_TORCH_CHECK(operation != Operation::kSwiglu || columns % 2 == 0,
-                  "fused activation: the last dimension must hold as many gates as others");
+                  "fused activation: the last dimension must be even: gate and up");
   STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == columns && type_of(*bias) != Type::kNone),
                   "fused activation: bias must be a floating-point vector as long as x's last dimension");
 }

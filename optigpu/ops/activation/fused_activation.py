@@ -10,18 +10,15 @@ whatever is stored, and round once. An activation is read and written once, wher
 eight times; for the one row of a decode step what is saved is mostly their calls.
 """
 
-import functools
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from optigpu.ops.build import register
+import torch
+
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
+from optigpu.ops.native import NativeOperators
 
 ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 Approximation = Literal["none", "tanh"]
@@ -42,54 +39,43 @@ _BACKENDS: dict[str, ActivationBackend] = {}
 """By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
 
 
-def activation_backend(device: "torch.device | str") -> ActivationBackend:
-    """What the activations use on `device` in this process; builds the C++ operators when it can.
+def activation_backend(device: torch.device | str) -> ActivationBackend:
+    """The backend of the activations on `device` in this process. Builds the C++ operators if they can be built.
 
-    To be called once before anything that uses them on this device is compiled: a build cannot be traced.
+    Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
-    import torch
-
     kind = torch.device(device).type
     if kind not in _BACKENDS:
         _BACKENDS[kind] = _find_backend(kind)
     return _BACKENDS[kind]
 
 
-@functools.cache
 def native_activation_reason() -> str | None:
     """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
-def activation_reason(device: "torch.device | str") -> str | None:
-    """Why there is no kernel of ours on `device`, so that torch's are used, in one sentence; None where there is."""
-    import torch
-
+def activation_reason(device: torch.device | str) -> str | None:
+    """Why the activations on `device` are plain torch, in one sentence; None where they have kernels."""
     kind = torch.device(device).type
     if activation_backend(kind) != "torch":
         return None
     if kind == "cpu":
         return native_activation_reason()
-    return (
-        f"On {kind} they are written in Triton, which is missing: install the one that belongs to this torch."
-    )
+    return f"The activations' kernels for {kind} need Triton: install the version that belongs to this torch."
 
 
 def supports_activation(backend: ActivationBackend) -> bool:
     """Whether this CPU can run a backend of ACTIVATION_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return native_activation_reason() is None and ACTIVATION_INSTRUCTION_SETS[backend] <= _register()
+    return _NATIVE.supports(backend)
 
 
 def bias_gelu(
-    x: "torch.Tensor",
-    bias: "torch.Tensor | None" = None,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
     approximate: Approximation = "none",
     instruction_set: int = BEST,
-) -> "torch.Tensor":
+) -> torch.Tensor:
     """gelu(x + bias) (Hendrycks and Gimpel, 2016, arXiv:1606.08415). Has no gradient.
 
     x: floating point [..., columns]; bias: floating point [columns], of any type; returns x's shape and type.
@@ -98,8 +84,6 @@ def bias_gelu(
     computed in float64 by torch. Traces into one graph under torch.compile(fullgraph=True).
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, bias)
     backend = _backend_for(x)
     if backend == "torch":
@@ -115,18 +99,14 @@ def bias_gelu(
     return y
 
 
-def swiglu(
-    x: "torch.Tensor", bias: "torch.Tensor | None" = None, instruction_set: int = BEST
-) -> "torch.Tensor":
+def swiglu(x: torch.Tensor, bias: torch.Tensor | None = None, instruction_set: int = BEST) -> torch.Tensor:
     """silu(gate) * up, where x + bias = [gate | up] (Shazeer, 2020, arXiv:2002.05202). Has no gradient.
 
     x: floating point [..., 2 * inner]; bias: [2 * inner]; returns [..., inner]. All else is as in `bias_gelu`.
     """
-    import torch
-
     _check(x, bias)
     if x.shape[-1] % 2:
-        raise ValueError(f"swiglu needs as many gates as others, not {named(x)}.")
+        raise ValueError(f"swiglu needs an even last dimension, [..., gate | up], not {named(x)}.")
     backend = _backend_for(x)
     if backend == "torch":
         gate, up = _biased(x, bias).chunk(2, dim=-1)
@@ -140,24 +120,20 @@ def swiglu(
     return y
 
 
-def _backend_for(x: "torch.Tensor") -> ActivationBackend:
-    import torch
-
+def _backend_for(x: torch.Tensor) -> ActivationBackend:
     return "torch" if x.dtype == torch.float64 else activation_backend(x.device)
 
 
-def _biased(x: "torch.Tensor", bias: "torch.Tensor | None") -> "torch.Tensor":
-    import torch
-
+def _biased(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     wide = x if x.dtype == torch.float64 else x.float()
     return wide if bias is None else wide + bias.to(wide.dtype)
 
 
-def _check(x: "torch.Tensor", bias: "torch.Tensor | None") -> None:
+def _check(x: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or not x.is_floating_point():
-        raise ValueError(f"An activation needs floating-point numbers [..., columns], not {named(x)}.")
+        raise ValueError(f"x must be floating point [..., columns], not {named(x)}.")
     if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
-        raise ValueError(f"An activation of {x.shape[-1]} columns needs as many biases, not {named(bias)}.")
+        raise ValueError(f"bias must be floating point [{x.shape[-1]}], not {named(bias)}.")
 
 
 def _find_backend(device: str) -> ActivationBackend:
@@ -168,21 +144,20 @@ def _find_backend(device: str) -> ActivationBackend:
         return "triton"
     if device != "cpu" or native_activation_reason() is not None:
         return "torch"
-    best = _register()
-    return next(name for name, number in ACTIVATION_INSTRUCTION_SETS.items() if number == best)
+    return _NATIVE.best
 
 
-@functools.cache
-def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
-    return register(
-        _SOURCES, "optigpu_best_activation_instruction_set", {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu}
-    )
-
-
-def _fake_gelu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_gelu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _fake_swiglu(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_swiglu(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_activation_instruction_set",
+    {"bias_gelu": _fake_gelu, "swiglu": _fake_swiglu},
+    ACTIVATION_INSTRUCTION_SETS,
+)

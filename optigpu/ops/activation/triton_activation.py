@@ -1,19 +1,19 @@
 """The kernels of fused_activation.py for CUDA, in Triton: one program for each block of each row.
 
-Imported where a GPU is asked for alone: it loads torch and Triton. `torch.library.triton_op` lets torch.compile look
+Imported only where a GPU is used, because it loads Triton. `torch.library.triton_op` lets torch.compile look
 into the operators, so that their launches become part of its graph.
 """
 
-import torch  # noqa: TID253 - the operators' types are read from their annotations
-import triton  # noqa: TID253 - the kernels are functions of this module,
-import triton.language as tl  # noqa: TID253 - and find the language among its globals
-from torch.library import triton_op, wrap_triton  # noqa: TID253
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
 
 BLOCK = 1024
 """Outputs of a program: 8 for each of the 128 threads of four warps."""
 
 
-@triton_op("optigpu::triton_bias_gelu", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_bias_gelu", mutates_args={})
 def triton_bias_gelu(x: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> torch.Tensor:
     """gelu(x + bias), [..., columns] in x's type. x and bias: float32, bfloat16 or float16."""
     x = x.contiguous()
@@ -36,7 +36,7 @@ def triton_bias_gelu(x: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> 
     return y
 
 
-@triton_op("optigpu::triton_swiglu", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_swiglu", mutates_args={})
 def triton_swiglu(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) * up, [..., inner] in x's type, where x + bias = [gate | up]. Types as in `triton_bias_gelu`."""
     x = x.contiguous()
@@ -52,15 +52,15 @@ def triton_swiglu(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return y
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _times_sigmoid(x: tl.tensor, s: tl.tensor):  # type: ignore[no-untyped-def, unused-ignore]
+@triton.jit
+def _times_sigmoid(x: tl.tensor, s: tl.tensor):
     """x / (1 + exp(-s)) through exp(-|s|), which cannot overflow and loses nothing where the result is small."""
     e = tl.exp(-tl.abs(s))
     return x * (tl.where(s < 0.0, e, 1.0) / (1.0 + e))
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
     """gelu_tanh (x sigmoid(c1 x + c2 x^3)), gelu (x (1 + erf(x / sqrt(2))) / 2), silu, relu or none of them."""
     if ACTIVATION == "gelu_tanh":
         x = _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282749306 * x * x))
@@ -73,8 +73,8 @@ def activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def, unus
     return x
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _bias_gelu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+@triton.jit
+def _bias_gelu_kernel(
     x: tl.tensor,
     bias: tl.tensor,
     y: tl.tensor,
@@ -93,8 +93,8 @@ def _bias_gelu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     tl.store(y + row * columns + column, activated(value, ACTIVATION), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _swiglu_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+@triton.jit
+def _swiglu_kernel(
     x: tl.tensor,
     bias: tl.tensor,
     y: tl.tensor,

@@ -1,7 +1,9 @@
 """A decoder as data: everything that one step of decoding reads, and nothing of how it is computed.
 
-A program is filled from a transformers model (techniques/decode_programs.py) and run by an operator: cpu.py's in C++,
-or cuda.py's in Triton. What a block computes, x float32 [rows, width] being the residual:
+A program is filled from a transformers model (techniques/decoding/native_decode/programs.py) and run by an operator:
+cpu/decoder.py's in C++, or cuda/decoder.py's in Triton. This module loads no torch, because techniques read it earlier.
+
+What a block computes, x float32 [rows, width] being the residual:
 
     q, k, v = linear(norm(x, first), qkv);  k and v go to the cache
     x = x + linear(attention(rotary(q), rotary(k), v), output)
@@ -14,13 +16,13 @@ and the logits are linear(norm(x, final), head).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    RotaryTable = tuple[torch.Tensor, torch.Tensor]
-
+RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""Cosines and sines, float32 [length, head_size / 2] each."""
 WeightKind = Literal["w4", "w8", "bf16"]
 """How a matrix is stored: 4-bit or 8-bit numbers in groups of inputs that share a scale, or bfloat16."""
 CacheKind = Literal["bf16", "int8"]
@@ -45,7 +47,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer. All lies as the operator wants it, which packing.py and cuda_packing.py say.
+    """A linear layer. Its tensors are laid out for one operator, as cpu/packing.py and cuda/packing.py say.
 
     `group` is 0 for bf16, which has no scale. `unit` is what an output's scales are multiples of, if anything. bias:
     float32 [outputs].
@@ -99,7 +101,7 @@ class Program:
     activation: Activation
     embedding: "torch.Tensor"
     positions: "torch.Tensor | None"
-    rotary: "Callable[[int], RotaryTable] | None"
+    rotary: Callable[[int], RotaryTable] | None
     blocks: tuple[Block, ...]
     final: Norm
     head: Matrix
@@ -110,7 +112,7 @@ class Sampling:
     """How a next token is chosen from its logits.
 
     A temperature of 0 takes the most likely one; any other draws from softmax(logits / temperature), with numbers that
-    depend on the seed, the sequence and the position alone. Raises ValueError for a temperature that is none.
+    depend on the seed, the sequence and the position alone. Raises ValueError if temperature is negative or not finite.
     """
 
     temperature: float = 0.0
@@ -118,4 +120,4 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"A temperature is a number from 0 on, not {self.temperature}.")
+            raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature}.")

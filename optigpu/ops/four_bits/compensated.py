@@ -6,39 +6,38 @@
 GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and what rounding one of them
 does to the outputs is taken back by those that are still to come, as well as the inputs' second moments allow. The
 scales of a group are searched when its turn comes, with what was taken back so far. Then all are improved one at a time
-(int4_descent.py).
+(descent.py).
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from optigpu.ops.four_bits.descent import improved_groups
-from optigpu.ops.four_bits.quantize import LEAST, MOST, ZERO, Int4Scheme, Int4Weights, quantize_groups
+from optigpu.ops.four_bits.quantize import quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 from optigpu.ops.naming import named
-
-if TYPE_CHECKING:
-    import torch
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
 
 
 class Compensation(NamedTuple):
-    """What is known of a layer's inputs, float32 [inputs, inputs] both.
+    """Statistics of a layer's inputs, float32 [inputs, inputs] each.
 
     moment: their second moments in units of the mean one, damped; factor: the upper Cholesky factor of the inverse.
     """
 
-    moment: "torch.Tensor"
-    factor: "torch.Tensor"
+    moment: torch.Tensor
+    factor: torch.Tensor
 
 
-def compensation(moment: "torch.Tensor") -> Compensation:
-    """Of the sum over samples of x xT, float32 [inputs, inputs].
+def compensation(moment: torch.Tensor) -> Compensation:
+    """From the sum over samples of x xT, float32 [inputs, inputs].
 
-    Inputs that never were anything but zero may be among them. Raises ValueError when it is no finite square matrix.
+    Inputs that are always zero are allowed. Raises ValueError if it is not a finite square matrix.
     """
-    import torch
-
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(moment.isfinite().all()):
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
     size = moment.diagonal().mean()
@@ -49,19 +48,17 @@ def compensation(moment: "torch.Tensor") -> Compensation:
 
 
 def compensated_groups(
-    weight: "torch.Tensor", known: Compensation, scheme: Int4Scheme, unit: "torch.Tensor"
+    weight: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: torch.Tensor
 ) -> Int4Weights:
     """The 4-bit numbers and scales of a weight, floating point [outputs, inputs], for inputs of that `compensation`.
 
     Scales are multiples of `unit`, bfloat16 [outputs]. Raises what `quantize_groups` does, and ValueError for a scheme
     with offsets or the compensation of other inputs.
     """
-    import torch
-
     factor = known.factor
     if not scheme.symmetric or factor.shape != (weight.shape[1], weight.shape[1]):
         raise ValueError(
-            f"compensated_groups needs symmetric groups and the factor of {weight.shape[1]} inputs."
+            f"compensated_groups needs a symmetric scheme and a compensation of {weight.shape[1]} inputs."
         )
     left, size = weight.float().clone(), scheme.group_size
     parts: list[Int4Weights] = []
@@ -80,19 +77,17 @@ def compensated_groups(
 
 
 def _rounded(
-    group: "torch.Tensor", scale: "torch.Tensor", factor: "torch.Tensor"
-) -> "tuple[torch.Tensor, torch.Tensor]":
+    group: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A group's numbers, uint8 [outputs, size], and what its later inputs have not taken back of each error.
 
     group: float32 [outputs, size], in which the errors are taken back; scale: float32 [outputs, 1].
     """
-    import torch
-
     # One input after the other: as rows they lie together.
     columns, step = group.T.contiguous(), scale.T.contiguous()[0]
     q, errors = torch.empty_like(columns), torch.empty_like(columns)
     for index in range(columns.shape[0]):
-        torch.clamp(columns[index].div(step).round_(), LEAST, MOST, out=q[index])
+        torch.clamp(columns[index].div(step).round_(), INT4_LEAST, INT4_LARGEST, out=q[index])
         torch.sub(columns[index], q[index] * step, out=errors[index]).div_(factor[index, index])
         columns[index + 1 :].addr_(factor[index, index + 1 :], errors[index], alpha=-1)
-    return q.add_(ZERO).to(torch.uint8).T, errors.T
+    return q.add_(INT4_ZERO).to(torch.uint8).T, errors.T

@@ -5,40 +5,39 @@ What becomes less is the squared error of the layer's outputs. Rounding inputs o
 the last ones nobody to make up for their errors; begun there, two rounds left bundled:tiny a tenth less divergence.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from optigpu.ops.four_bits.quantize import LEAST, MOST, ZERO, Int4Weights, rounded_scale
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from optigpu.ops.four_bits.quantize import rounded_scale
+from optigpu.ops.four_bits.scheme import Int4Weights
+from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO
 
 ROUNDS = 2
 """Four lowered bundled:tiny's divergence by a fiftieth more."""
 
 
 class _Fit(NamedTuple):
-    """The numbers less ZERO [outputs, inputs], scales [outputs, groups], and the error times the moment, like numbers.
+    """q: the numbers less INT4_ZERO [outputs, inputs]; scale [outputs, groups]; pull: errors times moment, like q.
 
-    All float32, and changed in place. `pull` is half of what the loss falls by, for each weight, when it grows a bit.
+    All float32, and changed in place. `pull` is half of what the loss falls by when a weight grows a bit.
     """
 
-    q: "torch.Tensor"
-    scale: "torch.Tensor"
-    pull: "torch.Tensor"
+    q: torch.Tensor
+    scale: torch.Tensor
+    pull: torch.Tensor
 
 
 def improved_groups(
-    weight: "torch.Tensor", moment: "torch.Tensor", start: Int4Weights, unit: "torch.Tensor"
+    weight: torch.Tensor, moment: torch.Tensor, start: Int4Weights, unit: torch.Tensor
 ) -> Int4Weights:
-    """Numbers and scales of the same kind as `start`'s, with which a layer's outputs are closer to what they were.
+    """Numbers and scales of the same kind as `start`'s, with a smaller squared error of the layer's outputs.
 
     weight: float32 [outputs, inputs]; moment: float32 [inputs, inputs], of what the layer is given, positive definite;
     start: symmetric, with scales in the `unit`, bfloat16 [outputs].
     """
-    import torch
-
     units = unit.float().unsqueeze(1)
-    q, scale = start.q.float() - ZERO, start.scale * units
+    q, scale = start.q.float() - INT4_ZERO, start.scale * units
     size = q.shape[1] // scale.shape[1]
     with torch.no_grad():
         for _ in range(ROUNDS):
@@ -47,13 +46,11 @@ def improved_groups(
                 _improve_scales(fit, group, moment, units)
             for group in range(scale.shape[1]):
                 _improve_numbers(fit, group, moment)
-    return Int4Weights((q + ZERO).to(torch.uint8), (scale / units).round().to(torch.int8), None)
+    return Int4Weights((q + INT4_ZERO).to(torch.uint8), (scale / units).round().to(torch.int8), None)
 
 
-def _improve_scales(fit: _Fit, group: int, moment: "torch.Tensor", units: "torch.Tensor") -> None:
-    """One for each output: by least squares, where it has numbers that are not 0."""
-    import torch
-
+def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
+    """Of one group, for each output: by least squares, unless its numbers are all 0."""
     inputs = _inputs_of(fit, group)
     q, scale = fit.q[:, inputs], fit.scale[:, group : group + 1]
     size = (q @ moment[inputs, inputs]).mul_(q).sum(dim=1, keepdim=True)
@@ -63,17 +60,17 @@ def _improve_scales(fit: _Fit, group: int, moment: "torch.Tensor", units: "torch
     scale.copy_(better)
 
 
-def _improve_numbers(fit: _Fit, group: int, moment: "torch.Tensor") -> None:
-    """Those of one input after the other; the inputs of other groups learn of it when all have had their turn."""
-    import torch
-
+def _improve_numbers(fit: _Fit, group: int, moment: torch.Tensor) -> None:
+    """Of one group, one input after the other; `pull` of the other groups is updated at the end."""
     inputs, scale = _inputs_of(fit, group), fit.scale[:, group].contiguous()
     own = moment[inputs, inputs]
     # As rows they lie together.
     before = fit.q[:, inputs].T.contiguous()
     q, pull = before.clone(), fit.pull[:, inputs].T.contiguous()
     for index in range(q.shape[0]):
-        number = torch.clamp((pull[index] / (own[index, index] * scale)).add_(q[index]).round_(), LEAST, MOST)
+        number = torch.clamp(
+            (pull[index] / (own[index, index] * scale)).add_(q[index]).round_(), INT4_LEAST, INT4_LARGEST
+        )
         pull.addr_(own[index], (number - q[index]) * scale, alpha=-1)
         q[index] = number
     fit.pull.addmm_(((q - before) * scale).T, moment[inputs], alpha=-1)

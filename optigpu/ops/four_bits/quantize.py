@@ -11,21 +11,17 @@ numbers, which are chosen for the scale that is stored, make up for its being co
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
-    Fit = Callable[["Fitting", Scales], Scales]
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.integers import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST
+from optigpu.ops.naming import named
 
-ZERO = 8
-"""The 4-bit number that stands for nothing but the offset."""
-LEAST, MOST = -8, 7
-"""What the numbers are once ZERO is taken from them."""
-MOST_MULTIPLE = 127
-"""The largest 8-bit number that a scale may be of its unit."""
+Scales = tuple[torch.Tensor, torch.Tensor]  # of groups: the scales and the offsets, float32 [groups, 1]
+Fit = Callable[["Fitting", Scales], Scales]
+
 AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
 
@@ -40,79 +36,47 @@ JUDGING_NORM = 3
 weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
 
 
-@dataclass(frozen=True)
-class Int4Scheme:
-    """How weights become 4-bit numbers.
-
-    group_size: how many inputs of an output share a scale. symmetric: whether there are no offsets. solver: "min_max"
-    takes the scale from a group's extremes; "hqq" then improves it: offsets by Half-Quadratic Quantization
-    (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric scales by a search.
-    """
-
-    group_size: Literal[32, 64, 128] = 32
-    symmetric: bool = True
-    solver: Literal["min_max", "hqq"] = "hqq"
-
-    @property
-    def bits(self) -> float:
-        """Bits for each weight, with its share of the scales and offsets."""
-        return 4 + (1 if self.symmetric else 2) * 16 / self.group_size
-
-
-class Int4Weights(NamedTuple):
-    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None.
-
-    Where outputs have units, a scale is an int8 number, from -127 to 127 and not 0, by which the unit is multiplied.
-    """
-
-    q: "torch.Tensor"
-    scale: "torch.Tensor"
-    offset: "torch.Tensor | None"
-
-
 class Fitting(NamedTuple):
-    """Groups (float32 [groups, size]), their numbers, what these leave over in units of a step, and how many steps ago.
+    """A solver's state: groups float32 [groups, size], their numbers, errors in units of a step, and the step's index.
 
-    `errors` are changed by no one. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
+    `errors` must not be changed. `unit`, float32 [groups, 1], is what scales are multiples of, or None.
     """
 
-    w: "torch.Tensor"
-    q: "torch.Tensor"
-    errors: "torch.Tensor"
+    w: torch.Tensor
+    q: torch.Tensor
+    errors: torch.Tensor
     step: int
-    unit: "torch.Tensor | None"
+    unit: torch.Tensor | None
 
 
-def scale_units(weight: "torch.Tensor", most: int) -> "torch.Tensor":
+def scale_units(weight: torch.Tensor, most: int) -> torch.Tensor:
     """bfloat16 [outputs]: 1/127 of the scale by which each output's largest weight becomes `most`; never 0.
 
     weight: finite, floating point [outputs, inner].
     """
-    unit: torch.Tensor = _rounded(weight.abs().amax(dim=1).float() / (most * MOST_MULTIPLE))
+    unit: torch.Tensor = _rounded(weight.abs().amax(dim=1).float() / (most * INT8_LARGEST))
     return unit.masked_fill(unit == 0, 1).bfloat16()
 
 
 def quantize_groups(
-    weight: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None" = None
+    weight: torch.Tensor, scheme: Int4Scheme, unit: torch.Tensor | None = None
 ) -> Int4Weights:
     """The 4-bit numbers and scales of a weight, floating point [outputs, inner], on its device.
 
     `unit`, bfloat16 [outputs], is what each output's scales are to be multiples of. Raises ValueError when the weight
-    is no finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has units.
+    is not a finite floating-point matrix, the groups do not divide its inputs, or a scheme with offsets has a unit.
     """
-    import torch
-
     if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(
-            f"quantize_groups needs a floating-point matrix, not {weight.dtype} {list(weight.shape)}."
-        )
+        raise ValueError(f"quantize_groups needs a floating-point matrix, not {named(weight)}.")
     outputs, inner = weight.shape
     if inner == 0 or inner % scheme.group_size:
         raise ValueError(f"Groups of {scheme.group_size} do not divide {inner} inputs.")
     if not bool(weight.isfinite().all()):
         raise ValueError("quantize_groups needs finite weights: this matrix holds NaN or infinity.")
     if unit is not None and not scheme.symmetric:
-        raise ValueError("quantize_groups takes units for symmetric groups alone: an offset has none.")
+        raise ValueError(
+            "quantize_groups takes a unit only for a symmetric scheme, and this scheme has offsets."
+        )
     at_once = max(1, AT_ONCE.get(weight.device.type, AT_ONCE["cpu"]) // inner)
     units = itertools.repeat(None) if unit is None else unit.split(at_once)
     with torch.no_grad(), _one_thread():
@@ -127,9 +91,9 @@ def quantize_groups(
     )
 
 
-def dequantize_groups(weights: Int4Weights) -> "torch.Tensor":
+def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
     """The weights that the numbers stand for, float32; more dimensions than [outputs, inner] are kept."""
-    found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(ZERO)
+    found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(INT4_ZERO)
     found = found * weights.scale.float().unsqueeze(-1)
     if weights.offset is not None:
         found = found + weights.offset.float().unsqueeze(-1)
@@ -138,12 +102,10 @@ def dequantize_groups(weights: Int4Weights) -> "torch.Tensor":
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Without torch's threads, which would wait for each other after each of hundreds of small operations.
+    """With one torch thread: several would wait for each other after each of hundreds of small operations.
 
     Two busy cores took up to a hundred times as long for that as one thread needs for all.
     """
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -152,56 +114,50 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _of_groups(unit: "torch.Tensor | None", inner: int, scheme: Int4Scheme) -> "torch.Tensor | None":
-    """float32 [outputs * groups, 1] of bfloat16 [outputs]."""
+def _of_groups(unit: torch.Tensor | None, inner: int, scheme: Int4Scheme) -> torch.Tensor | None:
+    """The unit of each group, float32 [outputs * groups, 1], from bfloat16 [outputs]."""
     return None if unit is None else unit.float().repeat_interleave(inner // scheme.group_size).unsqueeze(1)
 
 
 def _quantized(
-    w: "torch.Tensor", scheme: Int4Scheme, unit: "torch.Tensor | None"
-) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    w: torch.Tensor, scheme: Int4Scheme, unit: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of groups, float32 [groups, size]: uint8 numbers, and scales and offsets [groups, 1] as they are stored."""
-    import torch
-
     scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
         scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
     elif scheme.solver == "hqq":
         scales = _solved(w, scales, OFFSET_STEPS, _fitted_offset, unit)
     scale, offset = scales
-    q = (_numbers(w, scale, offset) + ZERO).to(torch.uint8)
+    q = (_numbers(w, scale, offset) + INT4_ZERO).to(torch.uint8)
     stored = scale.to(torch.bfloat16) if unit is None else (scale / unit).round().to(torch.int8)
     return q, stored, offset.to(torch.bfloat16)
 
 
-def _numbers(w: "torch.Tensor", scale: "torch.Tensor", offset: "torch.Tensor") -> "torch.Tensor":
-    return w.sub(offset).div_(scale).round_().clamp_(LEAST, MOST)
+def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    return w.sub(offset).div_(scale).round_().clamp_(INT4_LEAST, INT4_LARGEST)
 
 
-def _signed_scale(w: "torch.Tensor", unit: "torch.Tensor | None") -> "Scales":
+def _signed_scale(w: torch.Tensor, unit: torch.Tensor | None) -> Scales:
     """The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
 
     A weight of the other sign that is nearly as large is off by up to a step, all others by half a step at most.
     """
     largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
-    return rounded_scale(largest / LEAST, unit), w.new_zeros(w.shape[0], 1)
+    return rounded_scale(largest / INT4_LEAST, unit), w.new_zeros(w.shape[0], 1)
 
 
-def _range(w: "torch.Tensor") -> "Scales":
+def _range(w: torch.Tensor) -> Scales:
     """From the least to the largest weight; the scale makes up for what the offset loses to bfloat16."""
-    import torch
-
     least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
-    offset = _rounded(least + (most - least) * (-LEAST / (MOST - LEAST)))
-    return rounded_scale(torch.maximum((most - offset) / MOST, (least - offset) / LEAST), None), offset
+    offset = _rounded(least + (most - least) * (-INT4_LEAST / (INT4_LARGEST - INT4_LEAST)))
+    return rounded_scale(
+        torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST), None
+    ), offset
 
 
-def _solved(
-    w: "torch.Tensor", scales: "Scales", steps: int, fit: "Fit", scale_unit: "torch.Tensor | None"
-) -> "Scales":
+def _solved(w: torch.Tensor, scales: Scales, steps: int, fit: Fit, scale_unit: torch.Tensor | None) -> Scales:
     """Alternates between numbers for the scales and scales for the numbers; each group keeps the best that it had."""
-    import torch
-
     unit, best, least = scales[0], scales, torch.full_like(scales[0], torch.inf)
     for step in range(steps):
         scale, offset = scales
@@ -216,16 +172,14 @@ def _solved(
     return best
 
 
-def _fitted_scale(found: Fitting, scales: "Scales") -> "Scales":
+def _fitted_scale(found: Fitting, scales: Scales) -> Scales:
     """The scale with which the numbers are closest to the weights, by least squares; without offsets."""
-    import torch
-
     scale = (found.w * found.q).sum(dim=1, keepdim=True) / found.q.square().sum(dim=1, keepdim=True)
     found_one = scale.isfinite() & (scale != 0)
     return rounded_scale(torch.where(found_one, scale, scales[0]), found.unit), scales[1]
 
 
-def _fitted_offset(found: Fitting, scales: "Scales") -> "Scales":
+def _fitted_offset(found: Fitting, scales: Scales) -> Scales:
     """Half-quadratic splitting: the errors less their outliers, which the shrinkage operator takes out, have no mean.
 
     The scale stays. Outliers count less and less from step to step.
@@ -237,19 +191,15 @@ def _fitted_offset(found: Fitting, scales: "Scales") -> "Scales":
     return scale, _rounded(scales[1] + (found.errors - outliers).mean(dim=1, keepdim=True) * scale)
 
 
-def _rounded(numbers: "torch.Tensor") -> "torch.Tensor":
-    """To what bfloat16 can hold."""
-    import torch
-
+def _rounded(numbers: torch.Tensor) -> torch.Tensor:
+    """Rounded to bfloat16, as float32."""
     return numbers.to(torch.bfloat16).float()
 
 
-def rounded_scale(scale: "torch.Tensor", unit: "torch.Tensor | None") -> "torch.Tensor":
-    """To what can be stored: bfloat16, 1 where there is nothing to scale, or a multiple of the unit that is not 0."""
-    import torch
-
+def rounded_scale(scale: torch.Tensor, unit: torch.Tensor | None) -> torch.Tensor:
+    """As it is stored: bfloat16 with 1 instead of 0, or a multiple of the unit from 1 to 127 with either sign."""
     if unit is not None:
-        multiple = (scale / unit).round().clamp(-MOST_MULTIPLE, MOST_MULTIPLE)
+        multiple = (scale / unit).round().clamp(-INT8_LARGEST, INT8_LARGEST)
         return multiple.masked_fill(multiple == 0, 1) * unit
     rounded = _rounded(scale)
     return torch.where(rounded == 0, torch.ones_like(rounded), rounded)

@@ -223,14 +223,14 @@ void check(const Tensor& x, const Tensor& packed, const Tensor& scale, const std
   STD_TORCH_CHECK(packed.dim() == 3 && packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() &&
                       packed.size(1) * kBlockInputs == x.size(-1) && packed.size(2) == kBlockBytes &&
                       outputs > 0 && (outputs + kTile - 1) / kTile == packed.size(0),
-                  "int4_linear: packed must be the contiguous uint8 tensor that pack4() made for x's last dimension");
+                  "int4_linear: packed must be the contiguous uint8 tensor that pack_int4() made for x's last dimension");
   STD_TORCH_CHECK(scale.dim() == 3 && scale.scalar_type() == ScalarType::BFloat16 && scale.is_contiguous() &&
                       scale.size(0) == packed.size(0) && scale.size(1) > 0 && scale.size(2) == kTile &&
                       x.size(-1) % (scale.size(1) * kChunk) == 0 && x.size(-1) / scale.size(1) <= kMostGroup,
-                  "int4_linear: scale must be the contiguous bfloat16 tensor that pack4() made");
+                  "int4_linear: scale must be the contiguous bfloat16 tensor that pack_int4() made");
   STD_TORCH_CHECK(!offset || (offset->dim() == 3 && offset->scalar_type() == ScalarType::BFloat16 &&
                               offset->is_contiguous() && offset->numel() == scale.numel()),
-                  "int4_linear: offset must be the contiguous bfloat16 tensor that pack4() made");
+                  "int4_linear: offset must be the contiguous bfloat16 tensor that pack_int4() made");
   STD_TORCH_CHECK(!bias || (bias->dim() == 1 && bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
                             bias->size(0) == outputs),
                   "int4_linear: bias must be a contiguous float32 vector with one value per output");

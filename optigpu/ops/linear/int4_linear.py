@@ -8,17 +8,16 @@ On a CPU with a compiler this is our C++ operator (int4_linear.cpp); elsewhere i
 torch, and `int4_linear_backend` says which.
 """
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from optigpu.ops.build import register
-from optigpu.ops.four_bits.quantize import ZERO, Int4Weights, dequantize_groups
+import torch
+
+from optigpu.ops.four_bits.quantize import dequantize_groups
+from optigpu.ops.four_bits.scheme import Int4Weights
+from optigpu.ops.integers import INT4_ZERO
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
+from optigpu.ops.native import NativeOperators
 
 Int4Backend = Literal[
     "native-avx512-vnni",
@@ -43,7 +42,7 @@ INSTRUCTION_SETS: dict[Int4Backend, int] = {
 }
 """The operator's numbers; the enumeration InstructionSet in int4_linear.cpp."""
 PACKED_OUTPUTS = {"cpu": 16, "cuda": 8}
-"""What torch's int4 operators want the outputs to be a multiple of."""
+"""torch's int4 operators need a multiple of this many outputs."""
 INNER_TILES = (8, 4, 2)
 """How many times 16 inputs lie together for torch's operator on CUDA: the most that divides."""
 OLDEST_CAPABILITY = (8, 0)
@@ -53,50 +52,41 @@ _SOURCES = tuple(_FOLDER / name for name in ("int4_linear.cpp", "int4_linear_ker
 
 
 class PackedInt4(NamedTuple):
-    """4-bit weights as a backend wants them; `outputs` counts those that are no filling.
+    """4-bit weights in a backend's layout; `outputs` does not count the padding.
 
     native: numbers uint8 [tiles, inner / 8, 4 * TILE], scale and offset bfloat16 [tiles, groups, TILE]
     torch-int4pack: numbers in torch's own layout, scale bfloat16 [groups, outputs, 2] with the offsets, offset None
     torch-dequantize: numbers uint8 [outputs, inner / 2], scale and offset bfloat16 [outputs, groups]
     """
 
-    numbers: "torch.Tensor"
-    scale: "torch.Tensor"
-    offset: "torch.Tensor | None"
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
     outputs: int
 
 
-def int4_linear_backend(device: "torch.device | str", dtype: "torch.dtype") -> Int4Backend:
-    """What `pack_int4` and `int4_linear` use in this process for weights that came in `dtype` on `device`.
+def int4_linear_backend(device: torch.device | str, dtype: torch.dtype) -> Int4Backend:
+    """The backend of `pack_int4` and `int4_linear` in this process for weights of `dtype` on `device`.
 
     Builds the C++ operator when it can. On CUDA torch's operator computes in bfloat16, so only such weights go to it.
     """
-    import torch
-
     device = torch.device(device)
     if device.type == "cpu":
-        return "torch-int4pack" if native_reason() is not None else _best_native()
+        return "torch-int4pack" if native_reason() is not None else _NATIVE.best
     fits = device.type == "cuda" and dtype == torch.bfloat16 and torch.version.hip is None
     if fits and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY:
         return "torch-int4pack"
     return "torch-dequantize"
 
 
-@functools.cache
 def native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def supports(backend: Int4Backend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
@@ -110,13 +100,11 @@ def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
     return _for_torch(weights) if backend == "torch-int4pack" else _for_native(weights)
 
 
-def int4_rows(packed: PackedInt4, ids: "torch.Tensor") -> "torch.Tensor":
+def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
     """Rows of the weight matrix, float32 [..., inner]; ids: int64 [...], outputs.
 
     Raises ValueError for the layout of torch's own operators, which torch alone can read.
     """
-    import torch
-
     if packed.numbers.dim() == 3:
         tile, place = ids // TILE, ids % TILE
         blocks = packed.numbers.unflatten(2, (TILE, -1))[tile, :, place]
@@ -132,8 +120,8 @@ def int4_rows(packed: PackedInt4, ids: "torch.Tensor") -> "torch.Tensor":
 
 
 def int4_linear(
-    x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None" = None, instruction_set: int = BEST
-) -> "torch.Tensor":
+    x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None = None, instruction_set: int = BEST
+) -> torch.Tensor:
     """y = x @ weight.T + bias with the weights that 4-bit numbers stand for. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs].
@@ -143,8 +131,6 @@ def int4_linear(
     the sum in float32 that they end in. torch's own operators round x and y to bfloat16.
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, packed, bias)
     if packed.numbers.dim() == 3:
         known = x.float() if x.dtype == torch.float16 else x  # the C++ operator knows the other two types
@@ -160,9 +146,7 @@ def int4_linear(
     return y if bias is None else (y + bias).to(x.dtype)
 
 
-def _torch_products(x: "torch.Tensor", packed: PackedInt4) -> "torch.Tensor":
-    import torch
-
+def _torch_products(x: torch.Tensor, packed: PackedInt4) -> torch.Tensor:
     multiply = torch._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else torch._weight_int4pack_mm
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
     sums = multiply(rows, packed.numbers, x.shape[-1] // packed.scale.shape[0], packed.scale)
@@ -172,10 +156,10 @@ def _torch_products(x: "torch.Tensor", packed: PackedInt4) -> "torch.Tensor":
 
 def _for_native(weights: Int4Weights) -> PackedInt4:
     outputs, inner = weights.q.shape
-    q = _filled(weights.q, TILE, ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
+    q = _filled(weights.q, TILE, INT4_ZERO).view(-1, TILE, inner // BLOCK, 2, BLOCK // 2)
     numbers = (q[..., 0, :] | q[..., 1, :] << 4).transpose(1, 2).flatten(2).contiguous()
 
-    def tiled(scales: "torch.Tensor") -> "torch.Tensor":
+    def tiled(scales: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = _filled(scales, TILE).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
         return found
 
@@ -184,11 +168,9 @@ def _for_native(weights: Int4Weights) -> PackedInt4:
 
 
 def _for_torch(weights: Int4Weights) -> PackedInt4:
-    import torch
-
     device = weights.q.device.type
     unit, (outputs, inner) = PACKED_OUTPUTS[device], weights.q.shape
-    q = _filled(weights.q, unit, ZERO)
+    q = _filled(weights.q, unit, INT4_ZERO)
     offset = torch.zeros_like(weights.scale) if weights.offset is None else weights.offset
     scale = _filled(torch.stack([weights.scale, offset], dim=-1), unit).transpose(0, 1).contiguous()
     if device == "cpu":
@@ -199,24 +181,18 @@ def _for_torch(weights: Int4Weights) -> PackedInt4:
     return PackedInt4(numbers, scale, None, outputs)
 
 
-def _halves(q: "torch.Tensor") -> "torch.Tensor":
+def _halves(q: torch.Tensor) -> torch.Tensor:
     """Two numbers in a byte, the first in the upper half: what torch's operator on CUDA packs, too."""
-    import torch
-
     return torch.bitwise_or(q[:, ::2] << 4, q[:, 1::2])
 
 
-def _filled(tensor: "torch.Tensor", unit: int, value: int = 0) -> "torch.Tensor":
-    """With more outputs (the first dimension), up to a multiple of `unit`."""
-    import torch
-
+def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:
+    """`tensor` with more outputs (the first dimension), up to a multiple of `unit`."""
     missing = -tensor.shape[0] % unit
     return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 
 
-def _check(x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None") -> None:
-    import torch
-
+def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"int4_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
@@ -228,31 +204,25 @@ def _check(x: "torch.Tensor", packed: PackedInt4, bias: "torch.Tensor | None") -
         2: 2 * numbers.shape[-1],
     }
     if inner.get(numbers.dim()) != x.shape[-1]:
-        raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs, and x has {x.shape[-1]}.")
+        raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs; x has {x.shape[-1]}.")
     if scale.dtype != torch.bfloat16 or (packed.offset is not None and packed.offset.dtype != torch.bfloat16):
         raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {named(scale)}.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (packed.outputs,)):
         raise ValueError(f"int4_linear needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
-    return register(_SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake})
-
-
 def _fake(  # the operator's own signature
-    x: "torch.Tensor",
-    packed: "torch.Tensor",  # noqa: ARG001
-    scale: "torch.Tensor",  # noqa: ARG001
-    offset: "torch.Tensor | None",  # noqa: ARG001
-    bias: "torch.Tensor | None",  # noqa: ARG001
+    x: torch.Tensor,
+    packed: torch.Tensor,  # noqa: ARG001
+    scale: torch.Tensor,  # noqa: ARG001
+    offset: torch.Tensor | None,  # noqa: ARG001
+    bias: torch.Tensor | None,  # noqa: ARG001
     outputs: int,
     instruction_set: int = 0,  # noqa: ARG001
-) -> "torch.Tensor":
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], outputs))
 
 
-def _best_native() -> Int4Backend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_int4_instruction_set", {"int4_linear": _fake}, INSTRUCTION_SETS
+)

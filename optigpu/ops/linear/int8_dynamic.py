@@ -10,16 +10,14 @@ integers in float32, which rounds its sums; `int8_dynamic_backend` says which. O
 weights' bytes, as in int8_linear; what int8 activations buy is arithmetic, which counts for prompts and batches.
 """
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from optigpu.ops.build import register
+import torch
+
+from optigpu.ops.integers import INT8_LARGEST
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
+from optigpu.ops.native import NativeOperators
 
 DynamicBackend = Literal["native-avx512vnni", "native-avx2", "native-portable", "torch-int_mm", "torch-widen"]
 
@@ -41,54 +39,42 @@ CUDA_STEP = 8
 """torch._int_mm takes inputs and outputs that are multiples of this on CUDA."""
 CUDA_ROWS = 32
 """It takes no fewer than 17 rows there; fewer are filled up to this."""
-LARGEST = 127
 _FOLDER = Path(__file__).parent
 _SOURCES = tuple(_FOLDER / name for name in ("int8_dynamic.cpp", "int8_dynamic_kernel.h", "../bfloat16.h"))
 
 
-def quantize_tokens(x: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric int8 quantization with one scale per row, as the operator does it (round to nearest, ties to even).
 
     x: floating point [rows, inner]. Returns int8 [rows, inner] and float32 [rows, 1]. A row of zeros gets the scale 1;
     one with NaN or infinity gets a scale that is NaN or infinite.
     """
-    import torch
-
     wide = x.float()
     largest = wide.abs().amax(dim=1, keepdim=True) if x.shape[1] else wide.new_zeros(x.shape[0], 1)
-    scale = largest / LARGEST
+    scale = largest / INT8_LARGEST
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    q = (wide / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    q = (wide / scale).round().clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
     return q, scale
 
 
-def int8_dynamic_backend(device: "torch.device | str") -> DynamicBackend:
-    """What `pack_dynamic` and `int8_dynamic` use on `device` in this process; builds the C++ operator when it can."""
-    import torch
-
+def int8_dynamic_backend(device: torch.device | str) -> DynamicBackend:
+    """The backend of `pack_dynamic` and `int8_dynamic` on `device` in this process. Builds the operator if it can."""
     if torch.device(device).type == "cuda":
         return "torch-int_mm"
-    return "torch-widen" if dynamic_native_reason() is not None else _best_native()
+    return "torch-widen" if dynamic_native_reason() is not None else _NATIVE.best
 
 
-@functools.cache
 def dynamic_native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def dynamic_supports(backend: DynamicBackend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return dynamic_native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
-def pack_dynamic(q: "torch.Tensor") -> "torch.Tensor":
+def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_dynamic` on their device.
 
     For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP], so that one register holds GROUP inputs of as
@@ -96,12 +82,10 @@ def pack_dynamic(q: "torch.Tensor") -> "torch.Tensor":
     filled up with zeros to multiples of CUDA_STEP.
     Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
     """
-    import torch
-
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"pack_dynamic needs an int8 matrix, not {named(q)}.")
     if q.shape[1] > MOST_INNER:
-        raise ValueError(f"pack_dynamic takes {MOST_INNER} inputs at the most, not {q.shape[1]}.")
+        raise ValueError(f"pack_dynamic takes at most {MOST_INNER} inputs, not {q.shape[1]}.")
     if not int8_dynamic_backend(q.device).startswith("native"):
         step = 1 if q.device.type == "cpu" else CUDA_STEP
         return _filled(q, step, step).contiguous()
@@ -111,12 +95,12 @@ def pack_dynamic(q: "torch.Tensor") -> "torch.Tensor":
 
 
 def int8_dynamic(
-    x: "torch.Tensor",
-    packed: "torch.Tensor",
-    scale: "torch.Tensor",
-    bias: "torch.Tensor | None" = None,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
     instruction_set: int = BEST,
-) -> "torch.Tensor":
+) -> torch.Tensor:
     """y = (round(x / s) @ q.T) * s * scale + bias with s = max |x| / 127 of each row. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_dynamic` returned; scale and bias: float32
@@ -125,8 +109,6 @@ def int8_dynamic(
     finite number.
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
         return _torch_dynamic(x, packed, scale, bias)
@@ -136,8 +118,8 @@ def int8_dynamic(
 
 
 def _torch_dynamic(
-    x: "torch.Tensor", packed: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
-) -> "torch.Tensor":
+    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """The same by torch's operators. packed: int8, on CUDA with outputs and inputs filled up with zeros."""
     rows = x.reshape(-1, x.shape[-1])
     q, row_scale = quantize_tokens(rows)
@@ -151,27 +133,19 @@ def _torch_dynamic(
     return y.to(x.dtype).view(*x.shape[:-1], scale.shape[0])
 
 
-def _padded_product(q: "torch.Tensor", packed: "torch.Tensor") -> "torch.Tensor":
+def _padded_product(q: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     """q @ packed.T in int32 with as many rows and inputs as torch._int_mm takes on CUDA; zeros fill up q."""
-    import torch
-
     missing = max(0, CUDA_ROWS - q.shape[0])
     filled = torch.nn.functional.pad(q, (0, packed.shape[1] - q.shape[1], 0, missing))
     return torch._int_mm(filled, packed.T)
 
 
-def _filled(q: "torch.Tensor", outputs: int, inner: int) -> "torch.Tensor":
-    """q with zeros up to multiples of these."""
-    import torch
-
+def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
+    """q padded with zeros to multiples of `outputs` and `inner`."""
     return torch.nn.functional.pad(q, (0, -q.shape[1] % inner, 0, -q.shape[0] % outputs))
 
 
-def _check(
-    x: "torch.Tensor", packed: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
-) -> None:
-    import torch
-
+def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"int8_dynamic needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
@@ -182,8 +156,9 @@ def _check(
         )
     native = packed.dim() == 4
     inner = packed.shape[1] * GROUP if native else packed.shape[1]
-    if not 0 <= inner - x.shape[-1] < (GROUP if native else CUDA_STEP):
-        raise ValueError(f"The weights take about {inner} inputs, and x has {x.shape[-1]}.")
+    step = GROUP if native else CUDA_STEP
+    if not 0 <= inner - x.shape[-1] < step:
+        raise ValueError(f"The weights take {inner - step + 1} to {inner} inputs; x has {x.shape[-1]}.")
     outputs = packed.shape[0] * TILE if native else packed.shape[0]
     fits = scale.dim() == 1 and 0 <= outputs - scale.shape[0] < (TILE if native else CUDA_STEP)
     if scale.dtype != torch.float32 or not fits:
@@ -192,22 +167,16 @@ def _check(
         raise ValueError(f"int8_dynamic needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
-    return register(_SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake})
-
-
 def _fake(  # the operator's own signature
-    x: "torch.Tensor",
-    packed: "torch.Tensor",  # noqa: ARG001
-    scale: "torch.Tensor",
-    bias: "torch.Tensor | None",  # noqa: ARG001
+    x: torch.Tensor,
+    packed: torch.Tensor,  # noqa: ARG001
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,  # noqa: ARG001
     instruction_set: int = 0,  # noqa: ARG001
-) -> "torch.Tensor":
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-def _best_native() -> DynamicBackend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(
+    _SOURCES, "optigpu_best_dynamic_instruction_set", {"int8_dynamic": _fake}, INSTRUCTION_SETS
+)

@@ -9,24 +9,22 @@ On a CPU with a compiler this is our C++ operator (int8_linear.cpp); elsewhere i
 its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what fp32 does.
 """
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from optigpu.ops.build import register
+import torch
+
+from optigpu.ops.integers import INT8_LARGEST
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.native import NativeOperators
 
-if TYPE_CHECKING:
-    import torch
-
-Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
+Int8Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
 
 TILE = 16
 """Outputs that the C++ operator computes together; kTile in int8_linear.cpp."""
 BEST = 0
 """The operator's number for the newest instruction set that the CPU has."""
-INSTRUCTION_SETS: dict[Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
+INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_linear.cpp."""
 INT8PACK_ROWS = 16
 """Above so many rows, torch's int8 operator loses to widening the weights for a plain matrix product."""
@@ -34,13 +32,11 @@ INT8PACK_STEP = 64
 """torch's int8 operator reads past the end of rows that are no multiple of its vectors (seen with torch 2.13)."""
 UNIT = 2**-7
 """Exact in every type, and keeps the sums of float16 activations with weights up to 127 in float16's range."""
-LARGEST = 127
-"""Symmetric: -128 is not used."""
 _FOLDER = Path(__file__).parent
 _SOURCES = tuple(_FOLDER / name for name in ("int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h"))
 
 
-def quantize_rows(weight: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric int8 quantization with one scale per output (absmax / 127, round to nearest).
 
     weight: [outputs, inner], floating point. Returns int8 [outputs, inner] and float32 [outputs]; the weight is
@@ -48,56 +44,43 @@ def quantize_rows(weight: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]"
     so small that its scale underflows, gets the scale 1.
     Raises ValueError when the weight is not a finite floating-point matrix.
     """
-    import torch
-
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"quantize_rows needs a floating-point matrix, not {named(weight)}.")
     wide = weight.detach().float()
     largest = wide.abs().amax(dim=1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("quantize_rows needs finite weights: this matrix holds NaN or infinity.")
-    scale = largest / LARGEST
+    scale = largest / INT8_LARGEST
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     # A denormal scale can round the quotient past 127.
-    q = (wide / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    q = (wide / scale[:, None]).round().clamp(-INT8_LARGEST, INT8_LARGEST).to(torch.int8)
     return q, scale
 
 
-def int8_linear_backend(device: "torch.device | str") -> Backend:
-    """What `pack` and `int8_linear` use on `device` in this process; builds the C++ operator when it can."""
-    import torch
-
+def int8_linear_backend(device: torch.device | str) -> Int8Backend:
+    """The backend of `pack` and `int8_linear` on `device` in this process. Builds the C++ operator if it can."""
     if torch.device(device).type != "cpu":
         return "torch-dequantize"
-    return "torch-int8pack" if native_reason() is not None else _best_native()
+    return "torch-int8pack" if native_reason() is not None else _NATIVE.best
 
 
-@functools.cache
 def native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
-def supports(backend: Backend) -> bool:
+def supports(backend: Int8Backend) -> bool:
     """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    if backend not in INSTRUCTION_SETS:
-        return True
-    return native_reason() is None and INSTRUCTION_SETS[backend] <= INSTRUCTION_SETS[_best_native()]
+    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
-def pack(q: "torch.Tensor") -> "torch.Tensor":
+def pack(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_linear` on their device.
 
     For the C++ operator: int8 [tiles, inner, TILE], the last tile filled up with zeros, so that one stream of
     memory feeds TILE outputs and no sum runs across a register. Elsewhere: q itself, contiguous.
     Raises ValueError when q is not an int8 matrix.
     """
-    import torch
-
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"pack needs an int8 matrix, not {named(q)}.")
     if not int8_linear_backend(q.device).startswith("native"):
@@ -108,12 +91,12 @@ def pack(q: "torch.Tensor") -> "torch.Tensor":
 
 
 def int8_linear(
-    x: "torch.Tensor",
-    packed: "torch.Tensor",
-    scale: "torch.Tensor",
-    bias: "torch.Tensor | None" = None,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
     instruction_set: int = BEST,
-) -> "torch.Tensor":
+) -> torch.Tensor:
     """y = (x @ q.T) * scale + bias, with activations that are not quantized. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack` returned; scale and bias: float32 [outputs].
@@ -122,8 +105,6 @@ def int8_linear(
     The plain torch path sums in x's type on CUDA, and rounds x to bfloat16 for few rows on a CPU.
     Raises ValueError for shapes and types that do not fit.
     """
-    import torch
-
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
         return _torch_linear(x, packed, scale, bias)
@@ -133,11 +114,9 @@ def int8_linear(
 
 
 def _torch_linear(
-    x: "torch.Tensor", q: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
-) -> "torch.Tensor":
+    x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """The same in plain torch. q: int8 [outputs, inner]. Inductor can fuse the widening into the product."""
-    import torch
-
     rows = x.reshape(-1, x.shape[-1])
     if x.device.type == "cpu" and rows.shape[0] <= INT8PACK_ROWS and rows.shape[1] % INT8PACK_STEP == 0:
         # It is fast with bfloat16 activations only. Its scales would be bfloat16 too: ours are applied after it.
@@ -150,11 +129,7 @@ def _torch_linear(
     return y.to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def _check(
-    x: "torch.Tensor", packed: "torch.Tensor", scale: "torch.Tensor", bias: "torch.Tensor | None"
-) -> None:
-    import torch
-
+def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"int8_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
@@ -162,7 +137,7 @@ def _check(
     if packed.dtype != torch.int8 or packed.dim() not in (2, 3):
         raise ValueError(f"int8_linear needs the weights as pack() returns them, not {named(packed)}.")
     if packed.shape[1] != x.shape[-1]:
-        raise ValueError(f"The weights take {packed.shape[1]} inputs, and x has {x.shape[-1]}.")
+        raise ValueError(f"The weights take {packed.shape[1]} inputs; x has {x.shape[-1]}.")
     unit = 1 if packed.dim() == 2 else TILE
     if scale.dtype != torch.float32 or scale.dim() != 1 or -(-scale.shape[0] // unit) != packed.shape[0]:
         raise ValueError(f"int8_linear needs one float32 scale per output, not {named(scale)}.")
@@ -170,22 +145,14 @@ def _check(
         raise ValueError(f"int8_linear needs one float32 bias per output, not {named(bias)}.")
 
 
-@functools.cache
-def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
-    return register(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake})
-
-
 def _fake(  # the operator's own signature
-    x: "torch.Tensor",
-    packed: "torch.Tensor",  # noqa: ARG001
-    scale: "torch.Tensor",
-    bias: "torch.Tensor | None",  # noqa: ARG001
+    x: torch.Tensor,
+    packed: torch.Tensor,  # noqa: ARG001
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,  # noqa: ARG001
     instruction_set: int = 0,  # noqa: ARG001
-) -> "torch.Tensor":
+) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-def _best_native() -> Backend:
-    best = _register()
-    return next(name for name, number in INSTRUCTION_SETS.items() if number == best)
+_NATIVE = NativeOperators(_SOURCES, "optigpu_best_instruction_set", {"int8_linear": _fake}, INSTRUCTION_SETS)

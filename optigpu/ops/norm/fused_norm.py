@@ -11,14 +11,12 @@ do so for every step; for the few rows of a decode step what is saved is mostly 
 import functools
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from optigpu.ops.build import register
+import torch
+
 from optigpu.ops.naming import named
-from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
+from optigpu.ops.native import NativeOperators
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
@@ -38,42 +36,35 @@ _BACKENDS: dict[str, NormBackend] = {}
 """By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
 
 
-def norm_backend(device: "torch.device | str") -> NormBackend:
-    """What the norms use on `device` in this process; builds the C++ operators when it can.
+def norm_backend(device: torch.device | str) -> NormBackend:
+    """The backend of the norms on `device` in this process. Builds the C++ operators if they can be built.
 
-    To be called once before anything that norms on this device is compiled: a build cannot be traced.
+    Call it once before anything that uses them on this device is compiled: a build cannot be traced.
     """
-    import torch
-
     kind = torch.device(device).type
     if kind not in _BACKENDS:
         _BACKENDS[kind] = _find_backend(kind)
     return _BACKENDS[kind]
 
 
-@functools.cache
 def native_norm_reason() -> str | None:
     """Why the C++ operators cannot be used here, in one sentence; None where they can. Builds them when needed."""
-    try:
-        _register()
-    except UnsupportedError as error:
-        return str(error)
-    return None
+    return _NATIVE.reason
 
 
 def supports_norm(backend: NormBackend) -> bool:
     """Whether this CPU can run a backend of NORM_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return native_norm_reason() is None and NORM_INSTRUCTION_SETS[backend] <= _register()
+    return _NATIVE.supports(backend)
 
 
 def add_layer_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     instruction_set: int = BEST,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm (Ba et al., 2016, arXiv:1607.06450) of x + residual over the last dimension. Has no gradient.
 
     x and residual: floating point [..., width]; weight and bias: [width]. Returns `(normed, summed)`, both
@@ -83,65 +74,61 @@ def add_layer_norm(
     NORM_INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
     Raises ValueError for shapes and types that do not fit.
     """
-    operators = _operators(x, residual, weight, bias)
-    if operators is None:
+    if not _is_native(x, residual, weight, bias):
         return _elsewhere(x, residual, weight, bias, eps, is_rms=False)
     try:
         if residual is None:
-            return operators.layer_norm(x, weight, bias, eps, instruction_set), x
-        return operators.add_layer_norm(x, residual, weight, bias, eps, instruction_set)  # type: ignore[no-any-return]
+            return torch.ops.optigpu.layer_norm(x, weight, bias, eps, instruction_set), x
+        normed, summed = torch.ops.optigpu.add_layer_norm(x, residual, weight, bias, eps, instruction_set)
     except RuntimeError:
         _check(x, residual, weight, bias)
         raise
+    return normed, summed
 
 
 def add_rms_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
     eps: float,
     instruction_set: int = BEST,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
-    operators = _operators(x, residual, weight)
-    if operators is None:
+    if not _is_native(x, residual, weight):
         return _elsewhere(x, residual, weight, None, eps, is_rms=True)
     try:
         if residual is None:
-            return operators.rms_norm(x, weight, eps, instruction_set), x
-        return operators.add_rms_norm(x, residual, weight, eps, instruction_set)  # type: ignore[no-any-return]
+            return torch.ops.optigpu.rms_norm(x, weight, eps, instruction_set), x
+        normed, summed = torch.ops.optigpu.add_rms_norm(x, residual, weight, eps, instruction_set)
     except RuntimeError:
         _check(x, residual, weight)
         raise
+    return normed, summed
 
 
-def _operators(x: "torch.Tensor", *others: "torch.Tensor | None") -> Any:
-    """The C++ operators where they take these tensors (on a CPU, of one type that they know), or None.
+def _is_native(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether the C++ operators take these tensors: on a CPU, of one type that they know.
 
-    They look at shapes themselves: every microsecond here is one for each norm of a decode step.
+    They check shapes themselves: every microsecond here is one for each norm of a decode step.
     """
-    import torch
-
     dtype = x.dtype
     if not x.is_cpu or dtype == torch.float64:
-        return None
+        return False
     for other in others:
         if other is not None and other.dtype != dtype:
-            return None
-    return None if (_BACKENDS.get("cpu") or norm_backend("cpu")) == "torch" else torch.ops.optigpu
+            return False
+    return (_BACKENDS.get("cpu") or norm_backend("cpu")) != "torch"
 
 
 def _elsewhere(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     is_rms: bool,
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Where the C++ operators do not take the tensors as they are: of several types, or not on a CPU."""
-    import torch
-
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of tensors that the C++ operators do not take: of several types, or not on a CPU."""
     _check(x, residual, weight, bias)
     dtypes = [tensor.dtype for tensor in (x, residual, weight, bias) if tensor is not None]
     dtype = functools.reduce(torch.promote_types, dtypes)
@@ -160,39 +147,34 @@ def _elsewhere(
 
 
 def _torch_norm(
-    x: "torch.Tensor",
-    residual: "torch.Tensor | None",
-    weight: "torch.Tensor | None",
-    bias: "torch.Tensor | None",
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     eps: float,
     is_rms: bool,
-) -> "tuple[torch.Tensor, torch.Tensor]":
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in plain torch, which Inductor can fuse. All tensors have one type."""
-    import torch
-    from torch.nn import functional
-
     summed = x if residual is None else x + residual
     dtype = torch.promote_types(x.dtype, torch.float32)
     weight, bias = (row if row is None else row.to(dtype) for row in (weight, bias))
     wide, shape = summed.to(dtype), summed.shape[-1:]
     if is_rms:
-        normed = functional.rms_norm(wide, shape, weight, eps)
+        normed = torch.nn.functional.rms_norm(wide, shape, weight, eps)
     else:
-        normed = functional.layer_norm(wide, shape, weight, bias, eps)
+        normed = torch.nn.functional.layer_norm(wide, shape, weight, bias, eps)
     return normed.to(x.dtype), summed
 
 
-def _check(x: "torch.Tensor", residual: "torch.Tensor | None", *rows: "torch.Tensor | None") -> None:
+def _check(x: torch.Tensor, residual: torch.Tensor | None, *rows: torch.Tensor | None) -> None:
     shape = x.shape
     if not shape or shape[-1] == 0 or not x.is_floating_point():
-        raise ValueError(f"A norm needs floating-point numbers [..., width], not {named(x)}.")
+        raise ValueError(f"x must be floating point [..., width], not {named(x)}.")
     if residual is not None and (residual.shape != shape or not residual.is_floating_point()):
-        raise ValueError(
-            f"A residual has the shape of what it is added to, {named(x)}, and is not {named(residual)}."
-        )
+        raise ValueError(f"residual must be floating point {list(shape)}, as x is, not {named(residual)}.")
     for row in rows:
         if row is not None and (row.dim() != 1 or row.shape[0] != shape[-1] or not row.is_floating_point()):
-            raise ValueError(f"A norm over {shape[-1]} numbers needs as many weights, not {named(row)}.")
+            raise ValueError(f"weight and bias must be floating point [{shape[-1]}], not {named(row)}.")
 
 
 def _find_backend(device: str) -> NormBackend:
@@ -200,21 +182,25 @@ def _find_backend(device: str) -> NormBackend:
         return "triton"
     if device != "cpu" or native_norm_reason() is not None:
         return "torch"
-    best = _register()
-    return next(name for name, number in NORM_INSTRUCTION_SETS.items() if number == best)
+    return _NATIVE.best
 
 
-@functools.cache
-def _register() -> int:
-    """Loads what is compiled, once, and returns its best instruction set."""
-    pairs = dict.fromkeys(("add_layer_norm", "add_rms_norm"), _fake_pair)
-    ones = dict.fromkeys(("layer_norm", "rms_norm"), _fake_one)
-    return register(_SOURCES, "optigpu_best_norm_instruction_set", {**pairs, **ones})
-
-
-def _fake_one(x: "torch.Tensor", *others: object, **named: object) -> "torch.Tensor":  # noqa: ARG001
+def _fake_one(x: torch.Tensor, *others: object, **named: object) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty(x.shape)
 
 
-def _fake_pair(x: "torch.Tensor", *others: object, **named: object) -> "tuple[torch.Tensor, torch.Tensor]":  # noqa: ARG001
+def _fake_pair(x: torch.Tensor, *others: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG001
     return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+_NATIVE = NativeOperators(
+    _SOURCES,
+    "optigpu_best_norm_instruction_set",
+    {
+        "add_layer_norm": _fake_pair,
+        "add_rms_norm": _fake_pair,
+        "layer_norm": _fake_one,
+        "rms_norm": _fake_one,
+    },
+    NORM_INSTRUCTION_SETS,
+)

@@ -1,13 +1,13 @@
 """The norms of fused_norm.py as a Triton kernel: one program for each row, which it reads once and writes once.
 
-Imported where a GPU is asked for alone: it loads torch and Triton. `torch.library.triton_op` lets torch.compile look
+Imported only where a GPU is used, because it loads Triton. `torch.library.triton_op` lets torch.compile look
 into the operators, so that their launches become part of its graph.
 """
 
-import torch  # noqa: TID253 - the operators' types are read from their annotations
-import triton  # noqa: TID253 - the kernel is a function of this module,
-import triton.language as tl  # noqa: TID253 - and finds the language among its globals
-from torch.library import triton_op, wrap_triton  # noqa: TID253
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
 
 ELEMENTS_A_WARP = 512
 """How many elements of a row one warp of 32 threads takes: 16 for each thread, in two 16-byte loads of a half."""
@@ -32,7 +32,7 @@ def triton_add_norm(
     return normed, summed
 
 
-@triton_op("optigpu::triton_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_norm", mutates_args={})
 def triton_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, is_rms: bool
 ) -> torch.Tensor:
@@ -42,7 +42,7 @@ def triton_norm(
     return normed
 
 
-@triton_op("optigpu::triton_add_norm", mutates_args={})  # type: ignore[untyped-decorator, unused-ignore]
+@triton_op("optigpu::triton_add_norm", mutates_args={})
 def triton_add_norm_pair(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -91,8 +91,8 @@ def _launch(
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _norm_row(  # type: ignore[no-untyped-def]
+@triton.jit
+def _norm_row(
     x,
     residual,
     weight,

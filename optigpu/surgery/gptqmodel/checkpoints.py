@@ -21,7 +21,8 @@ from typing import Any
 
 from optigpu.documents.result import Environment
 from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
-from optigpu.ops.four_bits.quantize import ZERO, Int4Weights
+from optigpu.ops.four_bits.scheme import Int4Weights
+from optigpu.ops.integers import INT4_ZERO
 from optigpu.paths import cache_dir
 from optigpu.surgery.gptqmodel.calibration import Calibration, calibration_ids, digest_of
 from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, Request
@@ -100,8 +101,8 @@ def int4_weights_of(unpacked: Unpacked) -> Int4Weights:
 
     q, scale, zero, _ = unpacked
     offset = None
-    if bool((zero != ZERO).any()):
-        offset = ((ZERO - zero.float()) * scale).to(torch.bfloat16)
+    if bool((zero != INT4_ZERO).any()):
+        offset = ((INT4_ZERO - zero.float()) * scale).to(torch.bfloat16)
     return Int4Weights(q, scale.to(torch.bfloat16), offset)
 
 

@@ -128,7 +128,7 @@ def _bias_gelu_class() -> Any:
     """Made at its first use, because its base class is torch's."""
     import torch
 
-    from optigpu.ops import bias_gelu
+    from optigpu.ops.activation.fused_activation import bias_gelu
 
     class BiasGelu(torch.nn.Module):
         """gelu(x + bias), in the dtype of x."""

@@ -84,7 +84,7 @@ def _swiglu_mlp_class() -> Any:
     """Made at its first use, because its base class is torch's."""
     import torch
 
-    from optigpu.ops import swiglu
+    from optigpu.ops.activation.fused_activation import swiglu
 
     class SwigluMlp(torch.nn.Module):
         """down_proj(silu(gate) * up), where gate_up_proj(x) + bias = [gate | up].

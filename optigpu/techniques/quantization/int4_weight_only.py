@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.ops.four_bits.quantize import Int4Scheme
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.int4_layers import CONFLICTS, int4_linear_of
 from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique

@@ -59,8 +59,7 @@ class Int8Dynamic(Technique):
         Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers or a
         layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
         """
-        from optigpu.ops import int8_dynamic_backend
-        from optigpu.ops.linear.int8_dynamic import MOST_INNER
+        from optigpu.ops.linear.int8_dynamic import MOST_INNER, int8_dynamic_backend
 
         places = checked_places(model, self.name)
         for place in places:

@@ -32,7 +32,7 @@ class Int8WeightOnly(Technique):
 
         Raises UnsupportedError when the model has none, is quantized already, or has weights that are no numbers.
         """
-        from optigpu.ops import int8_linear_backend
+        from optigpu.ops.linear.int8_linear import int8_linear_backend
 
         places = checked_places(model, self.name)
         exchange(places, int8_linear_of)

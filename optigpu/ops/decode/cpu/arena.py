@@ -6,12 +6,10 @@ times fewer, and on two AVX-512 cores decoding was a tenth faster.
 
 import math
 import mmap
-from typing import TYPE_CHECKING
+
+import torch
 
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
 
 HUGE = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
@@ -20,7 +18,7 @@ ALIGNMENT = 64
 
 
 def aligned(size: int) -> int:
-    """What so many bytes take of an arena."""
+    """Bytes that a tensor of `size` bytes takes of an arena."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -32,36 +30,34 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        import torch
-
         try:
             # Private: anonymous memory that is shared is not given huge pages by default.
             area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UnsupportedError(
-                f"There is no room for {size} bytes of weights in one piece ({error.strerror}); take fewer bits or a "
-                "smaller model."
+                f"There is not enough memory for {size} bytes of weights in one piece ({error.strerror}): use fewer "
+                "bits or a smaller model."
             ) from error
         offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE
         self.huge = _ask_for_huge_pages(area, offset, _whole(size))
         self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
         self._left = size
 
-    def take(self, shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
-        """A tensor of zeros that nobody else has, at a multiple of ALIGNMENT.
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor of zeros, at a multiple of ALIGNMENT.
 
         Raises ValueError when less is left than it takes.
         """
         size = math.prod(shape) * dtype.itemsize
         if size > self._left:
-            raise ValueError(f"The arena has {self._left} bytes left, and {size} are asked for.")
+            raise ValueError(f"The arena has {self._left} bytes left, and {shape} takes {size}.")
         begin = self._bytes.numel() - self._left
         self._left = max(0, self._left - aligned(size))
         return self._bytes[begin : begin + size].view(dtype).view(shape)
 
 
 def _whole(size: int) -> int:
-    """Up to whole huge pages, or the last weights would lie in small ones."""
+    """`size` rounded up to whole huge pages, so that the last weights lie in one too."""
     return -(-size // HUGE) * HUGE
 
 

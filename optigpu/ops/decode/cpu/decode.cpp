@@ -1,4 +1,4 @@
-// The decoder as plain C functions, which cpu.py calls through ctypes: a call is some microseconds, and a token takes a
+// The decoder as plain C functions, which interface.py calls through ctypes: a call is some microseconds, and a token takes a
 // thousand. Each returns 0, or writes one sentence into `message` (kMessage bytes) and returns one of Outcome.
 
 #include <sys/types.h>
@@ -32,14 +32,23 @@ int64_t say(char* message, int64_t outcome, const std::string& sentence) {
 
 std::string wrong_matrix(const Matrix& matrix, int64_t outputs, int64_t inputs, const char* name) {
   if (matrix.outputs != outputs || matrix.inputs != inputs || matrix.numbers == nullptr)
-    return std::string(name) + " is " + std::to_string(matrix.outputs) + " x " + std::to_string(matrix.inputs) +
-           " and must be " + std::to_string(outputs) + " x " + std::to_string(inputs) + ".";
+    return std::string(name) + " must be " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", not " +
+           std::to_string(matrix.outputs) + " x " + std::to_string(matrix.inputs) + ".";
   const bool whole = matrix.kind == kBfloat16Weights;
-  if (!whole && matrix.kind != kFourBits && matrix.kind != kEightBits) return std::string(name) + " is of no known kind.";
+  if (!whole && matrix.kind != kFourBits && matrix.kind != kEightBits) return std::string(name) + " must be bf16, w4 or w8.";
   if (whole ? inputs % 4 != 0 : (matrix.group != 32 && matrix.group != 64 && matrix.group != 128) || inputs % matrix.group)
-    return std::string(name) + ": groups of " + std::to_string(matrix.group) + " do not divide " +
-           std::to_string(inputs) + " inputs.";
+    return std::string(name) + " needs groups of 32, 64 or 128 that divide its " + std::to_string(inputs) +
+           " inputs, not of " + std::to_string(matrix.group) + ".";
   return "";
+}
+
+// Of matrices that are multiplied in one product.
+std::string too_many_outputs(const Matrix* matrices, int64_t count, const char* name) {
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < count; ++i) blocks += blocks_of(matrices[i]);
+  if (blocks <= Shares::kMostBlocks) return "";
+  return std::string(name) + " has " + std::to_string(blocks * kBlockOutputs) +
+         " outputs; the CPU decoder takes at most " + std::to_string(Shares::kMostBlocks * kBlockOutputs) + ".";
 }
 
 std::string wrong_block(const Program& program, const Block& block) {
@@ -52,11 +61,13 @@ std::string wrong_block(const Program& program, const Block& block) {
     wrong = wrong_matrix(block.qkv[0], heads, width, "q") + wrong_matrix(block.qkv[1], shared, width, "k") +
             wrong_matrix(block.qkv[2], shared, width, "v");
   } else {
-    return "A block has one or three matrices of queries, keys and values.";
+    return "qkv must be one or three matrices.";
   }
   if (block.gate.outputs > 0) wrong += wrong_matrix(block.gate, program.inner, width, "gate");
   return wrong + wrong_matrix(block.output, width, heads, "output") + wrong_matrix(block.up, program.inner, width, "up") +
-         wrong_matrix(block.down, width, program.inner, "down");
+         wrong_matrix(block.down, width, program.inner, "down") + too_many_outputs(block.qkv, block.qkv_count, "qkv") +
+         too_many_outputs(&block.output, 1, "output") + too_many_outputs(&block.up, 1, "up") +
+         too_many_outputs(&block.down, 1, "down");
 }
 
 // Activations are quantized once for all matrices that they meet.
@@ -82,21 +93,24 @@ bool groups_differ(const Program& program) {
 std::string wrong_program(const Program& program) {
   if (program.width <= 0 || program.width % 16 != 0 || program.heads <= 0 || program.kv_heads <= 0 ||
       program.heads % program.kv_heads != 0 || program.vocabulary <= 0 || program.inner <= 0 || program.block_count <= 0)
-    return "The width must be a multiple of 16, heads a multiple of key-value heads, and nothing may be empty.";
+    return "width must be a multiple of 16, heads a multiple of kv_heads, and no size may be 0.";
   if (program.head_size <= 0 || program.head_size % 4 != 0 || program.head_size > kMostHeadSize)
-    return "The head size must be a multiple of 4 and at most " + std::to_string(kMostHeadSize) + ".";
+    return "head_size must be a multiple of 4 and at most " + std::to_string(kMostHeadSize) + ", not " +
+           std::to_string(program.head_size) + ".";
   for (int64_t i = 0; i < program.block_count; ++i) {
     const std::string wrong = wrong_block(program, program.blocks[i]);
     if (!wrong.empty()) return "Block " + std::to_string(i) + ": " + wrong;
   }
-  const std::string wrong = wrong_matrix(program.head, program.vocabulary, program.width, "head");
-  return wrong.empty() && groups_differ(program) ? "All groups of a program must have one size." : wrong;
+  const std::string wrong = wrong_matrix(program.head, program.vocabulary, program.width, "head") +
+                            too_many_outputs(&program.head, 1, "head");
+  return wrong.empty() && groups_differ(program) ? "All quantized matrices of a program must have the same group size." : wrong;
 }
 
 std::string wrong_tokens(const Program& program, const int64_t* tokens, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     if (tokens[i] < 0 || tokens[i] >= program.vocabulary)
-      return "Token " + std::to_string(tokens[i]) + " is not one of the model's " + std::to_string(program.vocabulary) + ".";
+      return "Token id " + std::to_string(tokens[i]) + " is out of range: this model's ids are 0 to " +
+             std::to_string(program.vocabulary - 1) + ".";
   return "";
 }
 
@@ -109,7 +123,7 @@ extern "C" int64_t optigpu_decoder_create(const Program* program, int64_t thread
                                           int64_t instruction_set, void** made, char* message) {
   if (threads < 1) return say(message, kWrongCall, "A decoder needs at least one thread.");
   if (instruction_set == kBest) instruction_set = best_instruction_set();
-  if (!cpu_has(instruction_set)) return say(message, kWrongCall, "This CPU lacks the instruction set.");
+  if (!cpu_has(instruction_set)) return say(message, kWrongCall, "This CPU lacks the instruction set that was asked for.");
   const std::string wrong = wrong_program(*program);
   if (!wrong.empty()) return say(message, kWrongCall, wrong);
   try {
@@ -132,7 +146,7 @@ extern "C" int64_t optigpu_decoder_begin(void* handle, const Cache* cache, char*
   Decoder& decoder = *static_cast<Decoder*>(handle);
   if (cache->sequences < 1 || cache->capacity < 1 || cache->stored < cache->capacity ||
       cache->stored % kKeyBlock != 0)
-    return say(message, kWrongCall, "A cache needs a sequence, and room for a token.");
+    return say(message, kWrongCall, "A cache needs at least one sequence and one token.");
   try {
     decoder.engine.begin(*cache);
     decoder.has_cache = true;
@@ -147,25 +161,26 @@ extern "C" int64_t optigpu_decoder_run(void* handle, const Request* request, cha
   Decoder& decoder = *static_cast<Decoder*>(handle);
   Engine& engine = decoder.engine;
   if (decoder.process != getpid())
-    return say(message, kWrongCall, "The decoder's threads belong to the process that made it, and this one was forked.");
+    return say(message, kWrongCall, "A decoder works only in the process that made it, and this one was forked: make another here.");
   if (!decoder.has_cache) return say(message, kWrongCall, "The decoder has no cache yet: call begin first.");
   if (request->count < 1 || request->steps < 0)
-    return say(message, kWrongCall, "A decoder needs at least one token of each sequence.");
+    return say(message, kWrongCall, "The decoder needs at least one token of each sequence.");
   const int64_t total = engine.length() + request->count + (request->steps > 0 ? request->steps - 1 : 0);
   const int64_t room = std::min(engine.cache().capacity, engine.program().context);
   if (total > room)
-    return say(message, kCannotGoOn, "Position " + std::to_string(total - 1) + " is beyond the cache, which has room for " +
+    return say(message, kCannotGoOn, "Position " + std::to_string(total - 1) + " is out of range: the cache has room for " +
                                         std::to_string(room) + " tokens.");
   if (request->tokens == nullptr && (request->count != 1 || !engine.chosen()))
-    return say(message, kWrongCall, "The last call chose no tokens to go on from.");
+    return say(message, kWrongCall, "The last call chose no tokens to continue from.");
   const int64_t count = request->tokens ? engine.cache().sequences * request->count : 0;
   const std::string wrong = wrong_tokens(engine.program(), request->tokens, count);
   if (!wrong.empty()) return say(message, kWrongCall, wrong);
   const int64_t block = engine.run(*request);
   if (block == Engine::kNoFault) return kDone;
   const bool head = block == engine.program().block_count;
-  return say(message, kCannotGoOn, (head ? std::string("Before the head") : "In block " + std::to_string(block)) +
-                                      " the activations are no finite numbers any more.");
+  return say(message, kCannotGoOn, "The activations are no longer finite " +
+                                      (head ? std::string("before the head") : "in block " + std::to_string(block)) +
+                                      ": the weights or the activations overflow.");
 }
 
 extern "C" int64_t optigpu_decoder_length(void* handle) { return static_cast<Decoder*>(handle)->engine.length(); }

@@ -1,4 +1,4 @@
-// What the decoder is given and called with: plain structs that cpu.py fills by ctypes, field by field in this order.
+// What the decoder is given and called with: plain structs that interface.py fills by ctypes, field by field in this order.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct Norm {
   double epsilon;
 };
 
-// Weights in blocks of kBlockOutputs outputs, as packing.py lays them out.
+// Weights in blocks of kBlockOutputs outputs, as cpu/packing.py lays them out.
 struct Matrix {
   int64_t kind, outputs, inputs;
   int64_t group;            // inputs that share a scale; 0 for bfloat16

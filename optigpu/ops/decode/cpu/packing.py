@@ -1,4 +1,4 @@
-"""How the decoder's CPU operator wants its matrices: quantized offline, in blocks of 16 outputs.
+"""The layout of matrices for the decoder's CPU operator: quantized offline, in blocks of 16 outputs.
 
     matrix = pack(weight, bias, "w4", 32)        # once
     unpack(matrix)                               # the weights that it stands for
@@ -18,17 +18,17 @@ last block is zeros. A scale of 8 bits where others have 16 is a twentieth of wh
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
+import torch
+
+from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
-from optigpu.ops.four_bits.quantize import LEAST, ZERO, Int4Scheme, Int4Weights, quantize_groups, scale_units
+from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
+from optigpu.ops.four_bits.scheme import GroupSize, Int4Scheme, Int4Weights
+from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
-
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.decode.cpu.arena import Arena
 
 ROWS = 16
 """Outputs of a block; kBlockOutputs in interface.h."""
@@ -36,8 +36,6 @@ LANE = 4
 """Inputs of an output that meet four activations in one instruction."""
 MIDDLE = 128
 """What is added to 8-bit numbers, so that they are stored without a sign."""
-MOST = 127
-"""The largest 8-bit number, and the least is its negative."""
 AT_ONCE = 2**20
 """Weights that are packed together: a few times that in bytes stays in the caches."""
 COMPENSATED_AT_ONCE = 2**22
@@ -58,22 +56,20 @@ def packed_bytes(outputs: int, inputs: int, kind: WeightKind, group: int) -> int
 
 
 def pack(
-    weight: "torch.Tensor",
-    bias: "torch.Tensor | None",
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
     kind: WeightKind,
     group: int,
-    arena: "Arena | None" = None,
-    known: "Compensation | None" = None,
+    arena: Arena | None = None,
+    known: Compensation | None = None,
 ) -> Matrix:
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. Numbers and scales are taken
-    from `arena` where there is one. `known` is what `quantize_four` makes errors of w4 up with. Raises ValueError when
-    the weight is no finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
-    fit.
+    `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken
+    from `arena` where there is one. `known`, the compensation of the layer's inputs, is for w4. Raises ValueError if
+    the weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does
+    not fit.
     """
-    import torch
-
     _check(weight, kind, group)
     _check_bias(weight, bias)
     outputs, inputs = weight.shape
@@ -98,10 +94,8 @@ def pack(
     return Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, numbers, scale, padded, unit)
 
 
-def unpack(matrix: Matrix) -> "torch.Tensor":
+def unpack(matrix: Matrix) -> torch.Tensor:
     """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
-    import torch
-
     found = torch.empty(matrix.outputs, matrix.inputs)
     step = max(1, AT_ONCE // matrix.inputs // ROWS)
     for start in range(0, matrix.numbers.shape[0], step):
@@ -110,23 +104,19 @@ def unpack(matrix: Matrix) -> "torch.Tensor":
     return found
 
 
-def squared_errors(weight: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tensor":
-    """What the weights of a packed matrix differ by from those that it was made of: their squares, summed over groups.
+def squared_errors(weight: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
+    """The squared errors of a packed matrix's weights, summed over each group.
 
     float32 [outputs, inputs / group], on the weight's device.
 
     Raises ValueError as `pack` does.
     """
-    import torch
-
     _check(weight, kind, group)
     parts = [(_rounded(rows, kind, group) - rows).square() for rows in _strips(weight)]
     return torch.cat([part.unflatten(1, (-1, group)).sum(dim=2) for part in parts])
 
 
-def quantize_eight(
-    weight: "torch.Tensor", group: int, unit: "torch.Tensor"
-) -> "tuple[torch.Tensor, torch.Tensor]":
+def quantize_eight(weight: torch.Tensor, group: int, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers int8 [outputs, inputs], from -127 to 127, and scales int8 [outputs, groups], multiples of `unit`.
 
     weight: finite, floating point [outputs, inputs]; unit: bfloat16 [outputs], of `scale_units`.
@@ -134,12 +124,12 @@ def quantize_eight(
     groups, units = weight.float().unflatten(1, (-1, group)), unit.float()[:, None, None]
     # Upwards, so that the largest weight of a group stays within 127. Where bfloat16 has rounded the unit downwards, an
     # output's largest weight may be larger by less than 1/256.
-    scale = (groups.abs().amax(dim=2, keepdim=True) / (MOST * units)).ceil_().clamp_(1, MOST)
-    q = (groups / (scale * units)).round_().clamp_(-MOST, MOST)
+    scale = (groups.abs().amax(dim=2, keepdim=True) / (INT8_LARGEST * units)).ceil_().clamp_(1, INT8_LARGEST)
+    q = (groups / (scale * units)).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
     return q.char().flatten(1), scale.char().squeeze(2)
 
 
-def _strips(weight: "torch.Tensor", at_once: int = AT_ONCE) -> "Iterator[torch.Tensor]":
+def _strips(weight: torch.Tensor, at_once: int = AT_ONCE) -> Iterator[torch.Tensor]:
     """Whole blocks of outputs, float32 and contiguous, about `at_once` weights at a time.
 
     Raises ValueError when a weight is NaN or infinite.
@@ -153,13 +143,13 @@ def _strips(weight: "torch.Tensor", at_once: int = AT_ONCE) -> "Iterator[torch.T
 class _Quantized(NamedTuple):
     """What is kept of rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
 
-    q: "torch.Tensor"
-    scale: "torch.Tensor"
-    unit: "torch.Tensor"
+    q: torch.Tensor
+    scale: torch.Tensor
+    unit: torch.Tensor
 
 
-def _rounded(rows: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tensor":
-    """What is left of rows when they are stored as `kind`, float32."""
+def _rounded(rows: torch.Tensor, kind: WeightKind, group: int) -> torch.Tensor:
+    """The rows as `kind` stores them, float32."""
     if kind == "bf16":
         return rows.bfloat16().float()
     stored = _quantized(rows, kind, group)
@@ -168,7 +158,7 @@ def _rounded(rows: "torch.Tensor", kind: WeightKind, group: int) -> "torch.Tenso
 
 
 def quantize_four(
-    weight: "torch.Tensor", group: int, unit: "torch.Tensor", known: "Compensation | None" = None
+    weight: torch.Tensor, group: int, unit: torch.Tensor, known: Compensation | None = None
 ) -> Int4Weights:
     """4-bit numbers from 0 to 15 and scales [outputs, groups] of a weight, floating point [outputs, inputs].
 
@@ -176,43 +166,41 @@ def quantize_four(
     errors make up for each other. Raises ValueError as those do.
     """
     # `_check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(group, symmetric=True, solver="hqq")  # type: ignore[arg-type]
+    scheme = Int4Scheme(cast(GroupSize, group), symmetric=True, solver="hqq")
     if known is None:
         return quantize_groups(weight, scheme, unit)
     return compensated_groups(weight, known, scheme, unit)
 
 
 def _quantized(
-    rows: "torch.Tensor", kind: WeightKind, group: int, known: "Compensation | None" = None
+    rows: torch.Tensor, kind: WeightKind, group: int, known: Compensation | None = None
 ) -> _Quantized:
     if kind == "bf16":
         return _Quantized(rows.bfloat16(), rows[:, :0], rows[:0, 0])
     if kind == "w8":
-        unit = scale_units(rows, MOST)
+        unit = scale_units(rows, INT8_LARGEST)
         q, scale = quantize_eight(rows, group, unit)
         return _Quantized((q.short() + MIDDLE).byte(), scale, unit)
-    unit = scale_units(rows, -LEAST)
+    unit = scale_units(rows, -INT4_LEAST)
     weights = quantize_four(rows, group, unit, known)
     return _Quantized(weights.q, weights.scale, unit)
 
 
-def _interleaved(q: "torch.Tensor", kind: WeightKind) -> "torch.Tensor":
+def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     """[outputs, inputs] in the operator's order, the last block filled up with what stands for zero."""
     chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
     if kind == "w4":
         lower, upper = chunks[..., :LANE], chunks[..., LANE:]
         chunks = lower | upper << 4
     chunks = chunks.transpose(1, 2)  # [blocks, chunks, ROWS, ...]
-    return cast("torch.Tensor", chunks if kind == "bf16" else chunks.flatten(2))
+    return cast(torch.Tensor, chunks if kind == "bf16" else chunks.flatten(2))
 
 
-_ZEROS = {"w4": ZERO, "w8": MIDDLE, "bf16": 0}
+_ZEROS = {"w4": INT4_ZERO, "w8": MIDDLE, "bf16": 0}
 
 
-def _unpacked(matrix: Matrix, blocks: slice) -> "torch.Tensor":
+def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     """Weights of some blocks, float32 [outputs, inputs]."""
-    import torch
-
     numbers = matrix.numbers[blocks]
     if matrix.scale is None or matrix.unit is None:
         return numbers.transpose(1, 2).float().reshape(-1, matrix.inputs)
@@ -231,28 +219,26 @@ def _numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...
     return (blocks, inputs // _CHUNK[kind], ROWS * LANE)
 
 
-def _filled(tensor: "torch.Tensor", value: int) -> "torch.Tensor":
-    """With more outputs (the first dimension), up to whole blocks."""
-    import torch
-
+def _filled(tensor: torch.Tensor, value: int) -> torch.Tensor:
+    """`tensor` with more outputs (the first dimension), up to whole blocks."""
     missing = -tensor.shape[0] % ROWS
     return torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)]) if missing else tensor
 
 
-def _check(weight: "torch.Tensor", kind: WeightKind, group: int) -> None:
+def _check(weight: torch.Tensor, kind: WeightKind, group: int) -> None:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack needs a floating-point matrix, not {named(weight)}.")
     inputs = weight.shape[1]
     if kind == "bf16" and (not inputs or inputs % 2):
-        raise ValueError(f"bfloat16 weights lie in pairs of inputs, and {inputs} inputs are no pairs.")
+        raise ValueError(f"bf16 weights need an even number of inputs, not {inputs}.")
     if kind != "bf16" and group not in GROUPS:
-        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
     if kind != "bf16" and (not inputs or inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
 
 
-def _check_bias(weight: "torch.Tensor", bias: "torch.Tensor | None") -> None:
+def _check_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if weight.device.type != "cpu":
-        raise ValueError(f"pack lays weights out for the CPU, and these lie on {weight.device}.")
+        raise ValueError(f"pack needs weights on the CPU, not on {weight.device}.")
     if bias is not None and (bias.shape != (weight.shape[0],) or not bool(bias.isfinite().all())):
         raise ValueError(f"pack needs one finite bias for each of {weight.shape[0]} outputs.")

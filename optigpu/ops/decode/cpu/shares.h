@@ -1,5 +1,5 @@
-// How threads share the blocks of a matrix: each begins with a part of its own, and who has ended takes over half of what
-// another has left. Memory does not serve all threads alike, and a token is some sixty products that all wait for.
+// How threads share the blocks of a matrix: each begins with a part of its own, and one that has finished takes over half
+// of what another has left. Memory does not serve all threads alike, and all wait for the last one some sixty times a token.
 
 #pragma once
 
@@ -16,7 +16,8 @@ struct Stretch {
 
 class Shares {
  public:
-  static constexpr int64_t kMostBlocks = int64_t{1} << 24;
+  // Of a product. More would not fit the 24 bits in which a block is counted: decode.cpp refuses such a program.
+  static constexpr int64_t kMostBlocks = (int64_t{1} << 24) - 1;
 
   explicit Shares(int64_t threads) : parts_(threads) {}
 
@@ -47,8 +48,7 @@ class Shares {
 
   // What is left of a part; what stands there of an earlier product is no longer true.
   Stretch left_of(int64_t id, uint64_t seen, uint64_t product, int64_t count) const {
-    constexpr uint64_t kBlocks = kMostBlocks - 1;
-    if (seen >> 48 == product) return {static_cast<int64_t>(seen >> 24 & kBlocks), static_cast<int64_t>(seen & kBlocks)};
+    if (seen >> 48 == product) return {static_cast<int64_t>(seen >> 24) & kMostBlocks, static_cast<int64_t>(seen) & kMostBlocks};
     const int64_t threads = static_cast<int64_t>(parts_.size());
     return {count * id / threads, count * (id + 1) / threads};
   }

@@ -5,7 +5,7 @@
     logits = decoder.extend(prompt)                       # the prompt, int64 [1, 32]
     tokens = decoder.decode(logits.argmax(-1, keepdim=True), steps=127)
 
-The program's matrices are those of cuda_packing.py. With TRITON_INTERPRET=1 in the environment, a program on the CPU
+The program's matrices are those of cuda/packing.py. With TRITON_INTERPRET=1 in the environment, a program on the CPU
 runs in Triton's interpreter: slowly, and with the same results but for the order of sums.
 """
 
@@ -13,35 +13,39 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optigpu.ops.decode.calls import check_steps, decoded
+import torch
+
+from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
 from optigpu.ops.decode.cuda.packing import joined
 from optigpu.ops.decode.cuda.prefill import prefill
 from optigpu.ops.decode.program import CacheKind, Program, Sampling
-from optigpu.ops.naming import named
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
-    import torch
+    from optigpu.ops.decode.cuda.decode_step import DecodeStep
 
-    from optigpu.ops.decode.cuda.step import Step
+MOST_OUTPUTS = 2**30
+"""Outputs of a matrix: the kernels count them in int32, and look some tiles ahead."""
 
 
 class CudaDecoder:
-    """Runs a program whose matrices cuda_packing.py packed.
+    """Runs a program whose matrices cuda/packing.py packed.
 
     Greedy decoding stays on the device; sampling draws between the steps, in torch. Queries, keys and values of a block
     that are several matrices are joined to one, which is a copy of them: drop the program if nothing else needs it.
-    Raises UnsupportedError off a GPU, and ValueError for a kind of cache that there is not.
+    Raises UnsupportedError off a GPU, and ValueError for another kind of cache or a matrix of more than
+    MOST_OUTPUTS.
     """
 
     def __init__(self, program: Program, kv: CacheKind = "bf16") -> None:
         if kv not in ("bf16", "int8"):
-            raise ValueError(f"A cache is bf16 or int8, and not {kv}.")
+            raise ValueError(f"kv must be bf16 or int8, not {kv}.")
+        _check_outputs(program)
         _check_device(program.embedding.device)
         blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
         self._program = replace(program, blocks=blocks)
         self._kv: CacheKind = kv
-        self._step: Step | None = None
+        self._step: DecodeStep | None = None
         self._length = 0
         self._seen = False
 
@@ -50,8 +54,7 @@ class CudaDecoder:
 
         Raises UnsupportedError when there is not enough memory for it.
         """
-        if sequences < 1 or capacity < 1:
-            raise ValueError(f"A cache of {capacity} tokens of {sequences} sequences has room for nothing.")
+        check_cache_size(sequences, capacity)
         self._length, self._seen = 0, False
         step = self._step
         if step is not None and (step.sequences, step.capacity) == (sequences, capacity):
@@ -66,21 +69,21 @@ class CudaDecoder:
         return self._length
 
     @property
-    def logits(self) -> "torch.Tensor":
-        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before there was any."""
+    def logits(self) -> torch.Tensor:
+        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
         if self._step is None or not self._seen:
-            raise ValueError("There are no logits before a token was given: call extend or decode first.")
+            raise no_logits()
         return self._step.logits.clone()
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys, values and their scales, of all sequences."""
+        """Bytes of keys, values and their scales, of all sequences."""
         return self._step.cache_bytes if self._step else 0
 
-    def extend(self, tokens: "torch.Tensor") -> "torch.Tensor":
+    def extend(self, tokens: torch.Tensor) -> torch.Tensor:
         """Appends tokens, int64 [sequences, count]; gives the logits after the last, float32 [sequences, vocabulary].
 
-        The last one is a step of decoding; those before it, if any, go through cuda_prefill.py. Raises ValueError for
+        The last one is a step of decoding; those before it, if any, go through cuda/prefill.py. Raises ValueError for
         ids that the model does not have, and ReplicateError for a position beyond the cache or numbers that are not
         finite any more; then the cache holds what it held before.
         """
@@ -95,7 +98,7 @@ class CudaDecoder:
         self._advance(step, before + tokens.shape[1])
         return self.logits
 
-    def decode(self, tokens: "torch.Tensor", steps: int, sampling: Sampling | None = None) -> "torch.Tensor":
+    def decode(self, tokens: torch.Tensor, steps: int, sampling: Sampling | None = None) -> torch.Tensor:
         """The next `steps` tokens of each sequence, int64 [sequences, steps]. tokens: the last, int64 [sequences, 1].
 
         The last chosen one is not in the cache yet. Raises what `extend` does.
@@ -103,7 +106,7 @@ class CudaDecoder:
         return decoded(self, tokens, steps, sampling)
 
     def decode_into(
-        self, chosen: "torch.Tensor", tokens: "torch.Tensor", at_once: int, sampling: Sampling | None = None
+        self, chosen: torch.Tensor, tokens: torch.Tensor, at_once: int, sampling: Sampling | None = None
     ) -> Iterator[int]:
         """As `decode`, `at_once` tokens of each sequence in a call; gives after each call how many it chose.
 
@@ -126,71 +129,77 @@ class CudaDecoder:
             yield count
         chosen.copy_(step.state.chosen[:, before : before + steps])
 
-    def _made_step(self, sequences: int, capacity: int) -> "Step":
-        from optigpu.ops.decode.cuda.step import Step
+    def _made_step(self, sequences: int, capacity: int) -> "DecodeStep":
+        from optigpu.ops.decode.cuda.decode_step import DecodeStep
 
         program = self._program
         try:
-            step = Step(program, self._kv, sequences, capacity)
+            step = DecodeStep(program, self._kv, sequences, capacity)
         except RuntimeError as error:  # torch's error for a lack of memory is one, on the CPU this very one
             numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
             needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
             raise UnsupportedError(
                 f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
-                f"({needed:.1f} GiB); ask for fewer."
+                f"({needed:.1f} GiB): use a shorter text or fewer sequences."
             ) from error
         if program.embedding.device.type == "cuda":
             step.record()
         return step
 
-    def _ready(self, tokens: "torch.Tensor", more: int) -> "Step":
-        """The step that takes these tokens, and `more` positions in all."""
-        import torch
-
+    def _ready(self, tokens: torch.Tensor, more: int) -> "DecodeStep":
+        """The step, once the tokens fit it and `more` positions are free."""
         step = self._step
         if step is None:
-            raise ValueError("The decoder has no cache yet: call begin first.")
+            raise no_cache()
         if tokens.dtype != torch.int64 or tokens.dim() != 2 or tokens.shape[0] != step.sequences or not more:
-            raise ValueError(
-                f"The decoder takes int64 [{step.sequences}, count] tokens, not {named(tokens)}."
-            )
-        vocabulary = self._program.vocabulary
-        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            raise ValueError(f"A token is a number from 0 to {vocabulary - 1}, and one of these is none.")
+            raise wrong_tokens(tokens, step.sequences)
+        least, largest, last = int(tokens.min()), int(tokens.max()), self._program.vocabulary - 1
+        if least < 0 or largest > last:
+            wrong = least if least < 0 else largest
+            raise ValueError(f"Token id {wrong} is out of range: this model's ids are 0 to {last}.")
         room = min(step.capacity, self._program.context)
         if self._length + more > room:
             raise ReplicateError(
-                f"Position {self._length + more - 1} is beyond the cache, which has room for {room} tokens."
+                f"Position {self._length + more - 1} is out of range: the cache has room for {room} tokens."
             )
         return step
 
-    def _advance(self, step: "Step", length: int) -> None:
-        """Takes note of what is in the cache now, unless its numbers are not finite."""
-        if bool(step.state.odd.any()):
-            step.state.odd.zero_()
+    def _advance(self, step: "DecodeStep", length: int) -> None:
+        """Counts what is in the cache now. Raises ReplicateError where its numbers are not finite."""
+        if bool(step.state.not_finite.any()):
+            step.state.not_finite.zero_()
             step.state.position.fill_(self._length)
-            raise ReplicateError(
-                "The logits are not finite any more: the weights or the activations overflow."
-            )
+            raise ReplicateError("The logits are no longer finite: the weights or the activations overflow.")
         self._length, self._seen = length, True
 
 
-def _check_device(device: "torch.device") -> None:
-    """Raises UnsupportedError where the CUDA operators cannot run: off a GPU that is not for Triton's interpreter."""
+def _check_outputs(program: Program) -> None:
+    matrices = [program.head]
+    for block in program.blocks:
+        matrices += [*block.qkv, block.output, block.up, block.down]
+    largest = max(matrix.outputs for matrix in matrices)
+    if largest > MOST_OUTPUTS:
+        raise ValueError(
+            f"The CUDA decoder takes matrices of at most {MOST_OUTPUTS} outputs; one has {largest}."
+        )
+
+
+def _check_device(device: torch.device) -> None:
+    """Raises UnsupportedError unless `device` is a GPU, or the CPU with Triton's interpreter."""
     if device.type == "cuda":
         return
     try:
         from triton import knobs
     except ImportError as error:
-        raise UnsupportedError("The CUDA decoder needs triton, which is not installed.") from error
+        raise UnsupportedError(
+            "The CUDA decoder needs triton: install the version that belongs to this torch."
+        ) from error
     if not knobs.runtime.interpret:
-        raise UnsupportedError(f"The CUDA decoder needs an NVIDIA GPU; this program lies on {device}.")
+        raise UnsupportedError(f"The CUDA decoder needs an NVIDIA GPU; this program is on {device}.")
 
 
-def _drawn(logits: "torch.Tensor", sampling: Sampling, position: int) -> "torch.Tensor":
+def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
     """A token of each sequence, int64 [sequences]: where its point lies when the probabilities are laid end to end."""
-    import torch
-
     ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
     points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
     at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]

@@ -1,4 +1,4 @@
-"""How the decoder's CUDA operators want their matrices: each output's inputs one after the other, in 16-byte loads.
+"""The layout of matrices for the decoder's CUDA operators: each output's inputs in order, in 16-byte loads.
 
     matrix = pack_for_cuda(weight, bias, "w4", 32)
     unpack_from_cuda(matrix)                              # the weights that it stands for
@@ -16,37 +16,33 @@ weight's device.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from optigpu.ops.decode.cpu.packing import MOST, quantize_eight, quantize_four
+import torch
+
+from optigpu.ops.decode.cpu.packing import quantize_eight, quantize_four
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
-from optigpu.ops.four_bits.quantize import LEAST, ZERO, scale_units
+from optigpu.ops.four_bits.compensated import Compensation
+from optigpu.ops.four_bits.quantize import scale_units
+from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
-
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.four_bits.compensated import Compensation
 
 UNIT = 32
 HALF = 16
 
 
 def pack_for_cuda(
-    weight: "torch.Tensor",
-    bias: "torch.Tensor | None",
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
     kind: WeightKind,
     group: int,
-    known: "Compensation | None" = None,
+    known: Compensation | None = None,
 ) -> Matrix:
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
-    `group` inputs of an output share a scale; bf16 has none and takes no notice of it. `known` is what `quantize_four`
+    `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_four`
     makes errors of w4 up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
     divide its inputs, or the bias does not fit.
     """
-    import torch
-
     _check(weight, bias, kind, group)
     outputs, inputs = weight.shape
     weight = weight.detach()
@@ -54,18 +50,16 @@ def pack_for_cuda(
     if kind == "bf16":
         return Matrix("bf16", outputs, inputs, 0, weight.to(torch.bfloat16).contiguous(), None, added)
     if kind == "w4":
-        unit = scale_units(weight, -LEAST)
+        unit = scale_units(weight, -INT4_LEAST)
         found = quantize_four(weight, group, unit, known)
         return Matrix("w4", outputs, inputs, group, _words_of_four(found.q), found.scale, added, unit)
-    unit = scale_units(weight, MOST)
+    unit = scale_units(weight, INT8_LARGEST)
     q, scale = quantize_eight(weight, group, unit)
     return Matrix("w8", outputs, inputs, group, _words_of_eight(q), scale, added, unit)
 
 
-def unpack_from_cuda(matrix: Matrix) -> "torch.Tensor":
+def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
     """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
-    import torch
-
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]
@@ -77,7 +71,7 @@ def unpack_from_cuda(matrix: Matrix) -> "torch.Tensor":
 
 
 def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
-    """The same outputs in as few matrices as have the same kind: one product reads what follows upon each other."""
+    """The same outputs in fewer matrices: neighbours of one kind and group become one, which one product reads."""
     found: list[Matrix] = []
     for matrix in matrices:
         if found and (found[-1].kind, found[-1].group) == (matrix.kind, matrix.group):
@@ -88,8 +82,6 @@ def joined(matrices: Sequence[Matrix]) -> tuple[Matrix, ...]:
 
 
 def _join(one: Matrix, other: Matrix) -> Matrix:
-    import torch
-
     bias = None
     if one.bias is not None or other.bias is not None:
         bias = torch.cat([_bias_of(one), _bias_of(other)])
@@ -102,38 +94,32 @@ def _join(one: Matrix, other: Matrix) -> Matrix:
     return Matrix(one.kind, one.outputs + other.outputs, one.inputs, one.group, numbers, scale, bias, unit)
 
 
-def _bias_of(matrix: Matrix) -> "torch.Tensor":
-    import torch
-
+def _bias_of(matrix: Matrix) -> torch.Tensor:
     if matrix.bias is not None:
         return matrix.bias
     return torch.zeros(matrix.outputs, device=matrix.numbers.device)
 
 
-def _words_of_four(q: "torch.Tensor") -> "torch.Tensor":
+def _words_of_four(q: torch.Tensor) -> torch.Tensor:
     """int32 [outputs, units, 4] of numbers from 0 to 15, uint8 [outputs, inputs]."""
-    import torch
-
-    signed = (q ^ ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
+    signed = (q ^ INT4_ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
     lower, upper = signed.unbind(2)
     words: torch.Tensor = (lower | upper << 4).contiguous().view(torch.int32)
     return words
 
 
-def _words_of_eight(q: "torch.Tensor") -> "torch.Tensor":
+def _words_of_eight(q: torch.Tensor) -> torch.Tensor:
     """int32 [outputs, 2, units, 4] of int8 [outputs, inputs]."""
-    import torch
-
     words: torch.Tensor = q.unflatten(1, (-1, 2, HALF)).transpose(1, 2).contiguous().view(torch.int32)
     return words
 
 
-def _check(weight: "torch.Tensor", bias: "torch.Tensor | None", kind: WeightKind, group: int) -> None:
+def _check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"pack_for_cuda needs a floating-point matrix, not {named(weight)}.")
     inputs = weight.shape[1]
     if kind != "bf16" and group not in GROUPS:
-        raise ValueError(f"Groups have {', '.join(map(str, GROUPS))} inputs, and not {group}.")
+        raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, not {group}.")
     if not inputs or (kind != "bf16" and inputs % group):
         raise ValueError(f"Groups of {group} do not divide {inputs} inputs.")
     if not bool(weight.isfinite().all()):

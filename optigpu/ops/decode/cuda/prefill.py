@@ -7,25 +7,24 @@ are as in a step.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+import torch
+
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import unpack_from_cuda
-from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program
-
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.decode.cuda.triton_attention import Layer
-
-    Table = tuple[torch.Tensor, torch.Tensor]
+from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, RotaryTable
+from optigpu.ops.integers import INT8_LARGEST
 
 ROWS_AT_ONCE = 512
 """Tokens of all sequences together: they bound what a pass needs beside the cache."""
-LARGEST = 127
 
 
 def prefill(
-    program: Program, layers: "Sequence[Layer]", table: "Table | None", tokens: "torch.Tensor", start: int
+    program: Program,
+    layers: Sequence[LayerCache],
+    table: "RotaryTable | None",
+    tokens: torch.Tensor,
+    start: int,
 ) -> None:
     """Appends keys and values of tokens, int64 [sequences, count], at the positions from `start` on."""
     for part in tokens.split(max(1, ROWS_AT_ONCE // tokens.shape[0]), dim=1):
@@ -34,7 +33,11 @@ def prefill(
 
 
 def _append_part(
-    program: Program, layers: "Sequence[Layer]", table: "Table | None", tokens: "torch.Tensor", start: int
+    program: Program,
+    layers: Sequence[LayerCache],
+    table: "RotaryTable | None",
+    tokens: torch.Tensor,
+    start: int,
 ) -> None:
     stop = start + tokens.shape[1]
     x = program.embedding[tokens].float()  # [sequences, count, width]
@@ -57,19 +60,15 @@ def _append_part(
         x = x + _linear(inner, block.down)
 
 
-def _heads(program: Program, block: Block, h: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+def _heads(program: Program, block: Block, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values, [sequences, heads, count, head_size]."""
-    import torch
-
     found = torch.cat([_linear(h, matrix) for matrix in block.qkv], dim=2)
     heads: torch.Tensor = found.unflatten(2, (-1, program.head_size)).transpose(1, 2)
     query, key, value = heads.split([program.heads, program.kv_heads, program.kv_heads], dim=1)
     return query, key, value
 
 
-def _turned(heads: "torch.Tensor", angles: "Table | None") -> "torch.Tensor":
-    import torch
-
+def _turned(heads: torch.Tensor, angles: "RotaryTable | None") -> torch.Tensor:
     if angles is None:
         return heads
     cosine, sine = angles
@@ -77,7 +76,7 @@ def _turned(heads: "torch.Tensor", angles: "Table | None") -> "torch.Tensor":
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
 
 
-def _append(layer: "Layer", key: "torch.Tensor", value: "torch.Tensor", start: int) -> None:
+def _append(layer: LayerCache, key: torch.Tensor, value: torch.Tensor, start: int) -> None:
     stop = start + key.shape[2]
     pairs = ((layer.keys, layer.key_steps, key), (layer.values, layer.value_steps, value))
     for numbers, steps, new in pairs:
@@ -85,14 +84,14 @@ def _append(layer: "Layer", key: "torch.Tensor", value: "torch.Tensor", start: i
             numbers[:, :, start:stop] = new.to(numbers.dtype)
             continue
         largest = new.abs().amax(dim=3, keepdim=True)
-        numbers[:, :, start:stop] = (new * (LARGEST / largest).nan_to_num(0, 0, 0)).round().to(numbers.dtype)
-        steps[:, :, start:stop] = largest[..., 0] / LARGEST
+        numbers[:, :, start:stop] = (
+            (new * (INT8_LARGEST / largest).nan_to_num(0, 0, 0)).round().to(numbers.dtype)
+        )
+        steps[:, :, start:stop] = largest[..., 0] / INT8_LARGEST
 
 
-def _attended(block: Block, layer: "Layer", query: "torch.Tensor", start: int) -> "torch.Tensor":
+def _attended(block: Block, layer: LayerCache, query: torch.Tensor, start: int) -> torch.Tensor:
     """[sequences, count, heads * head_size] of queries [sequences, heads, count, head_size]."""
-    import torch
-
     stop = start + query.shape[2]
     now = torch.arange(start, stop, device=query.device)[:, None]
     token = torch.arange(stop, device=query.device)
@@ -110,35 +109,27 @@ def _attended(block: Block, layer: "Layer", query: "torch.Tensor", start: int) -
     return found.float().transpose(1, 2).flatten(2)
 
 
-def _kept(numbers: "torch.Tensor", steps: "torch.Tensor | None", stop: int) -> "torch.Tensor":
-    """What the cache has up to a position, bfloat16."""
-    import torch
-
+def _kept(numbers: torch.Tensor, steps: torch.Tensor | None, stop: int) -> torch.Tensor:
+    """The cache up to a position, bfloat16."""
     if steps is None:
         return numbers[:, :, :stop]
     return (numbers[:, :, :stop].float() * steps[:, :, :stop, None]).to(torch.bfloat16)
 
 
-def _linear(x: "torch.Tensor", matrix: Matrix) -> "torch.Tensor":
-    import torch
-
+def _linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     weight = matrix.numbers if matrix.kind == "bf16" else unpack_from_cuda(matrix).to(torch.bfloat16)
     y = torch.nn.functional.linear(x.to(torch.bfloat16), weight).float()
     return y if matrix.bias is None else y + matrix.bias
 
 
-def _norm(x: "torch.Tensor", norm: Norm) -> "torch.Tensor":
-    import torch
-
+def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     if norm.kind == "layer":
         return torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.epsilon)
     y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.epsilon)
     return y if norm.bias is None else y + norm.bias
 
 
-def _activated(x: "torch.Tensor", activation: Activation) -> "torch.Tensor":
-    import torch
-
+def _activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
         "gelu": torch.nn.functional.gelu,

@@ -7,15 +7,16 @@ each other only at the end. Queries, sums and the softmax are float32.
 A bfloat16 cache has the new token already (triton_steps.py). Of an int8 cache the step of a whole head must be known
 first, so the program that has the last part rounds the new key and value itself, and reads what it has rounded.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
 
-import torch  # noqa: TID253 - the operators' arguments
-import triton  # noqa: TID253 - the kernels are functions of this module,
-import triton.language as tl  # noqa: TID253 - and find the language among its globals
+import torch
+import triton
+import triton.language as tl
 
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import Target
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
 
@@ -29,32 +30,17 @@ MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What the cache has of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
-
-    steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
-    [sequences, 2 * kv_heads, head_size], the new token's keys and values before an int8 cache has them.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_steps: torch.Tensor | None
-    value_steps: torch.Tensor | None
-    fresh: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Parts:
-    """What programs leave of their parts: sums float32 [sequences * heads, parts, head_size], tops and totals without
-    the last dimension."""
+    """The softmax's intermediate results, float32: sums [sequences * heads, parts, head_size]; tops and totals
+    [sequences * heads, parts]."""
 
     sums: torch.Tensor
     tops: torch.Tensor
     totals: torch.Tensor
 
     @staticmethod
-    def of(query: torch.Tensor, layer: Layer, target: Target) -> "Parts":
-        """Room for as many parts as there are programs to do them, if the cache were full."""
+    def of(query: torch.Tensor, layer: LayerCache, target: Target) -> "Parts":
+        """Room for the parts of a full cache, at most one for each program that can run at once."""
         rows, heads, head_size = query.shape
         kv_heads, capacity = layer.keys.shape[1:3]
         free = triton.cdiv(target.warps // WARPS, rows * kv_heads)
@@ -73,7 +59,7 @@ def tokens_at_once(sharing: int, head_size: int) -> int:
 
 def attention(
     query: torch.Tensor,
-    layer: Layer,
+    layer: LayerCache,
     parts: Parts,
     position: torch.Tensor,
     y: torch.Tensor,
@@ -123,16 +109,16 @@ def attention(
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _rounded(values):  # type: ignore[no-untyped-def]
+@triton.jit
+def _rounded(values):
     """int8 numbers of a vector, as int32, and their step."""
     largest = tl.max(magnitude(values), axis=0).to(tl.float32, bitcast=True)
     scaled = values * over_largest(largest) + ROUNDING
     return (scaled.to(tl.int32, bitcast=True) << 24) >> 24, tl.div_rn(largest, 127.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _attend(  # type: ignore[no-untyped-def]
+@triton.jit
+def _attend(
     query,
     fresh,
     keys,
@@ -223,10 +209,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(totals + slot, all_, mask=member < SHARING)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _join(  # type: ignore[no-untyped-def]
-    sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
-):
+@triton.jit
+def _join(sums, tops, totals, y, HEAD: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
     head = tl.program_id(0)
     slot = head * PARTS + tl.arange(0, PARTS)
     column = tl.arange(0, PADDED)

@@ -4,15 +4,15 @@ A program keeps its rows' activations in registers, normed and quantized once, a
 share the inputs of a tile of outputs, so that sums are split over them and no second pass adds anything up. The next
 tile is on its way while one is computed with, and the first one while the activations are made ready.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import torch  # noqa: TID253 - the operators' arguments
-import triton  # noqa: TID253 - the kernel is a function of this module,
-import triton.language as tl  # noqa: TID253 - and finds the language among its globals
+import torch
+import triton
+import triton.language as tl
 
 from optigpu.ops.activation.triton_activation import activated
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
@@ -53,7 +53,7 @@ class Target:
 
     @staticmethod
     def of(device: torch.device) -> "Target":
-        """A CUDA device, or for Triton's interpreter the CPU."""
+        """For a CUDA device, or for the CPU with Triton's interpreter."""
         if device.type != "cuda":
             return Target(INTERPRETED_WARPS, dp4a=False, loads=INTERPRETED_LOADS)
         count: int = torch.cuda.get_device_properties(device).multi_processor_count
@@ -93,8 +93,8 @@ def padded_inputs(matrix: Matrix) -> int:
     return int(max(_LEAST_INPUTS, triton.next_power_of_2(matrix.inputs)))
 
 
-def matrix_flags(matrix: Matrix, target: Target) -> dict[str, Any]:
-    """What is compiled in of a matrix."""
+def matrix_flags(matrix: Matrix, target: Target) -> dict[str, str | int]:
+    """The compile-time arguments of a matrix."""
     return {
         "KIND": matrix.kind,
         "GROUP": matrix.group,
@@ -105,8 +105,8 @@ def matrix_flags(matrix: Matrix, target: Target) -> dict[str, Any]:
     }
 
 
-def norm_flags(norm: Norm | None) -> dict[str, Any]:
-    """What is compiled in of a norm."""
+def norm_flags(norm: Norm | None) -> dict[str, str | bool]:
+    """The compile-time arguments of a norm."""
     return {
         "NORM": norm.kind if norm else "none",
         "NORM_BIAS": norm is not None and norm.bias is not None,
@@ -167,7 +167,7 @@ def linear(
 
 
 def best_of(matrix: Matrix, rows: int, target: Target) -> Best:
-    """Where `linear` may leave the best of a matrix's outputs."""
+    """Room for what `linear` finds with `best`."""
     shape = (rows, launch_of(matrix, matrix.outputs, rows, target).programs)
     device = matrix.numbers.device
     return Best(torch.zeros(shape, device=device), torch.zeros(shape, device=device, dtype=torch.int32))
@@ -183,15 +183,15 @@ def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tenso
     )
 
 
-def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[Any, ...]:
-    """The tensors of a norm, and what it adds to the variance."""
+def norm_arguments(norm: Norm | None, instead: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The tensors and the epsilon of a norm."""
     if norm is None:
         return instead, instead, 0.0
     return norm.weight, instead if norm.bias is None else norm.bias, norm.epsilon
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _linear(  # type: ignore[no-untyped-def]
+@triton.jit
+def _linear(
     x,
     norm_weight,
     norm_bias,
@@ -238,7 +238,7 @@ def _linear(  # type: ignore[no-untyped-def]
     )
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     top_output = tl.zeros((ROWS,), tl.int32)
-    odd = tl.zeros((ROWS,), tl.int32)
+    not_finite = tl.zeros((ROWS,), tl.int32)
     for place in range(start, outputs, ahead):
         output = place + tl.arange(0, TILE)
         # Asked for before this tile's are used.
@@ -272,10 +272,10 @@ def _linear(  # type: ignore[no-untyped-def]
             first = tl.min(tl.where(seen == here[:, None], output[None, :], outputs), axis=1)
             top_output = tl.where(here > top, first, top_output)
             top = tl.maximum(top, here)
-            odd += tl.sum((inside & ~(tl.abs(result) < float("inf"))).to(tl.int32), axis=1)
+            not_finite += tl.sum((inside & ~(tl.abs(result) < float("inf"))).to(tl.int32), axis=1)
         w1, w2, w3 = n1, n2, n3
         g1, g2, g3 = m1, m2, m3
     if BEST:
         place = row * tl.num_programs(0) + tl.program_id(0)
-        tl.store(best_value + place, tl.where(odd > 0, float("nan"), top), mask=row < rows)
+        tl.store(best_value + place, tl.where(not_finite > 0, float("nan"), top), mask=row < rows)
         tl.store(best_index + place, top_output, mask=row < rows)

@@ -4,8 +4,8 @@ Activations are float32 [ROWS, INPUTS], and a tile is TILE outputs of a matrix w
 PADDED, a power of two. A tile is loaded once for all rows. How weights lie: cuda_packing.py.
 """
 
-import triton  # noqa: TID253 - the functions are compiled by it,
-import triton.language as tl  # noqa: TID253 - and find the language among their globals
+import triton
+import triton.language as tl
 
 UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""
@@ -17,8 +17,8 @@ SMALLEST = tl.constexpr(1e-36)
 """Groups with no larger activation count as zero, because 127 over it could be more than float32 holds."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def dot4(a, b, total, DP4A: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def dot4(a, b, total, DP4A: tl.constexpr):
     """total + the sum of four products of int8 numbers, the bytes of int32 words (of four dimensions)."""
     a, b = tl.broadcast(a, b)
     if DP4A:
@@ -32,21 +32,21 @@ def dot4(a, b, total, DP4A: tl.constexpr):  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def magnitude(values):  # type: ignore[no-untyped-def]
+@triton.jit
+def magnitude(values):
     """|values| as integers of the same order. Unlike among floats, NaN is the largest and so gets through a maximum."""
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def over_largest(largest):  # type: ignore[no-untyped-def]
-    """127 / largest, or 0 where all that it is of is zero or not finite."""
+@triton.jit
+def over_largest(largest):
+    """127 / largest, or 0 where that is zero or not finite."""
     enough = largest > SMALLEST
     return tl.where(enough, tl.div_rn(127.0, tl.where(enough, largest, 1.0)), 0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def normed(  # type: ignore[no-untyped-def]
+@triton.jit
+def normed(
     values, weight, bias, epsilon, inside, INPUTS: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
     """The norm of each row of values [ROWS, PADDED], 0 where they are not `inside`; NORM is rms, layer or none."""
@@ -64,8 +64,8 @@ def normed(  # type: ignore[no-untyped-def]
     return values
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def quantized(values, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def quantized(values, GROUP: tl.constexpr):
     """int8 numbers of values [ROWS, PADDED], four to a word, and the steps that they count.
 
     Of each UNIT the words of its first and of its second half, [ROWS, 1, units, 4] each, and steps [ROWS, 1, units].
@@ -85,8 +85,8 @@ def quantized(values, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     return first[:, None, :, :], second[:, None, :, :], step
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def activations(  # type: ignore[no-untyped-def]
+@triton.jit
+def activations(
     x,
     weight,
     bias,
@@ -116,8 +116,8 @@ def activations(  # type: ignore[no-untyped-def]
     return first, second, step
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def weights(  # type: ignore[no-untyped-def]
+@triton.jit
+def weights(
     numbers,
     scale,
     output,
@@ -154,10 +154,8 @@ def weights(  # type: ignore[no-untyped-def]
     return first, second, scales
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def products(  # type: ignore[no-untyped-def]
-    first, second, scale, x_first, x_second, step, KIND: tl.constexpr, DP4A: tl.constexpr
-):
+@triton.jit
+def products(first, second, scale, x_first, x_second, step, KIND: tl.constexpr, DP4A: tl.constexpr):
     """Weights times activations, float32 [ROWS, TILE], of what `weights` and `activations` give; see `in_units`.
 
     4-bit numbers stay in the upper half of their bytes, where they are int8 numbers sixteen times as large, with their
@@ -174,8 +172,8 @@ def products(  # type: ignore[no-untyped-def]
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def in_units(found, unit, output, outputs, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def in_units(found, unit, output, outputs, KIND: tl.constexpr):
     """`products` of the outputs [TILE] times what their scales are multiples of."""
     if KIND != "bf16":
         found *= tl.load(unit + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]

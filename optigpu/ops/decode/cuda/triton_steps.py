@@ -4,16 +4,16 @@
 the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
 device, so that one recorded graph serves every step.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from dataclasses import dataclass
 
-import torch  # noqa: TID253 - the operators' arguments
-import triton  # noqa: TID253 - the kernels are functions of this module,
-import triton.language as tl  # noqa: TID253 - and find the language among its globals
+import torch
+import triton
+import triton.language as tl
 
-from optigpu.ops.decode.cuda.triton_attention import Layer
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
     Target,
@@ -34,13 +34,13 @@ EMBEDDED = 1024
 class State:
     """Where the sequences are, [sequences] each but the last.
 
-    tokens: int64, what is appended next; position: int32, where; odd: int32, 1 once a logit was not finite; chosen:
-    int64 [sequences, capacity], the token that was chosen after each position.
+    tokens: int64, what is appended next; position: int32, where; not_finite: int32, 1 once a logit was not finite;
+    chosen: int64 [sequences, capacity], the token that was chosen after each position.
     """
 
     tokens: torch.Tensor
     position: torch.Tensor
-    odd: torch.Tensor
+    not_finite: torch.Tensor
     chosen: torch.Tensor
 
 
@@ -67,7 +67,7 @@ def query_key_value(
     rotary: tuple[torch.Tensor, torch.Tensor] | None,
     position: torch.Tensor,
     query: torch.Tensor,
-    layer: Layer,
+    layer: LayerCache,
     target: Target,
 ) -> None:
     """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
@@ -108,14 +108,14 @@ def query_key_value(
 
 
 def choose(best: Best, state: State) -> None:
-    """Takes each sequence's most likely token as its next one, and moves on by a position."""
+    """Takes each sequence's most likely token as its next one, and advances the position."""
     rows, programs = best.value.shape
     _choose[(rows,)](
         best.value,
         best.index,
         state.tokens,
         state.position,
-        state.odd,
+        state.not_finite,
         state.chosen,
         programs,
         state.chosen.shape[1],
@@ -123,10 +123,8 @@ def choose(best: Best, state: State) -> None:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _embed(  # type: ignore[no-untyped-def]
-    tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr
-):
+@triton.jit
+def _embed(tokens, position, embedding, positions, x, width, POSITIONS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -137,16 +135,16 @@ def _embed(  # type: ignore[no-untyped-def]
     tl.store(x + row * width + column, value, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def bfloat16(x):  # type: ignore[no-untyped-def]
+@triton.jit
+def bfloat16(x):
     """Rounded half to even by integers: a GPU's conversion does so too, and the interpreter's cuts off."""
     bits = x.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _query_key_value(  # type: ignore[no-untyped-def]
+@triton.jit
+def _query_key_value(
     x,
     norm_weight,
     norm_bias,
@@ -239,20 +237,20 @@ def _query_key_value(  # type: ignore[no-untyped-def]
         v1, v2, v3 = m1, m2, m3
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _choose(  # type: ignore[no-untyped-def]
-    best_value, best_index, tokens, position, odd, chosen, programs, capacity, BLOCK: tl.constexpr
+@triton.jit
+def _choose(
+    best_value, best_index, tokens, position, not_finite, chosen, programs, capacity, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
     program = tl.arange(0, BLOCK)
     inside = program < programs
     value = tl.load(best_value + row * programs + program, mask=inside, other=float("-inf"))
     index = tl.load(best_index + row * programs + program, mask=inside, other=0)
-    odd_ones = tl.sum((value != value).to(tl.int32), axis=0)
+    wrong_ones = tl.sum((value != value).to(tl.int32), axis=0)
     value = tl.where(value != value, float("-inf"), value)
     token = tl.min(tl.where(value == tl.max(value, axis=0), index, 0x7FFFFFFF), axis=0).to(tl.int64)
     at = tl.load(position + row)
     tl.store(tokens + row, token)
     tl.store(chosen + row.to(tl.int64) * capacity + at, token)
     tl.store(position + row, at + 1)
-    tl.store(odd + row, tl.load(odd + row) | (odd_ones > 0).to(tl.int32))
+    tl.store(not_finite + row, tl.load(not_finite + row) | (wrong_ones > 0).to(tl.int32))

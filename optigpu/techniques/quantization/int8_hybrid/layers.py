@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from optigpu.ops.four_bits.quantize import Int4Scheme
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.bit_allocation import Candidate, Decision, Level, Stage
 from optigpu.surgery.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of
 from optigpu.surgery.int8_layers import int8_embedding_class, int8_linear_of, int16_linear_of
@@ -154,8 +154,7 @@ def _int4_bytes(weight: Any, readable: bool) -> int:
 
 def _int8_bytes(weight: Any) -> int:
     """Bytes of packed int8 weights and their scales, as optigpu.ops lays them out."""
-    from optigpu.ops import int8_linear_backend
-    from optigpu.ops.linear.int8_linear import TILE
+    from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
 
     tile = TILE if int8_linear_backend(weight.device).startswith("native") else 1
     outputs, inner = weight.shape

@@ -71,8 +71,8 @@ class Int8Hybrid(Technique):
         Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are no
         numbers, cannot be smoothed as asked, or cannot be as small as asked.
         """
-        from optigpu.ops import int8_linear_backend
         from optigpu.ops.linear.int4_linear import int4_linear_backend
+        from optigpu.ops.linear.int8_linear import int8_linear_backend
 
         parts = parts_of(model, self.name)
         whole, rest = fp32_bytes(model), rest_of(parts)

@@ -1,19 +1,20 @@
 """One decode step for so many sequences and a cache of such a size: its memory, and its kernels in their order.
 
-Imported where a GPU is asked for alone: it loads torch and Triton.
+Imported only where a GPU is used, because it loads Triton.
 """
 
 from collections.abc import Callable
 
-import torch  # noqa: TID253 - what a step reads and writes
+import torch
 
-from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
+from optigpu.ops.decode.cuda.layer_cache import LayerCache
+from optigpu.ops.decode.cuda.triton_attention import Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import Block, CacheKind, Program
 
 
-class Step:
+class DecodeStep:
     """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
 
     Of a program whose Block.qkv are joined where they can be.
@@ -47,7 +48,7 @@ class Step:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys, values and their steps."""
+        """Bytes of keys, values and their steps."""
         tensors = [
             tensor
             for layer in self.layers
@@ -57,9 +58,9 @@ class Step:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def reset(self) -> None:
-        """To an empty cache."""
+        """Empties the cache."""
         self.state.position.zero_()
-        self.state.odd.zero_()
+        self.state.not_finite.zero_()
 
     def record(self) -> None:
         """From now on `run` replays a CUDA graph. The cache is empty after the launches that compile the kernels."""
@@ -83,7 +84,7 @@ class Step:
         linear(self._x, program.head, self.logits, self._target, norm=program.final, best=self._best)
         choose(self._best, self.state)
 
-    def _attend(self, block: Block, layer: Layer) -> None:
+    def _attend(self, block: Block, layer: LayerCache) -> None:
         head = 0
         for matrix in block.qkv:
             query_key_value(
@@ -123,11 +124,11 @@ def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tens
     return empty
 
 
-def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> Layer:
+def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> LayerCache:
     shape = (program.kv_heads, capacity, program.head_size)
     dtype = torch.bfloat16 if kv == "bf16" else torch.int8
     eight = kv == "int8"
-    return Layer(
+    return LayerCache(
         keys=empty(*shape, dtype=dtype),
         values=empty(*shape, dtype=dtype),
         key_steps=empty(*shape[:2]) if eight else None,

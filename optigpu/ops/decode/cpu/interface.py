@@ -1,0 +1,193 @@
+"""The functions of decode.cpp and the structs that they take, field by field as in interface.h and engine.h."""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from optigpu.ops.build import load_library
+from optigpu.ops.decode.cpu.cache import CpuCache
+from optigpu.ops.decode.program import Block, Matrix, Norm, Program
+from optigpu.ops.naming import named
+from optigpu.vocabulary import ReplicateError, UnsupportedError
+
+_FOLDER = Path(__file__).resolve().parent
+_SOURCES = (
+    _FOLDER / "decode.cpp",
+    *sorted(_FOLDER.glob("*.h")),
+    _FOLDER.parents[1] / "bfloat16.h",
+    _FOLDER.parents[1] / "vector_math.h",
+)
+_ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: UnsupportedError, 3: ReplicateError}
+"""By what a function returns."""
+_MESSAGE_BYTES = 512
+_NORMS = {"layer": 0, "rms": 1}
+_KINDS = {"bf16": 0, "w4": 1, "w8": 2}
+_ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu": 2, "silu": 3}
+_CACHES = {"bf16": 0, "int8": 1}
+
+_int64, _pointer = ctypes.c_int64, ctypes.c_void_p
+_ARGUMENTS: dict[str, tuple[type, ...]] = {
+    "create": (_pointer, _int64, _pointer, _int64, _pointer, ctypes.c_char_p),
+    "begin": (_pointer, _pointer, ctypes.c_char_p),
+    "run": (_pointer, _pointer, ctypes.c_char_p),
+    "length": (_pointer,),
+    "best_instruction_set": (),
+    "destroy": (_pointer,),
+}
+"""Of the functions optigpu_decoder_*, all of which return an int64 but destroy."""
+
+
+class NormC(ctypes.Structure):
+    _fields_ = (("kind", _int64), ("weight", _pointer), ("bias", _pointer), ("epsilon", ctypes.c_double))
+
+
+class MatrixC(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("kind", "outputs", "inputs", "group")),
+        *((name, _pointer) for name in ("numbers", "scale", "bias", "unit")),
+    )
+
+
+class BlockC(ctypes.Structure):
+    _fields_ = (
+        ("first", NormC),
+        ("qkv", ctypes.POINTER(MatrixC)),
+        ("qkv_count", _int64),
+        ("output", MatrixC),
+        ("second", NormC),
+        ("gate", MatrixC),
+        ("up", MatrixC),
+        ("down", MatrixC),
+        ("scale", ctypes.c_double),
+        ("window", _int64),
+    )
+
+
+class ProgramC(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("width", "heads", "kv_heads", "head_size", "inner")),
+        *((name, _int64) for name in ("vocabulary", "context", "activation")),
+        *((name, _pointer) for name in ("embedding", "positions")),
+        ("blocks", ctypes.POINTER(BlockC)),
+        ("block_count", _int64),
+        ("final", NormC),
+        ("head", MatrixC),
+    )
+
+
+class CacheC(ctypes.Structure):
+    _fields_ = (
+        *((name, _int64) for name in ("kind", "sequences", "capacity", "stored")),
+        *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales", "cosines", "sines")),
+    )
+
+
+class RequestC(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _pointer),
+        ("count", _int64),
+        ("steps", _int64),
+        ("temperature", ctypes.c_float),
+        ("seed", ctypes.c_uint64),
+        ("chosen", _pointer),
+        ("stride", _int64),
+        ("logits", _pointer),
+    )
+
+
+@functools.cache
+def decoder_library() -> ctypes.CDLL:
+    """The functions optigpu_decoder_*. Raises UnsupportedError where they cannot be built or loaded."""
+    return declared(load_library(_SOURCES))
+
+
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """`library` with the types of its functions' arguments and results: without them ctypes cuts results to 32 bits."""
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(
+            library, f"optigpu_decoder_{name}"
+        )  # library["..."] would give another object each time
+        function.argtypes = arguments
+        function.restype = None if name == "destroy" else _int64
+    return library
+
+
+class Caller:
+    """Calls the library's functions, and raises what they report as ValueError, UnsupportedError or ReplicateError."""
+
+    def __init__(self) -> None:
+        self._message = ctypes.create_string_buffer(
+            _MESSAGE_BYTES
+        )  # one for all calls: a token waits for each
+
+    def __call__(self, function: Callable[..., int], *arguments: object) -> None:
+        outcome = function(*arguments, self._message)
+        if outcome:
+            raise _ERRORS[outcome](self._message.value.decode())
+
+
+class DescribedProgram:
+    """A program as the struct `c`, and what that points to beside the program's own tensors."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._qkv = [
+            (MatrixC * len(block.qkv))(*(_matrix(matrix) for matrix in block.qkv)) for block in program.blocks
+        ]
+        blocks = [_block(block, qkv) for block, qkv in zip(program.blocks, self._qkv, strict=True)]
+        self._blocks = (BlockC * len(blocks))(*blocks)
+        self.c = ProgramC(
+            *(program.width, program.heads, program.kv_heads, program.head_size, program.inner),
+            *(program.vocabulary, program.context, _ACTIVATIONS[program.activation]),
+            *(_address(program.embedding), _address(program.positions)),
+            *(self._blocks, len(blocks), _norm(program.final), _matrix(program.head)),
+        )
+
+
+def described_cache(cache: CpuCache, capacity: int) -> CacheC:
+    """The first `capacity` tokens of a cache."""
+    cosines, sines = cache.angles or (None, None)
+    tensors = (cache.keys, cache.values, cache.key_scales, cache.value_scales, cosines, sines)
+    return CacheC(
+        *(_CACHES[cache.kind], cache.sequences, capacity, cache.stored),
+        *(_address(tensor) for tensor in tensors),
+    )
+
+
+def pinning(threads: int, cpus: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    """For each thread its CPU, or -1 where there are too few."""
+    chosen = list(cpus[:threads]) if len(cpus) >= threads else [-1] * threads
+    return (_int64 * len(chosen))(*chosen)
+
+
+def _block(block: Block, qkv: "ctypes.Array[MatrixC]") -> BlockC:
+    return BlockC(
+        *(_norm(block.first), qkv, len(block.qkv), _matrix(block.output), _norm(block.second)),
+        *(MatrixC() if block.gate is None else _matrix(block.gate), _matrix(block.up), _matrix(block.down)),
+        *(block.scale, block.window or 0),
+    )
+
+
+def _matrix(matrix: Matrix) -> MatrixC:
+    return MatrixC(
+        *(_KINDS[matrix.kind], matrix.outputs, matrix.inputs, matrix.group),
+        *(_address(matrix.numbers), _address(matrix.scale), _address(matrix.bias), _address(matrix.unit)),
+    )
+
+
+def _norm(norm: Norm) -> NormC:
+    return NormC(_NORMS[norm.kind], _address(norm.weight), _address(norm.bias), norm.epsilon)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    """Raises ValueError for a tensor that the operator would read wrongly."""
+    if tensor is None:
+        return None
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"The CPU decoder needs contiguous tensors on the CPU, not {named(tensor)} on {tensor.device}."
+        )
+    return tensor.data_ptr() or None

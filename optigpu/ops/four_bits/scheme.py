@@ -1,0 +1,43 @@
+"""What 4-bit weights are: how they are chosen, and what is kept of them.
+
+Loads no torch: techniques read it where torch must not be loaded yet.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+GroupSize = Literal[32, 64, 128]
+"""How many inputs of an output share a scale."""
+
+
+@dataclass(frozen=True)
+class Int4Scheme:
+    """How weights become 4-bit numbers.
+
+    symmetric: whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then
+    improves it: offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog),
+    symmetric scales by a search.
+    """
+
+    group_size: GroupSize = 32
+    symmetric: bool = True
+    solver: Literal["min_max", "hqq"] = "hqq"
+
+    @property
+    def bits(self) -> float:
+        """Bits for each weight, with its share of the scales and offsets."""
+        return 4 + (1 if self.symmetric else 2) * 16 / self.group_size
+
+
+class Int4Weights(NamedTuple):
+    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None.
+
+    Where outputs have units, a scale is an int8 number, from -127 to 127 and not 0, by which the unit is multiplied.
+    """
+
+    q: "torch.Tensor"
+    scale: "torch.Tensor"
+    offset: "torch.Tensor | None"
