@@ -1,12 +1,12 @@
 """Commands about a result and another one: compare, replay."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.output import AsJson, Format, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError, is_id
@@ -32,9 +32,8 @@ class Stored(NamedTuple):
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (compare, replay)
-    for command in commands:
-        app.command()(command)
+    app.command()(compare)
+    add_flagged(app, replay, replay_panels)
 
 
 def compare(
@@ -60,25 +59,23 @@ def compare(
 
 
 def replay(
+    given: Given,
     result: Place,
-    replicates: Annotated[int | None, typer.Option(help="Processes. Default: as then.")] = None,
-    min_seconds: Annotated[float | None, typer.Option(help="Least time to measure a process.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Most time to measure a process.")] = None,
     json_: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Measure a stored result's variant again, here, and compare: the speed, the environment, the software.
+    """Measure a stored result's variant again on this machine and compare speed, environment and software.
 
-    With --json, what `optigpu run --json` prints, and the comparison.
+    Without flags it is measured as it was then. With --json, what `optigpu run --json` prints, and the comparison.
     """
+    from optigpu.cli.flags import measure_flags, read_flags
     from optigpu.job.replay import replay_note
     from optigpu.report import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
     stored = stored_result(result, url, api_key)
-    given = {"replicates": replicates, "min_seconds": min_seconds, "max_seconds": max_seconds}
-    report = _run(_request(stored, {name: value for name, value in given.items() if value is not None}))
+    report = _run(_request(stored, read_flags(measure_flags(), given)))
     document = report.document()
     (new,) = document["results"]
     comparison = compare_results(stored.result, new, anyway=True)

@@ -1,11 +1,11 @@
 """Commands that need no service: probe, techniques, run, ladder."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.options import JobOptions, spec_of, takes_job_options
+from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, VariantStatus
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (probe, techniques, run, ladder)
-    for command in commands:
-        app.command()(command)
+    app.command()(probe)
+    app.command()(techniques)
+    add_flagged(app, run, job_panels)
+    add_flagged(app, ladder, job_panels)
 
 
 def probe(json_: AsJson = False) -> None:
@@ -51,23 +52,25 @@ def techniques(
         console().print(terminal(techniques_grid(facts)))
 
 
-@takes_job_options
-def run(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+def run(
+    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
     A SPEC.JSON with "plan": "ladder" or "grid" measures many.
     """
-    _measure(spec_of(options, default_device), Format.JSON if json_ else format_)
+    _measure(spec_of(given, default_device, spec_file), Format.JSON if json_ else format_)
 
 
-@takes_job_options
-def ladder(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+def ladder(
+    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
     Without --stack, the techniques that suit the device.
     """
-    spec = spec_of(options, default_device, plan="ladder")
-    if options.stack is None and options.spec_file is None:
+    spec = spec_of(given, default_device, spec_file, plan="ladder")
+    if "stack" not in given and spec_file is None:
         spec = with_default_stack(spec)
     _measure(spec, Format.JSON if json_ else format_)
 

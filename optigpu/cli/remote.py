@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.options import JobOptions, spec_of, takes_job_options
+from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid, show_job
 from optigpu.vocabulary import DeviceKind, JobState
 
@@ -22,14 +23,15 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (submit, watch, jobs, cancel, leaderboard)
+    add_flagged(app, submit, job_panels)
+    commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, leaderboard)
     for command in commands:
         app.command()(command)
 
 
-@takes_job_options
 def submit(
-    options: JobOptions,
+    given: Given,
+    spec_file: SpecFile = None,
     plan: Annotated[str | None, typer.Option(help="single (the default), ladder or grid.")] = None,
     watch_: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
     url: Url = DEFAULT_URL,
@@ -37,7 +39,7 @@ def submit(
 ) -> None:
     """Post a job to a service and print its id."""
     with connect(url, api_key) as client:
-        job = client.submit(spec_of(options, lambda: _best_device(client), plan))
+        job = client.submit(spec_of(given, lambda: _best_device(client), spec_file, plan))
         typer.echo(job.id)
         if watch_:
             _follow(client, job.id, Format.TABLE)
