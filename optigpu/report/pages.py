@@ -53,8 +53,31 @@ def metrics_page() -> str:
         + _table(("workload", "what it does", "compared by", "metrics of each request"), workloads)
         + "\n"
         + _table(("metric", "unit", "direction", "meaning"), metrics)
+        + "\n## A metric's summary\n\n"
+        + _table(("field", "meaning"), _SUMMARY_FIELDS)
     )
 
+
+_SUMMARY_FIELDS = (
+    ("`value`", "the median over the requests of a process, averaged over the processes"),
+    ("`ci`", "the 95% interval of `value`"),
+    ("`per_replicate`", "the median of each process"),
+    (
+        "`cv_within`",
+        "the coefficient of variation of the requests within a process, averaged over the processes",
+    ),
+    ("`cv_between`", "the coefficient of variation of the processes' medians"),
+    (
+        "`p50`, `p90`, `p95`, `p99`",
+        "percentiles over all requests of all processes; they need 11, 64, 130 and 662 requests",
+    ),
+    (
+        "`p90_upper`, `p95_upper`, `p99_upper`",
+        "an upper bound, with 99% confidence, of the percentile of each measured process: the highest of the "
+        "processes' own bounds. It says nothing about other processes. Each process needs 64, 130 and 662 requests",
+    ),
+    ("`reason`", "why the value, a percentile or a bound is null"),
+)
 
 _TECHNIQUES_WORDS = """\
 "Expected" is what the literature claims, not what was measured; `optigpu ladder` measures it on your machine.
