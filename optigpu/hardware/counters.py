@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.cpu import first_of_each_core, first_of_each_package
 from optigpu.hardware.files import contents
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError
@@ -133,11 +134,14 @@ def gpu_counters(gpu: Gpu) -> GpuCounters:
 
 
 def heat_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
-    """The files that count how often a core or its package slowed down for heat; none on most virtual machines."""
-    folders = [root / f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle" for cpu in sorted(cpus)]
-    files = [
-        folder / name for folder in folders for name in ("core_throttle_count", "package_throttle_count")
-    ]
+    """The files that count how often a core or its package slowed down for heat; none on most virtual machines.
+
+    The kernel shows a core's count at each of its threads and a package's at each of its CPUs: each is taken once.
+    """
+    cores = [(cpu, "core_throttle_count") for cpu in first_of_each_core(cpus, root)]
+    packages = [(cpu, "package_throttle_count") for cpu in first_of_each_package(cpus, root)]
+    folder = root / "sys/devices/system/cpu"
+    files = [folder / f"cpu{cpu}/thermal_throttle" / name for cpu, name in cores + packages]
     return tuple(file for file in files if file.is_file())
 
 

@@ -5,11 +5,13 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
 
 from optigpu.hardware.cgroup import cpu_quota
+from optigpu.hardware.files import contents
 
 FEATURES = (
     *(
@@ -68,26 +70,39 @@ def allowed_cpus() -> set[int]:
 
 def one_cpu_of_each_core(root: Path = _ROOT) -> list[int]:
     """Of the logical CPUs that this process may run on, the first of each physical core, in order."""
+    return first_of_each_core(allowed_cpus(), root)
+
+
+def first_of_each_core(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """The lowest of `cpus` on each physical core, in order; all of them where the kernel does not tell cores apart."""
+    return _first_of_each(cpus, lambda cpu: _core(root, cpu))
+
+
+def first_of_each_package(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """The lowest of `cpus` in each package, in order; all of them where the kernel does not tell packages apart."""
+    return _first_of_each(cpus, lambda cpu: _topology(root, cpu, "physical_package_id"))
+
+
+def _first_of_each(cpus: Collection[int], unit: Callable[[int], str]) -> list[int]:
     first: dict[str, int] = {}
-    for cpu in sorted(allowed_cpus()):
-        first.setdefault(_core(root, cpu), cpu)
+    for cpu in sorted(cpus):
+        first.setdefault(unit(cpu), cpu)
     return sorted(first.values())
 
 
 def _core(root: Path, cpu: int) -> str:
-    """What names a CPU's core: the list of its siblings; the CPU itself where the kernel does not tell."""
-    try:
-        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
+    """What names a CPU's core: the list of its siblings."""
+    return _topology(root, cpu, "thread_siblings_list")
+
+
+def _topology(root: Path, cpu: int, name: str) -> str:
+    """What the kernel tells of a CPU's place; where it does not tell, a name that no other CPU has."""
+    return contents(root / f"sys/devices/system/cpu/cpu{cpu}/topology" / name) or f"cpu{cpu}"
 
 
 def cpu_fields(root: Path) -> dict[str, str]:
     """The first CPU's fields in /proc/cpuinfo; empty where there is no such file."""
-    try:
-        text = (root / "proc/cpuinfo").read_text()
-    except OSError:
-        return {}
+    text = contents(root / "proc/cpuinfo")
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 

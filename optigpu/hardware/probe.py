@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,19 +40,31 @@ PACKAGES = (
 """The packages whose versions explain a result."""
 
 
-@lru_cache(maxsize=1)
 def probe() -> Environment:
-    """What this process can use, asked once: a container's limits and CUDA_VISIBLE_DEVICES are respected."""
-    return probed(Path("/"))
+    """What this process can use: a container's limits and CUDA_VISIBLE_DEVICES are respected.
+
+    The hardware is asked once. What lies on disk (our commit, packages, compiler) is read each time, because a
+    measuring process imports what lies there when it starts.
+    """
+    return _with_software(_this_machine())
 
 
 def probed(root: Path) -> Environment:
-    """The same, asked now. `root` is the root of the file system, so that a test can hand in another."""
+    """The same, all of it asked now. `root` is the root of the file system, so that a test can hand in another."""
+    return _with_software(_machine(root))
+
+
+@cache
+def _this_machine() -> Environment:
+    return _machine(Path("/"))
+
+
+def _machine(root: Path) -> Environment:
+    """What cannot change while a process lives."""
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)
-    revision, dirty = git_revision()
-    environment = Environment(
+    return Environment(
         hardware_class=_gpu_class(nvidia.visible) or _cpu_class(model, cores),
         host_id=known,
         host_id_source=source,
@@ -64,14 +76,22 @@ def probed(root: Path) -> Environment:
         accelerators=nvidia.visible,
         driver=nvidia.driver,
         cuda=nvidia.cuda,
-        compiler=_compiler(),
         os=_os(),
         container=container(root),
         image=image(),
-        git_revision=revision,
-        git_dirty=dirty,
-        software=_software(),
     )
+
+
+def _with_software(machine: Environment) -> Environment:
+    """The machine with what lies on its disk now, and the fingerprints of both."""
+    revision, dirty = git_revision()
+    software = {
+        "compiler": _compiler(),
+        "git_revision": revision,
+        "git_dirty": dirty,
+        "software": _software(),
+    }
+    environment = machine.model_copy(update=software)
     prints = {
         "hardware_fingerprint": hardware_fingerprint(environment),
         "software_fingerprint": software_fingerprint(environment),
