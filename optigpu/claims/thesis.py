@@ -13,7 +13,7 @@ ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")
 """Which peak two machines are compared by: the first that both have."""
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """`undecided`: larger than one measure of the hardware gap and not the other, or within its own interval."""
 
     NOT_MEASURED = "not measured"
@@ -61,7 +61,7 @@ class Thesis(Frozen):
     source: str
     optimization: OptimizationGap | None
     hardware: HardwareGap
-    verdict: Verdict
+    verdict: ClaimVerdict
 
 
 def weigh(claim: ThesisClaim, reports: Iterable[Mapping[str, Any]], against: str | None = None) -> Thesis:
@@ -134,10 +134,10 @@ def _over(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
 
 
-def _verdict(gap: OptimizationGap | None, hardware: HardwareGap) -> Verdict:
+def _verdict(gap: OptimizationGap | None, hardware: HardwareGap) -> ClaimVerdict:
     if gap is None:
-        return Verdict.NOT_MEASURED
+        return ClaimVerdict.NOT_MEASURED
     larger = {bound > ratio for ratio in hardware.ratios.values() for bound in gap.ci or (gap.ratio,)}
     if len(larger) != 1:
-        return Verdict.UNDECIDED
-    return Verdict.HOLDS if larger.pop() else Verdict.DOES_NOT_HOLD
+        return ClaimVerdict.UNDECIDED
+    return ClaimVerdict.HOLDS if larger.pop() else ClaimVerdict.DOES_NOT_HOLD
