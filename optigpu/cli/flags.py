@@ -75,10 +75,13 @@ def job_flags() -> list[Flag]:
         "stack": f"{_clause(schemas['stack'])}, comma separated, "
         "for example int8_weight_only,torch_compile:mode=max-autotune.",
     }
+    fields = {name: schema for name, schema in schemas.items() if name not in NO_FLAG}
     return [
-        Flag(name, KINDS.get(schema.type, str), False, helps.get(name) or _with_default(schema))
-        for name, schema in schemas.items()
-        if name in OWN_SYNTAX or (name not in NO_FLAG and schema.type != "object")
+        Flag(name, str, False, helps[name])
+        if name in OWN_SYNTAX
+        else Flag(name, _kind(schema), schema.items is not None, helps.get(name) or _with_default(schema))
+        for name, schema in fields.items()
+        if name in OWN_SYNTAX or _is_plain(schema)
     ]
 
 
@@ -93,14 +96,14 @@ def workload_flags(workloads: Mapping[str, type[Workload]] = WORKLOADS) -> list[
 
 
 def measure_flags(with_defaults: bool = True) -> list[Flag]:
-    """The flags of Measure's fields; a field that is an object has none. The help names the defaults if asked to."""
+    """The flags of Measure's fields. The help names the defaults if asked to."""
     from optigpu.job.spec import Measure
 
     text = _with_default if with_defaults else _sentence
     return [
-        Flag(name, _kind(schema), schema.type == "array", text(schema))
+        Flag(name, _kind(schema), schema.items is not None, text(schema))
         for name, schema in _schemas(Measure).items()
-        if schema.type != "object"
+        if _is_plain(schema)
     ]
 
 
@@ -124,7 +127,14 @@ def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> Fi
     """The schema of the values: what a reference names, and what may be null without the null."""
     target = definitions[schema.ref.rpartition("/")[2]] if schema.ref else schema
     chosen = next((each for each in target.any_of if each.type != "null"), target)
-    return chosen.model_copy(update={"description": schema.description, "default": schema.default})
+    items = chosen.items and _resolved(chosen.items, definitions)
+    own = {"description": schema.description, "default": schema.default, "items": items}
+    return chosen.model_copy(update=own)
+
+
+def _is_plain(schema: FieldSchema) -> bool:
+    """Whether the values are numbers or words, or lists of them: what a flag can say."""
+    return (schema.items or schema).type in ("integer", "number", "boolean", "string")
 
 
 def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
@@ -135,7 +145,7 @@ def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
     text = " ".join(f"{', '.join(kinds)}: {clause}." for clause, kinds in owners.items())
     first, *others = schemas.values()
     same = all(_kind(schema) is _kind(first) for schema in others)
-    return Flag(name, _kind(first) if same else str, first.type == "array", text)
+    return Flag(name, _kind(first) if same else str, first.items is not None, text)
 
 
 def _kind(schema: FieldSchema) -> type[FlagValue]:
