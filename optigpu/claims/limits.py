@@ -101,13 +101,13 @@ def efficiency(claim: Claim, book: Book) -> Finding | None:
     share, power = rate / peak, book.claim(claim.power_of).quantity
     plausibility, remark = _against_peak(rate, peak), ""
     if share < IDLE_SHARE:
-        plausibility, remark = Plausibility.DOUBTFUL, ": the figure is of a device that hardly works"
+        plausibility, remark = Plausibility.DOUBTFUL, ": the device was almost idle"
     return Finding(
         rule="efficiency",
         plausibility=plausibility,
         sentence=(
-            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, and {power:g} W "
-            f"are charged for it{remark}."
+            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, at "
+            f"{power:g} W{remark}."
         ),
         implied=share,
         limit=IDLE_SHARE if share < IDLE_SHARE else 1.0,

@@ -65,9 +65,9 @@ def unnamed_hardware(claim: Claim, _: Book) -> Finding | None:
     if claim.metric not in NEEDS_HARDWARE or claim.ratio_of:
         return None
     if claim.hardware is None:
-        sentence = "The text names no hardware, so nobody can repeat it or hold it against a limit."
+        sentence = "The text names no hardware, so the figure cannot be repeated or checked against a limit."
     elif find(claim.hardware) is None:
-        sentence = f"The catalog does not know the {claim.hardware}, so no limit of it can be checked."
+        sentence = f"The catalog has no entry for the {claim.hardware}, so its limits cannot be checked."
     else:
         return None
     return Finding(rule="unnamed_hardware", plausibility=Plausibility.DOUBTFUL, sentence=sentence)

@@ -1,4 +1,4 @@
-"""Claims: published figures as data, read from baselines.toml. What to think of them is the rules' affair."""
+"""Claims: published figures as data, read from baselines.toml. The rules judge them."""
 
 import tomllib
 from enum import StrEnum
@@ -94,7 +94,7 @@ class Claim(Frozen):
     @model_validator(mode="after")
     def _known_unit_and_model(self) -> Self:
         if self.unit not in UNITS:
-            raise ValueError(f"{self.id}: {self.unit!r} is no unit; the units are {', '.join(UNITS)}")
+            raise ValueError(f"{self.id}: unknown unit {self.unit!r}; the units are {', '.join(UNITS)}")
         return self
 
 
@@ -144,9 +144,11 @@ class Book(Frozen):
         for claim in self.claims:
             named = {*(claim.ratio_of or ()), *claim.series, claim.rate_of, claim.power_of} - {None}
             if unknown := named - set(ids):
-                raise ValueError(f"{claim.id} refers to {sorted(map(str, unknown))}, which are no claims")
+                raise ValueError(
+                    f"{claim.id} refers to unknown claims: {', '.join(sorted(map(str, unknown)))}"
+                )
             if claim.model is not None and claim.model not in known:
-                raise ValueError(f"{claim.id}: nothing is known of the model {claim.model!r}")
+                raise ValueError(f"{claim.id}: unknown model {claim.model!r}")
         return self
 
 

@@ -27,7 +27,9 @@ def add_commands(app: typer.Typer) -> None:
 def chart(
     results: Annotated[
         Path,
-        typer.Argument(metavar="RESULTS.JSON", help="What `optigpu run --json` or `ladder --json` printed."),
+        typer.Argument(
+            metavar="RESULTS.JSON", help="A file that `optigpu run --json` or `optigpu ladder --json` wrote."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
     kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,

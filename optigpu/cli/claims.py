@@ -23,14 +23,19 @@ MOST_JOBS = 20
 
 ResultFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.JSON", help="What `optigpu run --json` printed; may be given several times."),
+    typer.Option(
+        metavar="FILE.JSON", help="A file that `optigpu run --json` wrote; may be given several times."
+    ),
 ]
 MaybeUrl = Annotated[
-    str | None, typer.Option(envvar="OPTIGPU_URL", help="A service whose leaderboard to read. Default: none.")
+    str | None,
+    typer.Option(envvar="OPTIGPU_URL", help="URL of a service whose leaderboard is read too. Default: none."),
 ]
 Against = Annotated[
     str | None,
-    typer.Option(help="Hardware whose peaks the thesis is weighed against. Default: the two that it names."),
+    typer.Option(
+        help="Hardware whose peaks the measured gain is compared with. Default: the two devices of the thesis."
+    ),
 ]
 
 
@@ -83,7 +88,7 @@ def read_report(path: Path) -> Report:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
-            f"{path} is no report of a job; write one with `optigpu run --json > {path.name}`."
+            f"{path} is not the report of a job; write one with `optigpu run --json > {path.name}`."
         ) from None
     found: Report = report
     return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Place = Annotated[
     str,
     typer.Argument(
-        help="A result's id at the service; or FILE or FILE#LABEL, as `optigpu run --json` writes them."
+        help="The id of a result at the service, or FILE or FILE#LABEL of what `optigpu run --json` wrote."
     ),
 ]
 
@@ -40,7 +40,10 @@ def compare(
     baseline: Place,
     candidate: Place,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where workload or hardware differ; notes say what does.")
+        bool,
+        typer.Option(
+            "--anyway", help="Compare even where workload or hardware differ; notes name the differences."
+        ),
     ] = False,
     json_: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -102,14 +105,18 @@ def _from_file(place: str) -> Stored:
         name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
         document = json.loads(Path(name).read_text())
     except OSError as error:
-        raise SpecError(f"{place} is no result's id, and no file to read: {error.strerror}.") from error
+        raise SpecError(
+            f"{place} is neither the id of a result nor a readable file: {error.strerror}."
+        ) from error
     except ValueError as error:
         raise SpecError(f"{place} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
     results = document.get("results", [document])
     if not isinstance(results, list) or not all(map(_is_result, results)):
-        raise SpecError(f"{name} holds what is no result; give a file that `optigpu run --json` wrote.")
+        raise SpecError(
+            f"{name} holds something that is not a result; give a file that `optigpu run --json` wrote."
+        )
     return Stored(_labelled(results, label, name), document.get("spec"))
 
 
@@ -153,6 +160,6 @@ def _run(spec: "JobSpec") -> "Report":
         report = run(spec, lambda event: progress.show(event.kind, as_document(event)))
     for outcome in report.outcomes:
         if outcome.result is None:
-            typer.echo(f"It was not measured again: {outcome.status}: {outcome.reason}", err=True)
+            typer.echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
             raise typer.Exit(1)
     return report

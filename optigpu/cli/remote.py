@@ -13,9 +13,9 @@ from optigpu.vocabulary import DeviceKind, JobState
 if TYPE_CHECKING:
     from optigpu.client import Client
 
-Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="Where the service is.")]
+Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="URL of the service.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="OPTIGPU_API_KEY", help="The key, if the service wants one.")
+    str | None, typer.Option(envvar="OPTIGPU_API_KEY", help="API key, if the service requires one.")
 ]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `optigpu submit` and `optigpu jobs` print it.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -83,17 +83,17 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> Non
 
 
 def leaderboard(
-    metric: Annotated[str | None, typer.Option(help="What to rank by. Default: tokens_per_s.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric to rank by. Default: tokens_per_s.")] = None,
     workload: Annotated[str | None, typer.Option(help="A workload's kind or digest.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     hardware: Annotated[str | None, typer.Option(help="Only this class of hardware.")] = None,
     technique: Annotated[str | None, typer.Option(help="Only stacks with this technique.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
     min_top1: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The least top-1 agreement with fp32, 0 to 1.")
+        float | None, typer.Option(min=0, max=1, help="Minimum top-1 agreement with fp32, 0 to 1.")
     ] = None,
     max_kld: Annotated[
-        float | None, typer.Option(min=0, help="The largest mean divergence from fp32, in nats.")
+        float | None, typer.Option(min=0, help="Maximum mean divergence from fp32, in nats.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many rows, the best first.")] = 20,
     format_: OutputFormat = Format.TABLE,
@@ -121,7 +121,7 @@ def connect(url: str, api_key: str | None) -> "Client":
 
     from optigpu.client import Client
 
-    set_on_retry_hooks([])  # they would write into our output
+    set_on_retry_hooks([])  # by default they write to the output
     return Client(url, api_key)
 
 
@@ -144,7 +144,7 @@ def _follow(client: "Client", job_id: str, form: Format) -> None:
             job = client.wait(job_id, lambda event: progress.show(event.kind, event.data))
     except KeyboardInterrupt:
         typer.echo(
-            f"The job goes on. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
+            f"The job continues. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
             err=True,
         )
         raise

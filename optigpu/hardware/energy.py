@@ -42,13 +42,13 @@ class CounterFlow:
             step += self._wraps_at_j
         if step < 0:
             raise SensorError(
-                f"The energy counter of {self._name} fell from {before:.3f} to {now:.3f} J; it was reset: "
+                f"The energy counter of {self._name} fell from {before:.3f} to {now:.3f} J; it was reset; "
                 "measure again."
             )
         if step > PLAUSIBLE_W * (elapsed_s + SLACK_S):
             raise SensorError(
-                f"The energy counter of {self._name} jumped from {before:.3f} to {now:.3f} J within {elapsed_s:.2f} s; "
-                "do not trust it, measure again."
+                f"The energy counter of {self._name} jumped from {before:.3f} to {now:.3f} J within {elapsed_s:.2f} s, "
+                "more than any device draws; measure again."
             )
         return step
 
@@ -131,13 +131,13 @@ def cpu_energy(root: Path = ROOT) -> EnergySensor:
     domains = energy_domains(root)
     flows = [CounterFlow(domain.name, domain.energy_j, domain.wraps_at_j) for domain in domains]
     names = ", ".join(domain.name for domain in domains)
-    scope = f"{names}: all that runs on this host; no GPU, disk, fan or power supply"
+    scope = f"{names}: everything that runs on this host, without GPU, disk, fan and power supply"
     return EnergySensor("RAPL counters (powercap)", scope, 1e-6, 1.0, flows)
 
 
 def gpu_energy(gpu: Gpu) -> EnergySensor:
     """The GPU's energy counter; its power, integrated, where it has none. Raises SensorError where it gives neither."""
-    scope = "the GPU's board; not the host that feeds it"
+    scope = "the GPU's board, without the host"
     try:
         counter = CounterFlow(f"the GPU {gpu.name()}", gpu.energy_j)
     except SensorError as no_counter:

@@ -43,7 +43,7 @@ def job_gpu() -> Iterator[Gpu]:
         shown = _visible(driver)
         if not shown:
             raise SensorError(
-                "CUDA_VISIBLE_DEVICES leaves this process no GPU that its driver knows by that name; change it."
+                "CUDA_VISIBLE_DEVICES selects no GPU that the driver knows; change or unset it."
             )
         yield driver.gpu(shown[0].uuid)
 

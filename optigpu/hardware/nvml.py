@@ -171,7 +171,7 @@ def _ask(what: str, function: str, *arguments: Any) -> Any:
         import pynvml
     except ImportError:
         raise SensorError(
-            "The package nvidia-ml-py is missing, so no GPU can be asked; install it."
+            "The package nvidia-ml-py is not installed, so GPUs cannot be read; install it."
         ) from None
     try:
         return getattr(pynvml, function)(*arguments)
@@ -184,18 +184,19 @@ def _ask(what: str, function: str, *arguments: Any) -> Any:
 
 
 def _too_old(what: str) -> str:
-    return f"The NVIDIA driver is too old to give {what}; update it."
+    return f"The NVIDIA driver is too old to report {what}; update it."
 
 
 def _sentence(nvml: Any, what: str, error: Any) -> str:
     sentences = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "This machine has no NVIDIA driver library (libnvidia-ml.so.1); install the "
-        "driver, or pass it into the container.",
+        "driver, or make it available in the container.",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded; load it and run again.",
-        nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not give {what}.",
+        nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not report {what}.",
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: _too_old(what),
-        nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver refuses {what} to this user; run with more rights.",
-        nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer answers its driver; restart the machine.",
+        nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver does not let this user read {what}; run with more "
+        "privileges.",
+        nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer responds to its driver; restart the machine.",
     }
-    other = f"The NVIDIA driver was asked for {what} and failed ({error}); look into the kernel's log."
+    other = f"The NVIDIA driver failed to report {what} ({error}); see the kernel log."
     return sentences.get(error.value, other)

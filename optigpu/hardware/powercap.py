@@ -45,7 +45,7 @@ def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
     }
     if not packages:
         raise SensorError(
-            "This machine shows no energy counter of its CPU (no RAPL package in /sys/class/powercap), as most virtual "
+            "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
             "machines; measure energy on a host that has one."
         )
     return tuple(_domain(folder / zone, name) for zone, name in sorted((packages | memories).items()))
@@ -58,9 +58,7 @@ def _domain(folder: Path, name: str) -> Domain:
 def _microjoules(path: Path) -> int:
     text = _text(path)
     if not text.isdecimal():
-        raise SensorError(
-            f"The energy counter {path} holds {text[:40]!r}, which is no number; do not trust it."
-        )
+        raise SensorError(f"The energy counter {path} holds {text[:40]!r}, which is not a number.")
     return int(text)
 
 
@@ -69,10 +67,10 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except PermissionError:
         raise SensorError(
-            f"The kernel lets only root read the CPU's energy counter ({path}); run as root, or let the file be read "
-            "by all."
+            f"Only root may read the CPU's energy counter ({path}); run as root, or make the file readable by "
+            "others."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SensorError(
-            f"The energy counter {path} cannot be read ({type(error).__name__}); look whether the machine still has it."
+            f"The energy counter {path} cannot be read ({type(error).__name__}); check that the machine still has it."
         ) from error

@@ -1,4 +1,4 @@
-"""What a machine tells of itself while it works, as probes that are asked again and again.
+"""Clocks, temperatures, power and load of a machine while it works, as probes that are read repeatedly.
 
 `root` is the root of the file system, so that a test can hand in another.
 """
@@ -67,7 +67,7 @@ def _files(
     name: str, what: str, files: tuple[Path, ...], read: Callable[[tuple[Path, ...]], float]
 ) -> Probes:
     if not files:
-        why = f"This machine shows no {what} of its CPUs, as most virtual machines."
+        why = f"This machine reports no {what} of its CPUs, like most virtual machines."
         return Probes(reasons={name: why})
     return Probes({name: partial(read, files)})
 
@@ -84,7 +84,7 @@ def _total(files: tuple[Path, ...]) -> float:
 def _numbers(files: tuple[Path, ...]) -> list[int]:
     found = numbers(files)
     if not found:
-        raise SensorError(f"{files[0]} and its like can no longer be read.")
+        raise SensorError(f"{files[0]} can no longer be read.")
     return found
 
 
@@ -96,7 +96,9 @@ def _temperatures(root: Path) -> Probes:
     }
     if not probes:
         return Probes(
-            reasons={"cpu_temperature_c": "This machine shows no thermal zones, as most virtual machines."}
+            reasons={
+                "cpu_temperature_c": "This machine reports no thermal zones, like most virtual machines."
+            }
         )
     return Probes(probes)
 

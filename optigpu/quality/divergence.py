@@ -75,6 +75,6 @@ def _require_finite(logits: Logits) -> None:
     wrong = int((~np.isfinite(logits)).sum())
     if wrong:
         raise OptiGPUError(
-            f"{wrong} of {logits.size} logits are NaN or infinite, so there is no distribution to compare; try a "
-            "stack of a wider precision."
+            f"{wrong} of {logits.size} logits are NaN or infinite, so they form no distribution; use a stack "
+            "with higher precision."
         )

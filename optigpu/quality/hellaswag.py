@@ -36,11 +36,11 @@ def read_items(content: bytes) -> list[Item]:
         lines = bz2.decompress(content).decode().splitlines()
     except (OSError, ValueError, EOFError) as error:
         raise OptiGPUError(
-            f"The hellaswag file is corrupt ({error}); put a good copy in its place."
+            f"The hellaswag file is corrupt ({error}); replace it with a good copy."
         ) from error
     if not lines or len(lines) % _LINES:
         raise OptiGPUError(
-            f"The hellaswag file has {len(lines)} lines, and {_LINES} make an item; put a good copy in its place."
+            f"The hellaswag file has {len(lines)} lines, not a multiple of {_LINES}; replace it with a good copy."
         )
     return [_item(lines[start : start + _LINES], start) for start in range(0, len(lines), _LINES)]
 
@@ -49,7 +49,7 @@ def _item(lines: Sequence[str], start: int) -> Item:
     context, label, *endings = lines
     if label not in map(str, range(ENDINGS)) or not all(map(str.strip, [context, *endings])):
         raise OptiGPUError(
-            f"The hellaswag file holds no item at line {start + 1}; put a good copy in its place."
+            f"The hellaswag file has no valid item at line {start + 1}; replace it with a good copy."
         )
     return Item(_clean(context), tuple(map(_clean, endings)), int(label))
 

@@ -22,8 +22,8 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
     """
     if importlib.util.find_spec("datasets") is None:
         raise OptiGPUError(
-            f"{text} is not here: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install the package "
-            "datasets to read it from the hub."
+            f"The dataset {text} was not found: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install "
+            "the package datasets to read it from the hub."
         )
     name, configuration, split = _REPOSITORIES[text]
     try:

@@ -80,7 +80,7 @@ def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> A
         raise missing_reference(folder)
     if ImageSetting.model_validate_json((folder / _SETTING).read_bytes()) != setting:
         raise OptiGPUError(
-            "The fp32 reference was made for other images or another model; post this variant as a job of its own."
+            "The fp32 reference was made for other images or another model; submit this variant as a separate job."
         )
     agreement = Agreement()
     reference = np.load(folder / _LOGITS, allow_pickle=False)

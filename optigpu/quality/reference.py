@@ -66,7 +66,7 @@ class LogitsFile:
         row = np.ascontiguousarray(logits, "<f4")
         if row.nbytes != self._row_bytes:
             raise OptiGPUError(
-                f"The model gives {row.size} logits and its configuration says {self._row_bytes // _ITEM_BYTES}."
+                f"The model gives {row.size} logits, but its configuration says {self._row_bytes // _ITEM_BYTES}."
             )
         self._file.seek(position * self._row_bytes)
         self._file.write(row.data)
@@ -76,7 +76,7 @@ class LogitsFile:
         self._file.seek(position * self._row_bytes)
         content = self._file.read(self._row_bytes)
         if len(content) != self._row_bytes:
-            raise OptiGPUError("The reference logits on disk are cut short; run the job again.")
+            raise OptiGPUError("The file of reference logits is truncated; run the job again.")
         return np.frombuffer(content, "<f4")
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
         passages = unpack(arrays)
     if digest_of(passages) != manifest.passages_sha256:
         raise OptiGPUError(
-            "The reference's tokens on disk are not those that it was made for; run the job again."
+            "The tokens of the reference on disk do not match its manifest; run the job again."
         )
     likelihoods = np.load(folder / _LIKELIHOODS, allow_pickle=False)
     return Reference(manifest, passages, likelihoods, folder / _LOGITS)
@@ -195,13 +195,13 @@ def _require_same(made_for: Setting, asked: Setting) -> None:
     different = [name for name in expected if expected[name] != found[name]]
     if different == ["dataset_sha256"]:
         raise OptiGPUError(
-            f"The dataset {asked.text} changed while the job ran (its SHA-256 is another); run the job again."
+            f"The dataset {asked.text} changed while the job ran (its SHA-256 differs); run the job again."
         )
     if different:
         name = different[0]
         raise OptiGPUError(
-            f"The fp32 reference was made for {name} {expected[name]} and this variant has {found[name]}; post it as a "
-            "job of its own."
+            f"The fp32 reference was made for {name} {expected[name]} but this variant has {found[name]}; submit it "
+            "as a separate job."
         )
 
 
@@ -210,6 +210,6 @@ def _require_room(folder: Path, manifest: Manifest) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OptiGPUError(
-            f"The reference's logits need {needed / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB are free; ask for "
-            "fewer quality.tokens."
+            f"The reference's logits need {needed / 1e9:.1f} GB on disk, but only {free / 1e9:.1f} GB are free; ask "
+            "for fewer quality.tokens."
         )

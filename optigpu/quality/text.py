@@ -34,7 +34,7 @@ class Source:
         try:
             return self.content.decode()
         except UnicodeDecodeError as error:
-            raise OptiGPUError(f"{self.origin} is no UTF-8 text ({error.reason}); convert it.") from error
+            raise OptiGPUError(f"{self.origin} is not UTF-8 text ({error.reason}); convert it.") from error
 
 
 def check_name(text: str) -> str:
@@ -42,7 +42,7 @@ def check_name(text: str) -> str:
     if text in (SELF, WIKITEXT, HELLASWAG):
         return text
     if not text.startswith(FILE):
-        raise ValueError(f"{text!r} is no text; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
+        raise ValueError(f"unknown text {text!r}; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
     path = PurePosixPath(text.removeprefix(FILE))
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
         raise ValueError(
@@ -64,15 +64,17 @@ def read_source(text: str) -> Source:
 
         origin, content = read_hub(text, _FILES[text])
         return Source(origin, content)
-    raise OptiGPUError(f"{text} lies in the folder of datasets; set {DATASETS_DIR} for the worker.")
+    raise OptiGPUError(f"{text} is read from the datasets folder; set {DATASETS_DIR} for the worker.")
 
 
 def _read_file(root: Path, name: str) -> Source:
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise OptiGPUError(f"{name} leads out of {DATASETS_DIR}; put the file under it.")
+        raise OptiGPUError(f"{name} is outside of {DATASETS_DIR}; move the file into it.")
     try:
         return Source(name, path.read_bytes())
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise OptiGPUError(f"{name} under {DATASETS_DIR} cannot be read ({why}); put it there.") from error
+        raise OptiGPUError(
+            f"{name} under {DATASETS_DIR} cannot be read ({why}); put the file there."
+        ) from error

@@ -46,7 +46,7 @@ _STYLE: dict[Any, Any] = {
 def check_path(path: Path) -> None:
     """Raises SpecError for a suffix that no chart is written as."""
     if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}: that is how a chart is written.")
+        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}, the formats of charts.")
 
 
 @contextmanager

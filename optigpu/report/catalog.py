@@ -115,13 +115,13 @@ def parameters_text(fact: Facts) -> str:
 
 
 def environment_grid(environment: Environment) -> Grid:
-    """What a machine is, and what runs on it. What the system does not tell is said to be unknown."""
+    """The hardware and software of a machine. What the system does not report is "unknown"."""
     facts = {
         "hardware class": environment.hardware_class,
         "hardware fingerprint": environment.hardware_fingerprint or "unknown",
         "host id": _host(environment),
         "CPU": f"{environment.cpu_model}, {environment.cpu_cores} cores",
-        "CPU features": " ".join(environment.cpu_features) or "none that matter here",
+        "CPU features": " ".join(environment.cpu_features) or "none that kernels use",
         "CPU setup": _cpu_setup(environment.cpu_setup),
         "memory": f"{environment.memory_bytes / 2**30:.1f} GiB",
         "GPUs": "; ".join(map(_gpu, environment.accelerators)) or "none",
@@ -174,7 +174,7 @@ def _driver(environment: Environment) -> str:
 
 
 def _container(environment: Environment) -> str:
-    kind = environment.container or "no sign of one"
+    kind = environment.container or "none detected"
     return f"{kind}, image {environment.image}" if environment.image else kind
 
 

@@ -91,9 +91,10 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
     counts = {each: sum(row.judgement.plausibility is each for row in rows) for each in Plausibility}
     return [
         ", ".join(f"{count} {plausibility}" for plausibility, count in counts.items()) + ".",
-        "implausible: breaks arithmetic or a limit of the hardware. doubtful: cannot stand as it is. "
-        "plausible: passed the rules that apply. unchecked: no rule applies.",
-        "Peaks are the catalog's; a claim has the benefit of the doubt in units, rounding and bytes.",
+        "implausible: contradicts arithmetic or a limit of the hardware. doubtful: contradicts itself or cannot be "
+        "checked. plausible: passed every rule that applies. unchecked: no rule applies.",
+        "Peaks come from the catalog. Where units, rounding or bytes are ambiguous, the reading that favours the "
+        "claim counts.",
     ]
 
 

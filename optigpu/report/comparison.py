@@ -59,9 +59,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     shown = _measured(comparison)
     if shown:
         percent = f"{100 * comparison.margin:g}%"
-        yield f"ratio: candidate over baseline. equivalent: its interval lies within {percent}; undecided: it holds 1."
+        yield (
+            f"ratio: candidate over baseline. equivalent: its interval lies within {percent} of 1. "
+            "undecided: its interval contains 1."
+        )
     else:
-        yield "They have no figure in common."
+        yield "The two results have no metric in common."
     reasons: dict[str, list[str]] = {}
     for name, metric in shown.items():
         if metric.reason:

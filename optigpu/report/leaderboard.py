@@ -124,11 +124,11 @@ def _shape(key: str, value: Any) -> str:
 
 def _notes(page: LeaderboardPage, letters: Mapping[str, str]) -> Iterator[str]:
     if not page.rows:
-        yield "No valid result yet: submit a job and come back when it has ended."
+        yield "No valid results yet. Submit a job; its results appear here when it has ended."
         return
     yield f"{page.better.capitalize()} is better. ± is a 95% interval; rows whose intervals overlap share a rank."
     if any(row.top1_agreement is not None for row in page.rows):
-        yield "quality: the share of positions at which the most likely token is that of the fp32 model."
+        yield "quality: the share of positions at which the most likely token is the same as the fp32 model's."
     if any(row.pareto is not None for row in page.rows):
         yield "Pareto: no other row of the same workload and hardware is both faster and smaller."
     for warning, letter in letters.items():

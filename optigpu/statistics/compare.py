@@ -32,13 +32,15 @@ ON_A_TEXT = (
 """Metrics that depend on the text that they were measured on."""
 
 OTHER_TEXT = "Quality was measured on different texts."
-NOT_POSITIVE = "A ratio needs figures above zero on both sides."
-NO_INTERVAL = "There is no interval of the ratio: a figure was read once, or its own interval reaches zero."
-SINGLE_REPLICATE = "single_replicate: one process gave a figure, and cannot say how much processes differ."
+NOT_POSITIVE = "A ratio needs positive values on both sides."
+NO_INTERVAL = "The ratio has no interval: a value was measured only once, or its own interval includes zero."
+SINGLE_REPLICATE = (
+    "single_replicate: a value comes from one process, which does not show how much processes differ."
+)
 
 
 class NotComparableError(OptiGPUError):
-    """The two are not results of the same thing."""
+    """Two results differ in workload, weights, hardware or source, or cannot be read."""
 
 
 def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway: bool = False) -> Comparison:
@@ -49,7 +51,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway
     ours, theirs = _read(baseline, "baseline"), _read(candidate, "candidate")
     obstacles = tuple(_obstacles(ours, theirs))
     if obstacles and not anyway:
-        raise NotComparableError(f"{' '.join(obstacles)} Ask with `anyway` to see the ratios all the same.")
+        raise NotComparableError(f"{' '.join(obstacles)} Use `anyway` to compare them regardless.")
     first = ours.variant.primary_metric
     names = sorted((name for name in ours.metrics if name in theirs.metrics), key=lambda name: name != first)
     return Comparison(

@@ -171,7 +171,7 @@ def test_a_gpu_s_energy_is_counted(library: Path) -> None:
     details = reading["details"]["energy"]
     assert (details["source"], details["resolution_j"]) == ("NVML total energy counter", 1e-3)
     assert details["idle_w"] == pytest.approx(10, rel=0.05)
-    assert "not the host" in details["scope"]
+    assert "without the host" in details["scope"]
 
 
 def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> None:
@@ -187,7 +187,7 @@ def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("refuses", "refuses its energy counter"),
+        ("refuses", "does not let this user read its energy counter"),
         ("lost", "The GPU is lost"),
         ("falls", "fell from"),
         ("jumps", "jumped from"),

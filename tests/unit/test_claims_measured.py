@@ -332,7 +332,7 @@ def test_a_file_that_is_no_report_is_refused_and_says_how_to_make_one(
     path.write_text(text)
     ran = claims(capsys, monkeypatch, "--results", str(path))
     assert (ran.status, ran.out) == (2, "")
-    assert "is no report of a job; write one with `optigpu run --json" in ran.err
+    assert "is not the report of a job; write one with `optigpu run --json" in ran.err
 
 
 def test_a_file_that_is_not_there_and_unknown_hardware_are_refused(
