@@ -21,6 +21,7 @@ Errors, as a tree::
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -247,6 +248,10 @@ def is_id(text: str) -> bool:
 def utc_now() -> datetime:
     """The present moment, aware, in UTC."""
     return datetime.now(UTC)
+
+
+Document = Mapping[str, Any]
+"""A JSON object that was stored or sent, read by its keys; it may be of an older or newer version."""
 
 
 def canonical_json(document: Any) -> str:

@@ -29,7 +29,7 @@ def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
         return
     with _first_free(environment.accelerators, locks) as gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
-        hardware.probe.cache_clear()
+        hardware.machine.cache_clear()
         yield probe(device, hardware.probe())
 
 

@@ -1,13 +1,13 @@
 """What was measured, found for each claim: results as `optigpu run --json` prints them, and a leaderboard's rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optigpu.claims.model import Claim, Precision
 from optigpu.hardware.catalog import find, find_class
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.vocabulary import METRICS, Better
+from optigpu.vocabulary import METRICS, Better, Document
 
 if TYPE_CHECKING:
     from optigpu.documents.views import LeaderboardRow
@@ -29,8 +29,6 @@ CARRIERS = frozenset({"fp16", "bf16"})
 """What quantized weights may be computed in; with them a quantized variant is still of its own precision."""
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """An operator's dtypes as precisions."""
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import tomllib
 from enum import StrEnum
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from optigpu.models.presets import PRESETS
-from optigpu.vocabulary import Frozen, SpecError
+from optigpu.vocabulary import Document, Frozen, SpecError
 
 UNITS: dict[str, float] = {
     "TFLOPS": 1.0,
@@ -78,7 +78,7 @@ class Claim(Frozen):
         return self.value * UNITS[self.unit]
 
     @property
-    def subject(self) -> tuple[Any, ...]:
+    def subject(self) -> tuple[object, ...]:
         """What the figure is of: two claims with the same subject speak of the same thing."""
         shapes = (self.batch_size, self.size, self.sequence, self.heads, self.head_dim)
         return (
@@ -170,7 +170,7 @@ def read_book(text: str) -> Book:
     )
 
 
-def _claims_of(section: dict[str, Any]) -> list[dict[str, Any]]:
+def _claims_of(section: Document) -> list[Document]:
     """A text's claims, each with what the text says for all of them."""
     shared = {"text": section["name"], "source": section["source"], "status": section["status"]}
-    return [shared | section.get("defaults", {}) | claim for claim in section["claim"]]
+    return [{**shared, **section.get("defaults", {}), **claim} for claim in section["claim"]]

@@ -1,13 +1,12 @@
 """The thesis: is the gap that optimization closes on one machine larger than the gap between two machines?"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
 
 from optigpu.claims.model import ThesisClaim
 from optigpu.hardware.catalog import Device, Dtype, devices, find, find_class
-from optigpu.vocabulary import Frozen, SpecError
+from optigpu.vocabulary import Document, Frozen, SpecError
 
 ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")
 """Which peak two machines are compared by: the first that both have."""
@@ -64,7 +63,7 @@ class Thesis(Frozen):
     verdict: ClaimVerdict
 
 
-def weigh(claim: ThesisClaim, reports: Iterable[Mapping[str, Any]], against: str | None = None) -> Thesis:
+def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None = None) -> Thesis:
     """The thesis, from reports of jobs: `{"spec", "results", "attribution"}`.
 
     The machines are the two that the thesis names. With `against`, they are that device and the one that the largest
@@ -88,7 +87,7 @@ def weigh(claim: ThesisClaim, reports: Iterable[Mapping[str, Any]], against: str
     )
 
 
-def gap_of(report: Mapping[str, Any]) -> OptimizationGap | None:
+def gap_of(report: Document) -> OptimizationGap | None:
     """What the best stack of one job gained over its baseline; None without both, or for several machines."""
     attribution = report.get("attribution") or {}
     best = attribution.get("best")

@@ -3,11 +3,11 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import Document, SpecError
 
 
 class Kind(StrEnum):
@@ -43,7 +43,7 @@ def chart(
     typer.echo(str(output))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Document:
     """The results in a file. Raises SpecError when it cannot be read or holds something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -53,10 +53,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} is not JSON: {error}.") from error
     if not _is_report(document):
         raise SpecError(f"{path} holds no results; give a file that `optigpu run --json` wrote.")
-    return dict(document)
+    found: Document = document
+    return found
 
 
-def _is_report(document: Any) -> bool:
+def _is_report(document: object) -> bool:
     """Whether it has the parts that a chart reads."""
     if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
         return False

@@ -3,20 +3,19 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid
 from optigpu.cli.remote import ApiKey, connect
-from optigpu.vocabulary import METRICS, SpecError
+from optigpu.vocabulary import METRICS, Document, SpecError
 
 if TYPE_CHECKING:
     from optigpu.claims import Book
     from optigpu.client import Client
     from optigpu.documents.views import LeaderboardRow
 
-Report = dict[str, Any]
 PAGE = 200
 MOST_JOBS = 20
 """Jobs of the leaderboard's first rows that are read whole, for what their stacks gained over the baseline."""
@@ -73,7 +72,7 @@ def claims(
             show_grid(claims_grid(rows, thesis), form)
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> Document:
     """The report of a job from a file.
 
     Raises SpecError for a file that cannot be read, or that holds something else than `optigpu run --json` prints.
@@ -90,11 +89,11 @@ def read_report(path: Path) -> Report:
         raise SpecError(
             f"{path} is not the report of a job; write one with `optigpu run --json > {path.name}`."
         ) from None
-    found: Report = report
+    found: Document = report
     return found
 
 
-def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Report]]:
+def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Document]]:
     """The leaderboard's rows for what the claims speak of, and the reports of the jobs that the best come from."""
     with connect(url, api_key) as client:
         metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.output import AsJson, Format, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
-from optigpu.vocabulary import SpecError, is_id
+from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
@@ -26,8 +26,8 @@ Place = Annotated[
 class Stored(NamedTuple):
     """A result as it was stored, and the request of its job where that is known."""
 
-    result: dict[str, Any]
-    spec: dict[str, Any] | None
+    result: Document
+    spec: Document | None
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -120,7 +120,7 @@ def _from_file(place: str) -> Stored:
     return Stored(_labelled(results, label, name), document.get("spec"))
 
 
-def _is_result(document: Any) -> bool:
+def _is_result(document: object) -> bool:
     """Whether it has the parts that are read here and in `replay_request`."""
     if not isinstance(document, dict) or not isinstance(document.get("variant"), dict):
         return False
@@ -128,7 +128,7 @@ def _is_result(document: Any) -> bool:
     return {"seed", "schema_version"} <= document.keys() and parts <= document["variant"].keys()
 
 
-def _labelled(results: list[dict[str, Any]], label: str, name: str) -> dict[str, Any]:
+def _labelled(results: list[Document], label: str, name: str) -> Document:
     """The result with that label; without a label, the only one."""
     labels = [result["variant"]["label"] for result in results]
     chosen = [result for result in results if label in ("", result["variant"]["label"])]
@@ -139,7 +139,7 @@ def _labelled(results: list[dict[str, Any]], label: str, name: str) -> dict[str,
     return chosen[0]
 
 
-def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
+def _request(stored: Stored, measure: Document) -> "JobSpec":
     from optigpu.cli.options import validated
     from optigpu.job.replay import replay_request
 

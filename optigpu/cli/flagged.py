@@ -54,7 +54,7 @@ def _with_flags(command: Callable[..., None], panels: Panels) -> Callable[..., N
     flags = [flag.parameter(panel) for panel, flags in panels.items() for flag in flags]
     _, *own = signature(command).parameters.values()
 
-    def with_flags(**values: Any) -> None:
+    def with_flags(**values: object) -> None:
         given = {flag.name: values.pop(flag.name) for flag in flags}
         command({name: value for name, value in given.items() if value is not None}, **values)
 

@@ -2,15 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optigpu.cli.flagged import Given
-from optigpu.vocabulary import DeviceKind, SpecError
+from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
@@ -36,7 +36,7 @@ def spec_of(
     return validated(document)
 
 
-def validated(document: Mapping[str, Any]) -> "JobSpec":
+def validated(document: Document) -> "JobSpec":
     """The document as a JobSpec. Raises SpecError with a line for each field that is wrong."""
     from pydantic import ValidationError
 
@@ -54,7 +54,7 @@ def _problem(place: tuple[int | str, ...], message: str) -> str:
     return f"{'.'.join(map(str, place))}: {text}" if place else text
 
 
-def _from_file(path: Path, given: Given) -> dict[str, Any]:
+def _from_file(path: Path, given: Given) -> dict[str, object]:
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise SpecError(f"Give {path} or flags, not both: put {flags} into the file.")
@@ -69,7 +69,7 @@ def _from_file(path: Path, given: Given) -> dict[str, Any]:
     return document
 
 
-def _from_flags(given: Given) -> dict[str, Any]:
+def _from_flags(given: Given) -> dict[str, object]:
     from optigpu.cli.flags import DEFAULT_WORKLOAD, job_flags, measure_flags, read_flags, workload_flags
     from optigpu.workloads import WORKLOADS
 

@@ -1,11 +1,12 @@
 """What commands print on stdout, in the form that was asked for."""
 
 import json
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from optigpu.vocabulary import Document
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Attribution
@@ -25,7 +26,7 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="The form of the 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 
-def show_job(document: Mapping[str, Any], attribution: "Attribution", form: Format) -> None:
+def show_job(document: Document, attribution: "Attribution", form: Format) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
     from optigpu.report import job_title, ladder_csv, ladder_grid
 

@@ -62,7 +62,7 @@ class Driver:
 class Gpu:
     """One GPU of an open Driver. Every reading raises SensorError where the GPU does not give it."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: object) -> None:
         self._handle = handle
 
     def name(self) -> str:
@@ -161,11 +161,11 @@ class Gpu:
         status = self._ask("what holds its clocks down", function, getattr(pynvml, policy))
         return float(status.violationTime) / 1e9
 
-    def _ask(self, what: str, function: str, *arguments: Any) -> Any:
+    def _ask(self, what: str, function: str, *arguments: object) -> Any:
         return _ask(what, function, self._handle, *arguments)
 
 
-def _ask(what: str, function: str, *arguments: Any) -> Any:
+def _ask(what: str, function: str, *arguments: object) -> Any:
     """One call into the library; `what` is asked for, in words."""
     try:
         import pynvml

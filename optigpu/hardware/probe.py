@@ -46,7 +46,7 @@ def probe() -> Environment:
     The hardware is asked once. What lies on disk (our commit, packages, compiler) is read each time, because a
     measuring process imports what lies there when it starts.
     """
-    return _with_software(_this_machine())
+    return _with_software(machine())
 
 
 def probed(root: Path) -> Environment:
@@ -55,7 +55,8 @@ def probed(root: Path) -> Environment:
 
 
 @cache
-def _this_machine() -> Environment:
+def machine() -> Environment:
+    """The hardware alone, without fingerprints. `machine.cache_clear()` has it asked again."""
     return _machine(Path("/"))
 
 
@@ -82,8 +83,8 @@ def _machine(root: Path) -> Environment:
     )
 
 
-def _with_software(machine: Environment) -> Environment:
-    """The machine with what lies on its disk now, and the fingerprints of both."""
+def _with_software(hardware: Environment) -> Environment:
+    """The hardware with what lies on its disk now, and the fingerprints of both."""
     revision, dirty = git_revision()
     software = {
         "compiler": _compiler(),
@@ -91,7 +92,7 @@ def _with_software(machine: Environment) -> Environment:
         "git_dirty": dirty,
         "software": _software(),
     }
-    environment = machine.model_copy(update=software)
+    environment = hardware.model_copy(update=software)
     prints = {
         "hardware_fingerprint": hardware_fingerprint(environment),
         "software_fingerprint": software_fingerprint(environment),

@@ -3,10 +3,10 @@
 import bz2
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from optigpu.vocabulary import OptiGPUError
+from optigpu.vocabulary import Document, OptiGPUError
 
 _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
     "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", "test"),
@@ -36,12 +36,12 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
     return f"hub:{name}", wikitext_file(rows) if text == "wikitext-2" else hellaswag_file(rows)
 
 
-def wikitext_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def wikitext_file(rows: Iterable[Document]) -> bytes:
     """The rows of Salesforce/wikitext, each of them a line with its end, as one text."""
     return "".join(row["text"] for row in rows).encode()
 
 
-def hellaswag_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def hellaswag_file(rows: Iterable[Document]) -> bytes:
     """The rows of Rowan/hellaswag as the file that `optigpu.quality.hellaswag` reads."""
     lines: list[str] = []
     for row in rows:

@@ -1,9 +1,9 @@
 """Passages: stretches of tokens of which the later ones are predicted, run in batches of the size that was timed."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ def _of_group(group: Sequence[Passage], batch: int, offset: int, score: Score) -
                 yield Prediction(position, int(passage.tokens[target]), logits[row])
 
 
-def pack(passages: Sequence[Passage]) -> dict[str, Any]:
+def pack(passages: Sequence[Passage]) -> dict[str, Ids]:
     """Arrays that `unpack` makes the same passages of."""
     return {
         "tokens": np.concatenate([passage.tokens for passage in passages]),
@@ -69,7 +69,7 @@ def pack(passages: Sequence[Passage]) -> dict[str, Any]:
     }
 
 
-def unpack(arrays: Any) -> list[Passage]:
+def unpack(arrays: Mapping[str, Ids]) -> list[Passage]:
     """The passages of `pack`'s arrays."""
     ends = np.cumsum(arrays["lengths"])
     pieces = np.split(arrays["tokens"], ends[:-1])

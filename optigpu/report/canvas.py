@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from optigpu.report.rows import Document
-from optigpu.vocabulary import OptiGPUError, SpecError
+from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ MARKERS = "osD^vPX"
 LONGEST_COLUMN = 12
 """Names in one column of a legend."""
 SUFFIXES = (".svg", ".png")
-_METADATA: dict[str, dict[str, Any]] = {
+_METADATA: dict[str, dict[str, str | None]] = {
     ".svg": {"Date": None, "Creator": "OptiGPU"},
     ".png": {"Software": None},
 }

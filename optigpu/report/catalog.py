@@ -1,6 +1,6 @@
 """What there is to choose from, and on what machine: techniques, environments, jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
@@ -9,17 +9,15 @@ from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.vocabulary import DeviceKind
-
-Facts = Mapping[str, Any]
+from optigpu.vocabulary import DeviceKind, Document
 
 
-def technique_facts(environment: Environment, device: DeviceKind) -> list[dict[str, Any]]:
+def technique_facts(environment: Environment, device: DeviceKind) -> list[Document]:
     """Every technique as plain JSON, and how it stands on a machine.
 
     `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
     """
-    facts = []
+    facts: list[Document] = []
     for name, kind in TECHNIQUES.items():
         problem = _problem(kind, environment, device)
         suits = problem is None and kind(name=name).suits(environment, device)
@@ -56,14 +54,14 @@ def _conflicts(kind: type[Technique]) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _values(annotation: Any) -> list[str] | str:
+def _values(annotation: object) -> list[str] | str:
     """The values of a Literal, or the name of a type, as in "str | None"."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     return _type_name(annotation)
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: object) -> str:
     if get_origin(annotation) is Annotated:
         return _type_name(get_args(annotation)[0])
     if isinstance(annotation, type) and not get_args(annotation):
@@ -80,7 +78,7 @@ def _problem(kind: type[Technique], environment: Environment, device: DeviceKind
     return kind(name=name).check(environment, device, None)
 
 
-def techniques_grid(facts: Sequence[Facts]) -> Grid:
+def techniques_grid(facts: Sequence[Document]) -> Grid:
     """The techniques, and whether each works on the machine that the facts were asked for."""
     device = facts[0]["device"]
     return Grid(
@@ -104,7 +102,7 @@ def techniques_grid(facts: Sequence[Facts]) -> Grid:
     )
 
 
-def parameters_text(fact: Facts) -> str:
+def parameters_text(fact: Document) -> str:
     """`mode = default | reduce-overhead (default: default)`"""
     texts = []
     for name, parameter in fact["parameters"].items():
@@ -212,7 +210,7 @@ def jobs_grid(page: JobPage) -> Grid:
     return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows))
 
 
-def job_title(spec: Facts, results: Sequence[Facts]) -> str:
+def job_title(spec: Document, results: Sequence[Document]) -> str:
     """What was measured, and on what hardware: the heading of a job's table."""
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""

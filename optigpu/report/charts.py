@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from optigpu.report.canvas import FAINT, INK, canvas, is_valid, legend, mark, name_of, note, sides, size_for
 from optigpu.report.numbers import short, with_interval
-from optigpu.report.rows import Document, heading
-from optigpu.vocabulary import SpecError, canonical_json
+from optigpu.report.rows import heading
+from optigpu.vocabulary import Document, SpecError, canonical_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -268,14 +268,15 @@ def throughput_chart(title: str, results: Sequence[Document], path: Path) -> Non
         note(axes, "Up and to the left is better. Lines join what has the same stack. Bars: 95% intervals.")
 
 
-def _latency(result: Document) -> Any:
-    """The summary of a request's latency, or None where there is no figure."""
-    metric = result["metrics"].get("latency_s")
-    return metric if metric and metric["value"] is not None else None
+def _latency(result: Document) -> Document:
+    """The summary of a request's latency; empty where there is no value."""
+    metric: Document = result["metrics"].get("latency_s") or {"value": None}
+    return {} if metric["value"] is None else metric
 
 
-def _primary(result: Document) -> Any:
-    return result["metrics"][result["variant"]["primary_metric"]]
+def _primary(result: Document) -> Document:
+    metric: Document = result["metrics"][result["variant"]["primary_metric"]]
+    return metric
 
 
 CHARTS: dict[str, Chart] = {

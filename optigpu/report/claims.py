@@ -1,13 +1,13 @@
 """Published figures beside what was measured: a table, flat records, and plain JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optigpu.claims import Book, Claim, Judgement, Measured, Plausibility, Thesis, judge, measured_for
 from optigpu.claims.model import UNITS
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.numbers import short
+from optigpu.vocabulary import Document
 
 NOT_MEASURED = "not measured"
 
@@ -112,7 +112,7 @@ def claims_csv(rows: Sequence[ClaimRow]) -> str:
     return csv_text(FIELDS, [_record(row) for row in rows])
 
 
-def _record(row: ClaimRow) -> dict[str, Any]:
+def _record(row: ClaimRow) -> dict[str, object]:
     claim, measured = row.claim, row.measured
     record = {name: value for name, value in claim.model_dump(mode="json").items() if name in FIELDS}
     record |= {
@@ -136,12 +136,12 @@ def _record(row: ClaimRow) -> dict[str, Any]:
     }
 
 
-def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Mapping[str, Any]:
+def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Document:
     """`{"thesis", "claims"}` as plain JSON: each claim with all its findings, and null where nothing was measured."""
     return {"thesis": thesis.model_dump(mode="json"), "claims": [_document(row) for row in rows]}
 
 
-def _document(row: ClaimRow) -> dict[str, Any]:
+def _document(row: ClaimRow) -> dict[str, object]:
     measured = row.measured
     return row.claim.model_dump(mode="json") | {
         "plausibility": str(row.judgement.plausibility),

@@ -5,7 +5,6 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -123,7 +122,7 @@ def _one_line(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, object]]) -> str:
     """Records as CSV with a heading line; a null is an empty cell, and no text is a spreadsheet's formula."""
     page = io.StringIO()
     writer = csv.DictWriter(page, fieldnames=fields, lineterminator="\n")
@@ -132,7 +131,7 @@ def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str
     return page.getvalue()
 
 
-def _inert(value: Any) -> Any:
+def _inert(value: object) -> object:
     """A text that a spreadsheet would run gets an apostrophe in front, which makes it a text again."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value

@@ -1,15 +1,14 @@
 """The table of a job: each variant's speed, and what each technique bought alone and on top of the others."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from optigpu.documents.result import Attribution, Gain
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import ratio, scaled, with_interval
-from optigpu.report.rows import Document, Row, heading, rows_of
+from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
-from optigpu.vocabulary import METRICS, Role, VariantStatus
+from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 FURTHER = {
     "ttft_s": ("TTFT (ms)", 1e3),
@@ -112,10 +111,10 @@ def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
     return csv_text(FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
 
 
-def _record(row: Row, name: str) -> dict[str, Any]:
+def _record(row: Row, name: str) -> dict[str, object]:
     ended, metric = row.ended, row.metric(name) or {}
     low, high = metric.get("ci") or (None, None)
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "index": ended.index,
         "role": str(ended.role),
         "label": ended.label,

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
-from typing import Any
 
 from optigpu.documents.views import LeaderboardPage, LeaderboardRow
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, short, with_interval
 from optigpu.report.rows import heading
+from optigpu.vocabulary import Document
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:
@@ -89,7 +89,7 @@ def _cells(
     )
 
 
-def workload_text(workload: dict[str, Any], model: str | None) -> str:
+def workload_text(workload: Document, model: str | None) -> str:
     """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`.
 
     An old document that lacks one of today's fields is shown by the fields that it has.
@@ -114,7 +114,7 @@ _SHAPES = {
 """How a field of a workload is written; any other one stands by itself."""
 
 
-def _shape(key: str, value: Any) -> str:
+def _shape(key: str, value: object) -> str:
     """One field on a line: several values with slashes, and a truth by its name."""
     values = value if isinstance(value, (list, tuple)) else [value]
     name = key.removesuffix("s")
@@ -150,7 +150,7 @@ def leaderboard_csv(page: LeaderboardPage) -> str:
     return csv_text(FIELDS, [_record(row) for row in page.rows])
 
 
-def _record(row: LeaderboardRow) -> dict[str, Any]:
+def _record(row: LeaderboardRow) -> dict[str, object]:
     low, high = row.value.ci or (None, None)
     same = row.model_dump(mode="json", include=set(FIELDS))
     return same | {

@@ -4,14 +4,11 @@ Results are plain JSON, so that a run in this process and a job that was read ba
 same lines.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optigpu.documents.result import Attribution, AttributionRow
-from optigpu.vocabulary import METRICS
-
-Document = Mapping[str, Any]
+from optigpu.vocabulary import METRICS, Document
 
 HEADINGS = {
     "tokens_per_s": "tokens/s",

@@ -14,14 +14,13 @@ is decided.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
 from optigpu.documents.result import Samples
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
 from optigpu.statistics.intervals import ratio
-from optigpu.vocabulary import Better, Frozen, OptiGPUError, canonical_json
+from optigpu.vocabulary import Better, Document, Frozen, OptiGPUError, canonical_json
 
 MARGIN = 0.02
 """Ratios within 1 / 1.02 and 1.02 are taken as equal."""
@@ -43,7 +42,7 @@ class NotComparableError(OptiGPUError):
     """Two results differ in workload, weights, hardware or source, or cannot be read."""
 
 
-def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway: bool = False) -> Comparison:
+def compare(baseline: Document, candidate: Document, *, anyway: bool = False) -> Comparison:
     """Compares two results, as they were stored, in the metrics that both have.
 
     Raises NotComparableError when workload, weights, hardware or source differ; with `anyway` these are notes instead.
@@ -86,7 +85,7 @@ class _Summary(_Read):
 
 class _Variant(_Read):
     label: str
-    workload: dict[str, Any]
+    workload: dict[str, object]
     model: str | None
     workload_digest: str
     primary_metric: str
@@ -135,7 +134,7 @@ class _Result(_Read):
         return (self.provenance and self.provenance.weight_hash) or "not recorded"
 
 
-def _read(document: Mapping[str, Any], side: str) -> _Result:
+def _read(document: Document, side: str) -> _Result:
     try:
         return _Result.model_validate(document)
     except ValidationError as error:
@@ -256,7 +255,7 @@ def _decision(
     return Decision.BETTER if rises == (baseline.better is Better.HIGHER) else Decision.WORSE, None
 
 
-def _differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Difference]:
+def _differences(baseline: Document, candidate: Document) -> Iterator[Difference]:
     """Where, by what and how the two were made, as far as it differs."""
     ours, theirs = (
         _leaves({name: document.get(name) for name in ("environment", "provenance", "seed")})
@@ -267,9 +266,9 @@ def _differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> I
             yield Difference(field=field, baseline=ours.get(field), candidate=theirs.get(field))
 
 
-def _leaves(document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def _leaves(document: Document, path: str = "") -> dict[str, object]:
     """Every value that is no object, by its dotted path; lists are values."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in document.items():
         found |= _leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
     return found

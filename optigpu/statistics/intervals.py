@@ -20,7 +20,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
     every = np.concatenate(samples)
     medians = [float(np.median(process)) for process in samples]
     times_requests = metric.unit == "s" and metric.better is Better.LOWER and len(every) > len(samples)
-    return MetricSummary(
+    summary = MetricSummary(
         unit=metric.unit,
         value=value_of(measurement.samples),
         ci=interval(measurement.samples, seed),
@@ -64,8 +63,8 @@ def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
         cv_within=_cv_within(samples),
         cv_between=_variation(np.array(medians)),
         per_replicate=tuple(medians),
-        **(_percentiles(samples) if times_requests else {}),
     )
+    return summary.model_copy(update=_percentiles(samples)) if times_requests else summary
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
@@ -245,7 +244,7 @@ def _variation(values: Array) -> float | None:
     return float(values.std(ddof=1) / abs(values.mean()))
 
 
-def _percentiles(processes: Sequence[Array]) -> dict[str, Any]:
+def _percentiles(processes: Sequence[Array]) -> dict[str, object]:
     """The percentiles of all requests and their upper bounds, under the field names of a MetricSummary.
 
     A bound holds for each process by itself, since requests of one process are alike and those of two are not: it is
@@ -255,7 +254,7 @@ def _percentiles(processes: Sequence[Array]) -> dict[str, Any]:
     fewest = min(map(len, processes))
     known = [percent for percent in PERCENTILES if upper_bound_rank(len(every), percent)]
     bounded = [percent for percent in known if percent > 50 and upper_bound_rank(fewest, percent)]
-    found: dict[str, Any] = {f"p{percent}": float(np.quantile(every, percent / 100)) for percent in known}
+    found: dict[str, object] = {f"p{percent}": float(np.quantile(every, percent / 100)) for percent in known}
     found |= {f"p{percent}_upper": _highest_bound(processes, percent) for percent in bounded}
     unknown = [percent for percent in PERCENTILES if percent not in known]
     unbounded = [percent for percent in known if percent > 50 and percent not in bounded]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from optigpu.documents.result import Accelerator
-from optigpu.hardware import probe
+from optigpu.hardware import machine, probe
 from optigpu.hardware.gpu import Gpus, visible
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -79,7 +79,7 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
     with serving(None, tmp_path) as first:
         assert (first.device, first.gpus, first.vram_bytes) == (DeviceKind.CUDA, ("Model 0",), 10)
         assert os.environ.pop("CUDA_VISIBLE_DEVICES") == "GPU-0"
-        probe.cache_clear()
+        machine.cache_clear()
         with serving(DeviceKind.CUDA, tmp_path) as second:
             assert (second.gpus, second.vram_bytes) == (("Model 1",), 11)
             with (
@@ -88,7 +88,7 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
             ):
                 pass
     os.environ.pop("CUDA_VISIBLE_DEVICES")
-    probe.cache_clear()
+    machine.cache_clear()
     with serving(None, tmp_path) as third:
         assert third.gpus == ("Model 0",)
 
@@ -98,9 +98,9 @@ def probed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test says of this machine is forgotten with it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    probe.cache_clear()
+    machine.cache_clear()
     yield
-    probe.cache_clear()
+    machine.cache_clear()
 
 
 def shown() -> tuple[Accelerator, ...]:
