@@ -34,7 +34,7 @@ Workload = Literal["matmul", "generate", "inference", "classify", "attention", "
 
 
 class Status(StrEnum):
-    """How a figure came about."""
+    """Where a figure comes from."""
 
     CLAIMED = "claimed"
     MEASURED_BY_OTHERS = "measured by others"
@@ -42,7 +42,7 @@ class Status(StrEnum):
 
 
 class Claim(Frozen):
-    """One published figure, as it was printed, with the facts that make it checkable.
+    """One published figure as it was printed, with the facts that are needed to check it.
 
     `metric` is the vocabulary's name where it has one; besides, `images_per_s`, `images_per_j`, `speedup`,
     `growth_exponent` (time grows with this power of the size) and `overhead_s`. `hardware` is None where the text
@@ -79,7 +79,7 @@ class Claim(Frozen):
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What the figure is of: two claims with the same subject speak of the same thing."""
+        """What the figure is of: equal for two claims about the same thing."""
         shapes = (self.batch_size, self.size, self.sequence, self.heads, self.head_dim)
         return (
             self.metric,
@@ -99,7 +99,7 @@ class Claim(Frozen):
 
 
 class ImageModel(Frozen):
-    """An image classifier: multiply-accumulates for one image."""
+    """An image classifier, with its multiply-accumulates for one image."""
 
     name: str
     macs: float = Field(gt=0)
@@ -107,7 +107,7 @@ class ImageModel(Frozen):
 
 
 class ThesisClaim(Frozen):
-    """The sentence that the project was founded on, and the two machines that it compares."""
+    """The project's founding claim, and the two machines that it compares."""
 
     sentence: str
     source: str
@@ -116,14 +116,14 @@ class ThesisClaim(Frozen):
 
 
 class Book(Frozen):
-    """All claims, and the models that they speak of."""
+    """All claims, and the models that they name."""
 
     claims: tuple[Claim, ...]
     image_models: tuple[ImageModel, ...]
     thesis: ThesisClaim
 
     def claim(self, claim_id: str) -> Claim:
-        """The claim of that id. Raises SpecError when there is none."""
+        """Raises SpecError if there is no claim of that id."""
         for claim in self.claims:
             if claim.id == claim_id:
                 return claim
@@ -132,7 +132,6 @@ class Book(Frozen):
         )
 
     def image_model(self, name: str | None) -> ImageModel | None:
-        """The image classifier of that name."""
         return next((model for model in self.image_models if model.name == name), None)
 
     @model_validator(mode="after")
@@ -154,12 +153,12 @@ class Book(Frozen):
 
 @lru_cache(maxsize=1)
 def baselines() -> Book:
-    """The claims of baselines.toml, in the order of the file."""
+    """The claims of baselines.toml."""
     return read_book(files("optigpu").joinpath("baselines.toml").read_text(encoding="utf-8"))
 
 
 def read_book(text: str) -> Book:
-    """The claims of a TOML document. Raises pydantic's ValidationError for one that does not fit together."""
+    """The claims of a TOML document. Raises pydantic's ValidationError if it is not consistent."""
     document = tomllib.loads(text)
     return Book.model_validate(
         {
@@ -171,6 +170,6 @@ def read_book(text: str) -> Book:
 
 
 def _claims_of(section: Document) -> list[Document]:
-    """A text's claims, each with what the text says for all of them."""
+    """The claims of a text, each with the facts that hold for the whole text."""
     shared = {"text": section["name"], "source": section["source"], "status": section["status"]}
     return [{**shared, **section.get("defaults", {}), **claim} for claim in section["claim"]]

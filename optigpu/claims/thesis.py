@@ -13,7 +13,7 @@ ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")
 
 
 class ClaimVerdict(StrEnum):
-    """`undecided`: larger than one measure of the hardware gap and not the other, or within its own interval."""
+    """`undecided`: above one measure of the hardware gap but not the other, or the interval contains it."""
 
     NOT_MEASURED = "not measured"
     HOLDS = "holds here"
@@ -32,7 +32,7 @@ class OptimizationGap(Frozen):
 
 
 class HardwareGap(Frozen):
-    """Published peaks of one machine over another's; null where the catalog lacks one of the two."""
+    """Published peaks of one machine over another's; null if the catalog lacks one of the two."""
 
     larger: str
     smaller: str
@@ -42,7 +42,7 @@ class HardwareGap(Frozen):
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The measures that are known, by name."""
+        """The known ratios, by name."""
         both = {"memory bandwidth": self.bandwidth, f"{self.dtype} arithmetic": self.arithmetic}
         return {name: ratio for name, ratio in both.items() if ratio is not None}
 
@@ -54,7 +54,7 @@ class HardwareGap(Frozen):
 
 
 class Thesis(Frozen):
-    """Both gaps beside each other."""
+    """The optimization gap and the hardware gap."""
 
     sentence: str
     source: str
@@ -64,7 +64,7 @@ class Thesis(Frozen):
 
 
 def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None = None) -> Thesis:
-    """The thesis, from reports of jobs: `{"spec", "results", "attribution"}`.
+    """Compares the two gaps, from reports of jobs: `{"spec", "results", "attribution"}`.
 
     The machines are the two that the thesis names. With `against`, they are that device and the one that the largest
     gap was measured on (the thesis's smaller one where the catalog does not know it). Raises SpecError for a name that
@@ -88,7 +88,7 @@ def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None =
 
 
 def gap_of(report: Document) -> OptimizationGap | None:
-    """What the best stack of one job gained over its baseline; None without both, or for several machines."""
+    """The speedup of a job's best stack over its baseline; None without both, or with several machines."""
     attribution = report.get("attribution") or {}
     best = attribution.get("best")
     row = next((row for row in attribution.get("rows", ()) if row["index"] == best), None)
@@ -118,7 +118,7 @@ def _known(name: str) -> Device:
 
 
 def _hardware_gap(one: Device, other: Device) -> HardwareGap:
-    """The gap as a number above 1 by memory bandwidth, or by arithmetic where a bandwidth is not known."""
+    """The gap as a ratio above 1, by memory bandwidth, or by arithmetic if a bandwidth is unknown."""
     dtype = next((d for d in ARITHMETIC if d in one.peak_flop_per_s and d in other.peak_flop_per_s), None)
     bandwidth = _over(one.memory_bandwidth_bytes_per_s, other.memory_bandwidth_bytes_per_s)
     arithmetic = _over(one.peak_flop_per_s[dtype], other.peak_flop_per_s[dtype]) if dtype else None

@@ -1,4 +1,4 @@
-"""What a claim's figure takes: operations and bytes, from the shapes of the model that it names."""
+"""Operations and bytes behind a claim's figure, from the shapes of its model."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +15,7 @@ TRAINING_FACTOR = 3
 
 @dataclass(frozen=True)
 class Weights:
-    """A decoder's matrices as counts of weights; norms and biases, a thousandth at the most, are left out.
+    """The matrices of a decoder as counts of weights, without norms and biases (at most a thousandth).
 
     `embedding` holds the tables of which a decode step reads one row (tokens, unless the head is tied to them;
     positions), `head` the projection to the vocabulary, which each step reads whole.
@@ -33,7 +33,7 @@ class Weights:
 
 @lru_cache
 def weights_of(model: str | None) -> Weights | None:
-    """The weights of a preset, counted from its shapes; None for what is no decoder."""
+    """The weights of a preset, counted from its shapes; None if it is not a decoder."""
     if model is None or model not in PRESETS:
         return None
     facts = facts_of(ModelReference(kind="preset", name=model))
@@ -53,7 +53,7 @@ def weights_of(model: str | None) -> Weights | None:
 
 @dataclass(frozen=True)
 class Format:
-    """Bytes per weight: of the blocks' matrices, and of embedding and head. Scales and zero points are left out."""
+    """Bytes per weight of the blocks' matrices, and of embedding and head, without scales and zero points."""
 
     block_bytes: float
     table_bytes: float

@@ -1,4 +1,4 @@
-"""A command that draws: chart."""
+"""The command `chart`."""
 
 import json
 from enum import StrEnum
@@ -11,8 +11,6 @@ from optigpu.vocabulary import Document, SpecError
 
 
 class Kind(StrEnum):
-    """The charts."""
-
     LADDER = "ladder"
     ROOFLINE = "roofline"
     QUALITY = "quality"
@@ -20,7 +18,6 @@ class Kind(StrEnum):
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
     app.command()(chart)
 
 
@@ -44,7 +41,7 @@ def chart(
 
 
 def _read(path: Path) -> Document:
-    """The results in a file. Raises SpecError when it cannot be read or holds something else."""
+    """The results in a file. Raises SpecError if it cannot be read or holds something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -58,7 +55,7 @@ def _read(path: Path) -> Document:
 
 
 def _is_report(document: object) -> bool:
-    """Whether it has the parts that a chart reads."""
+    """Whether the document has the parts that charts read."""
     if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
         return False
     results = document.get("results")

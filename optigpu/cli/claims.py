@@ -1,4 +1,4 @@
-"""The command `claims`: published figures beside what was measured. Needs no service, and asks one where it is told."""
+"""The command `claims`: published figures beside measured ones. It reads a service's leaderboard if given its URL."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,6 @@ Against = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the command of this module."""
     app.command()(claims)
 
 
@@ -51,7 +50,7 @@ def claims(
     url: MaybeUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show published figures: whether they can be true, and what was measured on the same hardware."""
+    """Show published figures: whether they are plausible, and what was measured on the same hardware."""
     from optigpu.claims import baselines, from_leaderboard, from_results, weigh
     from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
 
@@ -94,7 +93,7 @@ def read_report(path: Path) -> Document:
 
 
 def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Document]]:
-    """The leaderboard's rows for what the claims speak of, and the reports of the jobs that the best come from."""
+    """The leaderboard's rows for the metrics of the claims, and the reports of the jobs of the first rows."""
     with connect(url, api_key) as client:
         metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)
         rows = [row for metric in metrics for row in _all_rows(client, metric)]

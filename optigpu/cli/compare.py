@@ -1,4 +1,4 @@
-"""Commands about a result and another one: compare, replay."""
+"""The commands `compare` and `replay`."""
 
 import json
 from pathlib import Path
@@ -24,14 +24,13 @@ Place = Annotated[
 
 
 class Stored(NamedTuple):
-    """A result as it was stored, and the request of its job where that is known."""
+    """A stored result, and the request of its job if known."""
 
     result: Document
     spec: Document | None
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
     app.command()(compare)
     add_flagged(app, replay, replay_panels)
 
@@ -91,7 +90,7 @@ def replay(
 
 
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
-    """The result that an id or a file names. Raises SpecError for a file that holds none, ServiceError."""
+    """The result that an id or a file names. Raises SpecError if a file holds none, and ServiceError."""
     if not is_id(place):
         return _from_file(place)
     with connect(url, api_key) as client:
@@ -121,7 +120,7 @@ def _from_file(place: str) -> Stored:
 
 
 def _is_result(document: object) -> bool:
-    """Whether it has the parts that are read here and in `replay_request`."""
+    """Whether the document has the parts that are read here and in `replay_request`."""
     if not isinstance(document, dict) or not isinstance(document.get("variant"), dict):
         return False
     parts = {"label", "workload", "model", "backend", "device", "stack", "variant_digest"}
@@ -129,13 +128,14 @@ def _is_result(document: object) -> bool:
 
 
 def _labelled(results: list[Document], label: str, name: str) -> Document:
-    """The result with that label; without a label, the only one."""
+    """The result with that label, or the only one."""
     labels = [result["variant"]["label"] for result in results]
     chosen = [result for result in results if label in ("", result["variant"]["label"])]
+    if not labels:
+        raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
     if len(chosen) != 1:
-        raise SpecError(
-            f"{name} holds {len(chosen)} such results; name one as {name}#LABEL: {', '.join(labels)}."
-        )
+        found = f"{len(chosen)} results labelled {label!r}" if label else f"{len(chosen)} results"
+        raise SpecError(f"{name} holds {found}; choose one with {name}#LABEL: {', '.join(labels)}.")
     return chosen[0]
 
 
@@ -151,7 +151,7 @@ def _request(stored: Stored, measure: Document) -> "JobSpec":
 
 
 def _run(spec: "JobSpec") -> "Report":
-    """Measures, progress on stderr. Exit status 1 when there is no result."""
+    """Runs the job with progress on stderr. Exit status 1 if there is no result."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run

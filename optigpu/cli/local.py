@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
     app.command()(probe)
     app.command()(techniques)
     add_flagged(app, run, job_panels)
@@ -23,7 +22,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def probe(json_: AsJson = False) -> None:
-    """Show what this machine is: CPU, GPUs, memory, compiler, software."""
+    """Show this machine: CPU, GPUs, memory, compiler, software."""
     from optigpu.hardware import probe as probe_machine
     from optigpu.report import console, environment_grid, terminal
 
@@ -38,7 +37,7 @@ def techniques(
     device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
     json_: AsJson = False,
 ) -> None:
-    """List every technique: what it does, what it needs, and whether it works on this machine."""
+    """List every technique: what it does, what it requires, and whether it works on this machine."""
     import json
 
     from optigpu.hardware import probe as probe_machine
@@ -92,7 +91,7 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
 
 
 def _measure(spec: "JobSpec", form: Format) -> None:
-    """Runs the job, progress on stderr, and shows it. Exit status 1 when no variant succeeded."""
+    """Runs the job with progress on stderr and shows it. Exit status 1 if no variant succeeded."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job

@@ -1,4 +1,4 @@
-"""The flags that describe a job, and how they become a JobSpec."""
+"""A job from flags or from a file."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SpecFile = Annotated[
 def spec_of(
     given: Given, device: Callable[[], DeviceKind], spec_file: Path | None = None, plan: str | None = None
 ) -> "JobSpec":
-    """The job that the flags or the file describe. `device()` is asked only when neither says one.
+    """The job that the flags or the file describe. `device()` is called only if neither names a device.
 
     Raises SpecError that says which field is wrong.
     """
@@ -37,7 +37,7 @@ def spec_of(
 
 
 def validated(document: Document) -> "JobSpec":
-    """The document as a JobSpec. Raises SpecError with a line for each field that is wrong."""
+    """The document as a JobSpec. Raises SpecError with a line for each invalid field."""
     from pydantic import ValidationError
 
     from optigpu.job.spec import JobSpec

@@ -1,4 +1,4 @@
-"""What commands print on stdout, in the form that was asked for."""
+"""Printing of tables and JSON on stdout."""
 
 import json
 from enum import StrEnum
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The forms of a table."""
-
     TABLE = "table"
     MARKDOWN = "md"
     CSV = "csv"

@@ -22,7 +22,6 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
     add_flagged(app, submit, job_panels)
     commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, leaderboard)
     for command in commands:
@@ -75,7 +74,7 @@ def jobs(
 
 
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Ask for a job to stop."""
+    """Cancel a job."""
     with connect(url, api_key) as client:
         job = client.cancel(job_id)
     asked = "" if job.state.is_final else ", and its worker was asked to stop it"
@@ -100,7 +99,7 @@ def leaderboard(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Show the best results that the service holds."""
+    """Show the best results of a service."""
     from optigpu.report import leaderboard_csv, leaderboard_grid
 
     query = {"metric": metric, "workload": workload, "model": model, "hardware": hardware}
@@ -116,7 +115,7 @@ def leaderboard(
 
 
 def connect(url: str, api_key: str | None) -> "Client":
-    """A client of the service, which retries in silence."""
+    """A client of the service that does not log its retries."""
     from stamina.instrumentation import set_on_retry_hooks
 
     from optigpu.client import Client
@@ -126,7 +125,7 @@ def connect(url: str, api_key: str | None) -> "Client":
 
 
 def _best_device(client: "Client") -> DeviceKind:
-    """CUDA when a worker that is alive has it, else the CPU."""
+    """CUDA if a live worker has it, else the CPU."""
     has_cuda = any(worker.alive and worker.device is DeviceKind.CUDA for worker in client.workers())
     return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
 
@@ -152,5 +151,6 @@ def _follow(client: "Client", job_id: str, form: Format) -> None:
         attribution = Attribution.model_validate(job.attribution, extra="ignore")
         show_job(client.report(job_id), attribution, form)
     if job.state is not JobState.SUCCEEDED:
-        typer.echo(f"The job {job.state}: {job.reason or 'no reason was given'}", err=True)
+        ended = "was cancelled" if job.state is JobState.CANCELLED else job.state
+        typer.echo(f"The job {ended}: {job.reason or 'no reason was given'}", err=True)
         raise typer.Exit(1)

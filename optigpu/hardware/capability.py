@@ -4,7 +4,7 @@ from optigpu.documents.result import Environment
 
 
 def needs_capability(environment: Environment, least: tuple[int, int], what: str) -> str | None:
-    """Why the first GPU has too low a compute capability for `what`, or None.
+    """Why the first GPU is too old for `what`, or None.
 
     A driver that does not tell its capability is taken to be new enough; torch reports an error if it is not.
     """

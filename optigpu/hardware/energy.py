@@ -1,4 +1,4 @@
-"""Energy as it flows, from a counter or from power; looked at regularly, so that no wrap and no jump is missed."""
+"""Energy from a counter or from power, read regularly so that no wrap or jump is missed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ SLACK_S = 1.0
 
 
 class Flow(Protocol):
-    """Joules since the last look."""
+    """Joules since the last reading."""
 
     def since(self, elapsed_s: float) -> float:
         """`elapsed_s` have passed since the last look. Raises SensorError when what is read makes no sense."""
 
 
 class CounterFlow:
-    """A counter of joules that only rises, but for its wrap where it has one."""
+    """A counter of joules that only rises, apart from its wrap."""
 
     def __init__(self, name: str, read_j: Callable[[], float], wraps_at_j: float | None = None) -> None:
         self._name = name
@@ -68,7 +68,7 @@ class PowerFlow:
 
 @dataclass(frozen=True)
 class Energy:
-    """What flowed in a time: `looks` at the sensor in it, of which `changes` found a new value."""
+    """The energy of a period: `looks` readings in it, of which `changes` found a new value."""
 
     joules: float
     seconds: float
@@ -77,12 +77,11 @@ class Energy:
 
     @property
     def watts(self) -> float:
-        """The mean power."""
         return self.joules / self.seconds
 
 
 class EnergySensor:
-    """Everything that flows into a device, from the moment when this is made.
+    """The energy that flows into a device, from the creation of this object on.
 
     `source` is what counts it, `scope` what is in it, `least_hz` how often it must be looked at to be right.
     """
@@ -99,7 +98,7 @@ class EnergySensor:
         self.total = Energy(0.0, 0.0, 0, 0)
 
     def look(self) -> None:
-        """Adds what has flowed since the last look to `total`. Raises SensorError; the total is then of no use."""
+        """Adds the energy since the last reading to `total`. Raises SensorError; the total is then invalid."""
         now_s = time.perf_counter()
         elapsed_s = now_s - self._at_s
         joules = sum(flow.since(elapsed_s) for flow in self._flows)
@@ -124,7 +123,7 @@ class EnergySensor:
 
 
 def cpu_energy(root: Path = ROOT) -> EnergySensor:
-    """The CPU's packages and their memory. Raises SensorError where there is no counter or it refuses.
+    """The CPU's packages and their memory. Raises SensorError if there is no readable counter.
 
     A 32-bit counter wraps after several minutes at full power, so a look each second is enough.
     """
@@ -136,7 +135,7 @@ def cpu_energy(root: Path = ROOT) -> EnergySensor:
 
 
 def gpu_energy(gpu: Gpu) -> EnergySensor:
-    """The GPU's energy counter; its power, integrated, where it has none. Raises SensorError where it gives neither."""
+    """The GPU's energy counter, else its integrated power. Raises SensorError if it has neither."""
     scope = "the GPU's board, without the host"
     try:
         counter = CounterFlow(f"the GPU {gpu.name()}", gpu.energy_j)

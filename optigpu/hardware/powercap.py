@@ -21,19 +21,19 @@ _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 
 @dataclass(frozen=True)
 class Domain:
-    """One counter. It starts again at zero after `wraps_at_j` joules."""
+    """One counter. It restarts at zero after `wraps_at_j` joules."""
 
     name: str
     folder: Path
     wraps_at_j: float
 
     def energy_j(self) -> float:
-        """The counter, in steps of a microjoule. Raises SensorError when it refuses or has gone."""
+        """The counter, in steps of a microjoule. Raises SensorError if it cannot be read."""
         return _microjoules(self.folder / "energy_uj") / 1e6
 
 
 def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
-    """Every package, and its memory where it is counted. Raises SensorError where there is none."""
+    """The counters of every package, and of its memory where counted. Raises SensorError if there is none."""
     folder = root / "sys/class/powercap"
     zones = sorted(zone for zone in folder.glob("intel-rapl:*") if _ZONE.fullmatch(zone.name))
     names = {zone.name: _text(zone / "name") for zone in zones}

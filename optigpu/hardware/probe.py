@@ -1,4 +1,4 @@
-"""This machine as an Environment: what results are compared by, and what explains them. Loads no torch."""
+"""This machine as an Environment: what results are compared by, and what explains them."""
 
 import os
 import platform
@@ -50,18 +50,18 @@ def probe() -> Environment:
 
 
 def probed(root: Path) -> Environment:
-    """The same, all of it asked now. `root` is the root of the file system, so that a test can hand in another."""
+    """The same, with the hardware read again. `root` is the root of the file system, for tests."""
     return _with_software(_machine(root))
 
 
 @cache
 def machine() -> Environment:
-    """The hardware alone, without fingerprints. `machine.cache_clear()` has it asked again."""
+    """The hardware without fingerprints, cached; `machine.cache_clear()` has it read again."""
     return _machine(Path("/"))
 
 
 def _machine(root: Path) -> Environment:
-    """What cannot change while a process lives."""
+    """The facts that cannot change while the process lives."""
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)
@@ -84,7 +84,7 @@ def _machine(root: Path) -> Environment:
 
 
 def _with_software(hardware: Environment) -> Environment:
-    """The hardware with what lies on its disk now, and the fingerprints of both."""
+    """The hardware with the software that is installed now, and the fingerprints of both."""
     revision, dirty = git_revision()
     software = {
         "compiler": _compiler(),
@@ -101,7 +101,7 @@ def _with_software(hardware: Environment) -> Environment:
 
 
 def hardware_class(environment: Environment, device: DeviceKind) -> str:
-    """The class of what a job on `device` runs on: the CPU with its cores, or the one GPU that a job uses."""
+    """The class of the hardware of a job on `device`: the CPU with its cores, or one GPU."""
     if device is DeviceKind.CPU:
         return _cpu_class(environment.cpu_model, environment.cpu_cores)
     return _gpu_class(environment.accelerators[:1])
@@ -118,7 +118,7 @@ def _gpu_class(accelerators: tuple[Accelerator, ...]) -> str:
 
 
 def _compiler() -> str | None:
-    """The version line of what TorchInductor would call, or None where it or Python's headers are missing."""
+    """The version line of the compiler that TorchInductor calls; None if it or Python's headers are missing."""
     command = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
     if command is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return None
@@ -146,7 +146,7 @@ def _software() -> dict[str, str]:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA that torch was built with, which its version may not say; read from its files, without loading it."""
+    """The CUDA version that torch was built with, read from its files without loading torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -25,7 +25,7 @@ Probe = Callable[[], float]
 
 @dataclass(frozen=True)
 class Probes:
-    """What can be asked, by a name that carries its unit, and why the rest cannot."""
+    """The readable probes, by a name with its unit, and the reasons why others are not."""
 
     probes: Mapping[str, Probe] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def gpu_probes(gpu: Gpu) -> Probes:
 
 
 def cpu_probes(root: Path = ROOT) -> Probes:
-    """The mean clock of the CPUs that this process may use, each thermal zone, power, heat slowdowns, and the load."""
+    """The mean clock of the CPUs that this process may use, thermal zones, power, throttling for heat, and load."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     return (
         _files("cpu_clock_hz", "clocks (cpufreq)", clock_files(cpus, root), _mean_hz)
@@ -77,7 +77,7 @@ def _mean_hz(files: tuple[Path, ...]) -> float:
 
 
 def _total(files: tuple[Path, ...]) -> float:
-    """Since boot; what rises while requests run is of interest."""
+    """The count since boot; its rise while requests run is of interest."""
     return float(sum(_numbers(files)))
 
 
@@ -126,7 +126,7 @@ def _power(root: Path) -> Probes:
 
 
 def _watts(sensor: EnergySensor) -> float:
-    """The mean since the last look; before the first one time must pass, since the counter moves in steps."""
+    """The mean power since the last reading; the first one waits, since the counter moves in steps."""
     start = sensor.total
     if not start.looks:
         time.sleep(_FIRST_POWER_S)

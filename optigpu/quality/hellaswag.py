@@ -1,4 +1,4 @@
-"""HellaSwag: which of four endings goes on? Zellers et al., HellaSwag, ACL 2019, arXiv:1905.07830.
+"""HellaSwag: choosing the right one of four endings. Zellers et al., HellaSwag, ACL 2019, arXiv:1905.07830.
 
 Scored as lm-evaluation-harness's acc_norm: the ending whose log-likelihood for each of its characters is the largest.
 """
@@ -23,7 +23,7 @@ _LINES = 2 + ENDINGS
 
 @dataclass(frozen=True)
 class Item:
-    """A context, four endings, and which of them is right."""
+    """A context, four endings, and the index of the right one."""
 
     context: str
     endings: tuple[str, ...]
@@ -31,7 +31,7 @@ class Item:
 
 
 def read_items(content: bytes) -> list[Item]:
-    """The items of a file as it is distributed. Raises OptiGPUError when it is corrupt."""
+    """The items of the published file. Raises OptiGPUError if it is corrupt."""
     try:
         lines = bz2.decompress(content).decode().splitlines()
     except (OSError, ValueError, EOFError) as error:
@@ -55,13 +55,13 @@ def _item(lines: Sequence[str], start: int) -> Item:
 
 
 def _clean(text: str) -> str:
-    """Without the traces of the web pages that the text is from, as lm-evaluation-harness removes them."""
+    """Removes the remains of web pages, as lm-evaluation-harness does."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
 def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[list[Passage], int]:
-    """A passage for each ending of each item, and how many contexts had to lose their beginning to fit `window`.
+    """A passage for each ending of each item, and the number of contexts that were cut to fit `window`.
 
     Raises OptiGPUError when an ending with one token before it does not fit.
     """
@@ -84,7 +84,7 @@ def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[l
 
 
 def accuracy(items: Sequence[Item], likelihoods: NDArray[np.float64]) -> tuple[float, float | None]:
-    """The share of items answered rightly and its standard error, from the endings' log-likelihoods [4 * items].
+    """The share of right answers and its standard error, from the endings' log-likelihoods [4 * items].
 
     The standard error is that of a mean of independent answers; None for a single item.
     """

@@ -1,4 +1,4 @@
-"""Datasets from the hub, for a worker that has no folder of them. Needs the package `datasets`."""
+"""Datasets from the hub, for workers without a datasets folder. Needs the package `datasets`."""
 
 import bz2
 import importlib
@@ -16,7 +16,7 @@ _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
 
 
 def read_hub(text: str, file: str) -> tuple[str, bytes]:
-    """Where a dataset was read, and its rows as the bytes of `file`, so that one reader serves both.
+    """The origin of a dataset, and its rows in the format of `file`.
 
     Raises OptiGPUError when the package `datasets` is missing, or the hub does not answer.
     """
@@ -37,12 +37,12 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
 
 
 def wikitext_file(rows: Iterable[Document]) -> bytes:
-    """The rows of Salesforce/wikitext, each of them a line with its end, as one text."""
+    """The rows of Salesforce/wikitext as one text."""
     return "".join(row["text"] for row in rows).encode()
 
 
 def hellaswag_file(rows: Iterable[Document]) -> bytes:
-    """The rows of Rowan/hellaswag as the file that `optigpu.quality.hellaswag` reads."""
+    """The rows of Rowan/hellaswag in the format that `optigpu.quality.hellaswag` reads."""
     lines: list[str] = []
     for row in rows:
         lines += [f"{row['activity_label']}: {row['ctx']}", str(row["label"]), *row["endings"]]

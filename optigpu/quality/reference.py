@@ -1,4 +1,4 @@
-"""The reference of a job: what the fp32 model predicts of each passage, on disk and never whole in memory."""
+"""The reference of a job: the fp32 model's predictions for each passage, stored on disk and read row by row."""
 
 import shutil
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _PASSAGES, _LIKELIHOODS, _LOGITS = "passages.npz", "likelihoods.npy", "logits.f3
 
 
 class Setting(Frozen):
-    """What a reference is made for. A variant that is to be measured otherwise cannot be compared with it.
+    """The setting of a reference. Only variants with the same setting can be compared with it.
 
     `window` and `stride` are in tokens; `stride` is null for texts that are no sequence of windows. `dataset_sha256` is
     of the raw file, null for the text that the model writes itself.
@@ -41,7 +41,7 @@ class Setting(Frozen):
 
 
 class Manifest(Frozen):
-    """What lies beside the logits. The first `compared` of all `positions` have logits on disk.
+    """The description of a reference. The first `compared` of `positions` have logits on disk.
 
     `origin` says where the dataset was read; `cut` counts contexts that lost their beginning to fit the window.
     """
@@ -62,7 +62,7 @@ class LogitsFile:
         self._row_bytes = vocabulary * _ITEM_BYTES
 
     def write(self, position: int, logits: NDArray[np.float32]) -> None:
-        """`logits`: [vocabulary]. Raises OptiGPUError when it has another length."""
+        """`logits`: [vocabulary]. Raises OptiGPUError if the length differs."""
         row = np.ascontiguousarray(logits, "<f4")
         if row.nbytes != self._row_bytes:
             raise OptiGPUError(
@@ -72,7 +72,7 @@ class LogitsFile:
         self._file.write(row.data)
 
     def read(self, position: int) -> NDArray[np.float32]:
-        """Logits [vocabulary] of a position. Raises OptiGPUError when the file ends before."""
+        """Logits [vocabulary] of a position. Raises OptiGPUError if the file ends before it."""
         self._file.seek(position * self._row_bytes)
         content = self._file.read(self._row_bytes)
         if len(content) != self._row_bytes:
@@ -114,7 +114,7 @@ class Reference:
 def write_reference(
     folder: Path, manifest: Manifest, passages: list[Passage], predictions: Iterable[Prediction]
 ) -> None:
-    """Writes what `open_reference` reads; the manifest comes last, so that half a reference is none.
+    """Writes the files of `open_reference`. The manifest is written last, so that a partial reference is not used.
 
     Raises OptiGPUError when the disk has too little room, or a logit is NaN or infinite.
     """
@@ -134,7 +134,7 @@ def write_reference(
 def describe(
     setting: Setting, passages: list[Passage], most_compared: int, origin: str | None = None, cut: int = 0
 ) -> Manifest:
-    """The manifest of a reference for these passages, of which at most `most_compared` positions are kept on disk."""
+    """The manifest of a reference for these passages, with logits of at most `most_compared` positions."""
     positions = sum(passage.positions for passage in passages)
     fit = MOST_BYTES // (setting.vocabulary * _ITEM_BYTES)
     return Manifest(
@@ -148,25 +148,25 @@ def describe(
 
 
 def refuse_reference(folder: Path, reason: str) -> None:
-    """Leaves the reason why there is no reference to those that look for one."""
+    """Stores the reason why there is no reference."""
     (folder / _MANIFEST).unlink(missing_ok=True)
     (folder / _REASON).write_text(reason)
 
 
 def window_of(folder: Path) -> int | None:
-    """The window, in tokens, of the reference in `folder`; None where there is none."""
+    """The window, in tokens, of the reference in `folder`; None if there is none."""
     path = folder / _MANIFEST
     return Manifest.model_validate_json(path.read_bytes()).setting.window if path.is_file() else None
 
 
 def missing_reference(folder: Path) -> OptiGPUError:
-    """Why there is no reference: what its maker left, if it could."""
+    """An error with the stored reason why there is no reference."""
     reason = folder / _REASON
     return OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
 
 
 def open_reference(folder: Path, setting: Setting) -> Reference:
-    """The reference in `folder`.
+    """Opens the reference in `folder`.
 
     Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
     setting, or when its passages are not those that it was made for.

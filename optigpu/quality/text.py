@@ -1,4 +1,4 @@
-"""The texts that quality is measured on: where they lie, and what their bytes are."""
+"""The texts for the measurement of quality, and the bytes of datasets."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ _FILES = {WIKITEXT: "wikitext-2/test.txt", HELLASWAG: "hellaswag/hellaswag_val_f
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset's raw bytes, and where they were read: a path in the folder of datasets, or a hub repository."""
+    """The raw bytes of a dataset, and their origin: a path in the datasets folder, or a hub repository."""
 
     origin: str
     content: bytes
@@ -30,7 +30,7 @@ class Source:
         return hashlib.sha256(self.content).hexdigest()
 
     def words(self) -> str:
-        """The bytes as text. Raises OptiGPUError when they are not UTF-8."""
+        """The bytes as text. Raises OptiGPUError if they are not UTF-8."""
         try:
             return self.content.decode()
         except UnicodeDecodeError as error:
@@ -38,7 +38,7 @@ class Source:
 
 
 def check_name(text: str) -> str:
-    """The name itself. Raises ValueError when it names no text, or a file outside the folder of datasets."""
+    """The name itself. Raises ValueError if it is unknown or a file outside of the datasets folder."""
     if text in (SELF, WIKITEXT, HELLASWAG):
         return text
     if not text.startswith(FILE):
@@ -52,7 +52,7 @@ def check_name(text: str) -> str:
 
 
 def read_source(text: str) -> Source:
-    """The dataset that `text` names, from the folder of datasets, or from the hub when no folder is set.
+    """The dataset that `text` names, from the datasets folder, or from the hub if no folder is set.
 
     Raises OptiGPUError when it is not there, cannot be read, or leads out of the folder.
     """

@@ -1,4 +1,4 @@
-"""What all charts share: the figure, how a variant is marked, the legend, and a file that is the same each time."""
+"""What all charts share: style, markers, legend, and files that are the same each time they are written."""
 
 import math
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def check_path(path: Path) -> None:
-    """Raises SpecError for a suffix that no chart is written as."""
+    """Raises SpecError if the suffix is not one that charts are written in."""
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}, the formats of charts.")
 
@@ -80,7 +80,7 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def mark(number: int, valid: bool) -> dict[str, Any]:
-    """Colour and shape of the variant with that place in the chart; hollow where its result does not count."""
+    """Colour and shape of the variant at that place of the chart; hollow if its result is invalid."""
     colour = COLOURS[number % len(COLOURS)]
     return {
         "marker": MARKERS[number % len(MARKERS)],
@@ -94,13 +94,13 @@ def mark(number: int, valid: bool) -> dict[str, Any]:
 
 
 def size_for(names: int) -> tuple[float, float]:
-    """Width and height in inches of a chart with so many names in its legend."""
+    """Width and height, in inches, of a chart with that many names in its legend."""
     columns = math.ceil(names / LONGEST_COLUMN)
     return 6.6 + 2.9 * columns, max(5.2, 0.62 * min(names, LONGEST_COLUMN))
 
 
 def legend(axes: "Axes", names: int) -> None:
-    """The names of the variants beside the chart, where they cover nothing."""
+    """The names of the variants, beside the chart."""
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
@@ -112,7 +112,6 @@ def legend(axes: "Axes", names: int) -> None:
 
 
 def note(axes: "Axes", text: str) -> None:
-    """A remark below the chart."""
     axes.annotate(
         fill(text, 110),
         xy=(0.0, 0.0),
@@ -132,12 +131,11 @@ def name_of(result: Document, width: int = 34) -> str:
 
 
 def is_valid(result: Document) -> bool:
-    """Whether a result counts."""
     return bool(result["verdict"]["valid"])
 
 
 def sides(metric: Document, scale: float = 1.0) -> list[list[float]] | None:
-    """The interval as matplotlib takes it: how far it reaches below and above the value."""
+    """The interval as matplotlib takes it: its distances below and above the value."""
     if not metric.get("ci"):
         return None
     low, high = metric["ci"]

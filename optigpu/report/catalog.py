@@ -1,4 +1,4 @@
-"""What there is to choose from, and on what machine: techniques, environments, jobs."""
+"""Tables of techniques, of this machine and of jobs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -13,7 +13,7 @@ from optigpu.vocabulary import DeviceKind, Document
 
 
 def technique_facts(environment: Environment, device: DeviceKind) -> list[Document]:
-    """Every technique as plain JSON, and how it stands on a machine.
+    """Every technique as plain JSON, and whether it works on a machine.
 
     `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
     """
@@ -26,7 +26,7 @@ def technique_facts(environment: Environment, device: DeviceKind) -> list[Docume
 
 
 def technique_fact(kind: type[Technique]) -> dict[str, Any]:
-    """What a technique says of itself; `parameters` hold each one's values or type, and its default."""
+    """The facts of a technique; `parameters` hold the values or the type of each, and its default."""
     return {
         "name": kind.model_fields["name"].default,
         "layer": str(kind.layer),
@@ -49,7 +49,7 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
 
 
 def _conflicts(kind: type[Technique]) -> dict[str, str]:
-    """Those that cannot be in one stack with it, and why; to be said on one side is enough."""
+    """The techniques that it conflicts with, and why. A conflict may be declared on either side."""
     reasons = {name: conflict_between(kind, other) for name, other in TECHNIQUES.items() if other is not kind}
     return {name: reason for name, reason in reasons.items() if reason}
 
@@ -79,7 +79,7 @@ def _problem(kind: type[Technique], environment: Environment, device: DeviceKind
 
 
 def techniques_grid(facts: Sequence[Document]) -> Grid:
-    """The techniques, and whether each works on the machine that the facts were asked for."""
+    """The techniques, and whether each works on the machine of the facts."""
     device = facts[0]["device"]
     return Grid(
         title=f"Techniques, on this machine's {device}",
@@ -192,7 +192,6 @@ def _switch(state: bool | None) -> str | None:
 
 
 def jobs_grid(page: JobPage) -> Grid:
-    """Jobs in a list."""
     headings = ("id", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
     rows = (
         (
@@ -211,7 +210,7 @@ def jobs_grid(page: JobPage) -> Grid:
 
 
 def job_title(spec: Document, results: Sequence[Document]) -> str:
-    """What was measured, and on what hardware: the heading of a job's table."""
+    """The heading of a job's table: the workload, the model and the hardware."""
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""
     return f"{workload_text(spec['workload'], spec['model'])}{where}"

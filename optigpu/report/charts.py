@@ -102,7 +102,7 @@ def _under_roof(axes: "Axes", place: int, result: Document) -> None:
 
 
 def _limits(axes: "Axes", shown: Sequence[Document]) -> None:
-    """Room for every point, for every roof's knee, and for half a decade around."""
+    """Limits that show every point and the knee of every roof, with a margin."""
     steps = [_step(result) for result in shown]
     xs = [step["flops_per_byte"] for step in steps]
     xs += [step["roof"]["flops_per_s"] / step["roof"]["bytes_per_s"] for step in steps]
@@ -113,7 +113,7 @@ def _limits(axes: "Axes", shown: Sequence[Document]) -> None:
 
 
 def _lay_out(axes: "Axes") -> None:
-    """Gives the axes their last place on the page: the roofs' texts follow the slopes as they lie there."""
+    """Fixes the layout, so that the texts along the roofs can be turned to the drawn slopes."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -121,7 +121,7 @@ def _lay_out(axes: "Axes") -> None:
 
 
 def _roofs(axes: "Axes", shown: Sequence[Document]) -> None:
-    """A slope for each bandwidth and a ceiling for each dtype that some variant is held against."""
+    """A slope for each bandwidth, and a ceiling for each dtype that a variant uses."""
     roofs = [_step(result)["roof"] for result in shown]
     bandwidths = {roof["bytes_per_s"]: roof["array_bytes"] for roof in roofs}
     rates: dict[float, set[str]] = {}
@@ -163,7 +163,7 @@ def _size(array_bytes: int) -> str:
 
 
 def quality_chart(title: str, results: Sequence[Document], path: Path) -> None:
-    """Speed over the quality that it costs, with the founding goal of 0.1% marked.
+    """Speed over quality loss, with the founding goal of 0.1% marked.
 
     The loss is that of accuracy where it was measured, else the share of positions whose most likely token is another
     one than fp32's. Raises SpecError when no result has either or `path` ends with another suffix than .svg and .png.
@@ -197,7 +197,7 @@ _LOSSES = {
 
 
 def _loss(result: Document, name: str) -> tuple[float, list[list[float]] | None] | None:
-    """Loss in percent with its interval's sides, or None where it was not measured."""
+    """Loss in percent with the sides of its interval; None if it was not measured."""
     metric = result["metrics"].get(name)
     if not metric or metric["value"] is None:
         return None
@@ -219,7 +219,7 @@ def _at_loss(axes: "Axes", place: int, result: Document, name: str) -> None:
 
 
 def _loss_axis(axes: "Axes", text: str) -> None:
-    """Linear up to the goal, logarithmic beyond, so that nothing lost and much lost both have their place."""
+    """Linear up to the goal and logarithmic beyond, so that no loss and large losses are both readable."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("symlog", linthresh=GOAL_PERCENT, linscale=0.6)
@@ -240,7 +240,7 @@ def _loss_axis(axes: "Axes", text: str) -> None:
 
 
 def throughput_chart(title: str, results: Sequence[Document], path: Path) -> None:
-    """The primary metric over the latency of a request, a line through what has the same stack: a sweep's shapes.
+    """The primary metric over the latency of a request, with a line through the variants of one stack.
 
     Raises SpecError when no result has a latency or `path` ends with another suffix than .svg and .png.
     """

@@ -1,4 +1,4 @@
-"""The table of a job: each variant's speed, and what each technique bought alone and on top of the others."""
+"""The table of a job: each variant's speed, and the speedup of each technique alone and added to the others."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ ONLY = {
 
 
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
-    """The table of a job; columns that mean nothing for it are left out."""
+    """The table of a job, without columns that are empty for it."""
     rows = rows_of(attribution, results)
     further = [name for name in FURTHER if any(_is_shown(row, name) for row in rows)]
     scenario = scenario_of(rows)
@@ -83,7 +83,7 @@ def _figure(row: Row, name: str) -> str:
 
 
 def _gain(gain: Gain | None, expected: bool) -> str:
-    """Blank where such a gain has no meaning, "-" where it should be there and is not."""
+    """Blank where the gain has no meaning; "-" where it is missing."""
     return ratio(gain) if gain or expected else ""
 
 
@@ -107,7 +107,7 @@ FIELDS = (
 
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
-    """The same table as raw figures in SI units, a line for each variant; empty where none is known."""
+    """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
     return csv_text(FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
 
 

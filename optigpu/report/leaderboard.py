@@ -12,7 +12,7 @@ from optigpu.vocabulary import Document
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:
-    """The rows of a page, best first. What is the same in all of them stands in the title instead of a column."""
+    """The rows of a page, best first. Values common to all rows stand in the title."""
     workloads = [workload_text(row.workload, row.model) for row in page.rows]
     hardware = [row.hardware for row in page.rows]
     common = [values[0] for values in (workloads, hardware) if len(set(values)) == 1]
@@ -55,18 +55,18 @@ def _columns(metric: str) -> tuple[Column, ...]:
 
 
 def _where_any(rows: Sequence[LeaderboardRow], cell: Callable[[LeaderboardRow], str]) -> list[str]:
-    """The cells of a column that is left out where no row has a figure."""
+    """The cells of a column; all empty if no row has a value."""
     cells = [cell(row) for row in rows]
     return cells if set(cells) - {MISSING} else [""] * len(cells)
 
 
 def _percent(share: float | None) -> str:
-    """Two decimals, because what a stack may lose is counted in tenths of a percent."""
+    """Two decimals: losses are tenths of a percent."""
     return MISSING if share is None else f"{100 * share:.2f}"
 
 
 def _letters(rows: Sequence[LeaderboardRow]) -> dict[str, str]:
-    """A letter for each warning of the page; the notes say what it stands for."""
+    """A letter for each warning on the page; the notes explain them."""
     return dict(
         zip(sorted({warning for row in rows for warning in row.warnings}), ascii_lowercase, strict=False)
     )
@@ -115,7 +115,7 @@ _SHAPES = {
 
 
 def _shape(key: str, value: object) -> str:
-    """One field on a line: several values with slashes, and a truth by its name."""
+    """One field on a line: values joined by slashes, booleans by name."""
     values = value if isinstance(value, (list, tuple)) else [value]
     name = key.removesuffix("s")
     words = [str(each) if not isinstance(each, bool) else name if each else f"no {name}" for each in values]
@@ -146,7 +146,7 @@ FIELDS = (
 
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
-    """The rows as raw figures in SI units; empty where there is no figure."""
+    """The rows as raw values in SI units; empty where a value is missing."""
     return csv_text(FIELDS, [_record(row) for row in page.rows])
 
 

@@ -1,4 +1,4 @@
-"""What stands below a job's table: what its figures mean, and why a cell has none."""
+"""The notes below a job's table: the meaning of its columns, and why a cell is empty."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -55,7 +55,7 @@ def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 
 
 def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
-    """What the three ratios are relative to, said only where they are shown."""
+    """What each ratio is relative to, for the ratios that are shown."""
     names = {row.ended.index: row.label for row in rows}
     if any(row.ended.speedup for row in rows):
         yield "speedup: relative to the baseline; above 1 is better."
@@ -87,7 +87,7 @@ def _problems(row: Row) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
-    """Why a shown metric has no figure, each reason once."""
+    """Why a shown metric has no value, each reason once."""
     for name in shown:
         lacking: dict[str, list[str]] = {}
         for row in rows:
@@ -111,5 +111,5 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _words(table: Mapping[str, str], name: str) -> str:
-    """What a name means; a newer service may send one that this version does not know."""
+    """The meaning of a name; the name itself if this version does not know it."""
     return table.get(name, name)

@@ -1,4 +1,4 @@
-"""Figures as text. One that does not exist is "-"; none is shown with more digits than it can carry."""
+"""Numbers as text. A missing one is "-"."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ MISSING = "-"
 
 
 def short(number: float | None) -> str:
-    """Four significant digits at most, without an exponent where people read one badly."""
+    """At most four significant digits, without an exponent for numbers of usual size."""
     if number is None:
         return MISSING
     magnitude = abs(number)

@@ -12,7 +12,6 @@ from optigpu.workloads import WORKLOADS
 
 
 def techniques_page() -> str:
-    """docs/techniques.md."""
     headings = (
         "name",
         "layer",
@@ -42,7 +41,6 @@ def techniques_page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md."""
     metrics = ((f"`{name}`", m.unit, f"{m.better} is better", m.meaning) for name, m in METRICS.items())
     workloads = (
         (f"`{name}`", kind.summary, f"`{kind.primary}`", ", ".join(f"`{metric}`" for metric in kind.metrics))
@@ -90,7 +88,6 @@ def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def write_pages(folder: Path) -> None:
-    """Writes the reference pages into `folder`."""
     (folder / "techniques.md").write_text(techniques_page())
     (folder / "metrics.md").write_text(metrics_page())
 

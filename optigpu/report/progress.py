@@ -1,4 +1,4 @@
-"""Live progress of a job, fed by its events: a bar on a terminal, a plain line now and then elsewhere."""
+"""Live progress of a job from its events: a bar on a terminal, else a line now and then."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ QUIET_S = 10.0
 
 
 class _TimeLeft(ProgressColumn):
-    """The run's own prediction, counted down between events."""
+    """The predicted remaining time, counted down between events."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class RunProgress:
         self.bar.stop()
 
     def show(self, kind: str, data: Document) -> None:
-        """One event, as `optigpu.documents.events.as_document` or the service's stream gives it; unknown kinds pass."""
+        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored."""
         handler = {
             "planned": self._planned,
             "variant_started": self._started,
@@ -107,7 +107,7 @@ class RunProgress:
         self._say(f"{label}: {with_interval(result['metrics'].get(name))} {heading(name)}{invalid}")
 
     def _state(self, data: Document) -> None:
-        """The service's own event: the job was taken, handed back, or has ended."""
+        """The service's event that a job started, was returned to the queue, or ended."""
         self.bar.update(self.task, description=data["state"])
         if data.get("reason"):
             self._say(f"{data['state']}: {data['reason']}")

@@ -1,4 +1,4 @@
-"""MLPerf's scenarios in a job's table: what each of them judges a system by."""
+"""MLPerf's scenarios in a job's table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,11 @@ class Scenario:
     meaning: str
 
     def figure(self, row: Row) -> str:
-        """The cell of a variant."""
         value = (row.metric(self.metric) or {}).get(self.field)
         return MISSING if value is None else short(value * self.scale)
 
     def notes(self, rows: Sequence[Row]) -> Iterator[str]:
-        """What the figures are, and why one is missing."""
+        """What the column means, and why a cell is empty."""
         yield f"{self.meaning} The rules of its published results are stricter."
         lacking = [row.label for row in rows if row.result and self.figure(row) == MISSING]
         if lacking:
@@ -55,7 +54,7 @@ SCENARIOS = {
 
 
 def scenario_of(rows: Sequence[Row]) -> Scenario | None:
-    """The scenario that all results of a job say they are of, where any of them has its figure."""
+    """The scenario that all results of a job name, if at least one has its value."""
     names = {row.result["details"].get("scenario") for row in rows if row.result}
     found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
     return found if found and any(found.figure(row) != MISSING for row in rows) else None

@@ -68,7 +68,7 @@ def compare(baseline: Document, candidate: Document, *, anyway: bool = False) ->
 
 
 class _Read(Frozen):
-    """What is read of a stored document, whatever else stands in it."""
+    """The parts of a stored document that are read; others are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -130,7 +130,7 @@ class _Result(_Read):
 
     @property
     def weights(self) -> str:
-        """The hash of its weights, as far as it was recorded."""
+        """The hash of the weights, if it was recorded."""
         return (self.provenance and self.provenance.weight_hash) or "not recorded"
 
 
@@ -158,7 +158,7 @@ def _side(result: _Result) -> ComparedResult:
 
 
 def _obstacles(baseline: _Result, candidate: _Result) -> Iterator[str]:
-    """Why the two do not compare."""
+    """Why the two results are not comparable."""
     ours, theirs = baseline.variant, candidate.variant
     if ours.workload_digest != theirs.workload_digest:
         shapes = [f"{canonical_json(each.workload)} on {each.model}" for each in (ours, theirs)]
@@ -180,7 +180,7 @@ def _doubts(result: _Result, side: str) -> Iterator[str]:
 
 
 def _hindrance(name: str, baseline: _Result, candidate: _Result) -> str | None:
-    """Why one metric does not compare, whatever its figures are."""
+    """Why a metric is not comparable, if it is not."""
     return OTHER_TEXT if name in ON_A_TEXT and baseline.text != candidate.text else None
 
 
@@ -231,7 +231,7 @@ def _processes(summary: _Summary) -> Samples:
 
 
 def _log_sides(summary: _Summary) -> tuple[float, float]:
-    """How far the interval reaches below and above the value, on a logarithmic scale."""
+    """The distances of the interval below and above the value, on a logarithmic scale."""
     assert summary.ci is not None
     assert summary.value is not None
     low, high = summary.ci
@@ -241,7 +241,7 @@ def _log_sides(summary: _Summary) -> tuple[float, float]:
 def _decision(
     baseline: _Summary, candidate: _Summary, bounds: tuple[float, float] | None
 ) -> tuple[Decision, str | None]:
-    """The decision, and why there is none."""
+    """The decision; if it is undecided, the reason where the interval does not show it."""
     if min(baseline.replicates, candidate.replicates) < 2:
         return Decision.UNDECIDED, SINGLE_REPLICATE
     if bounds is None:
@@ -256,7 +256,7 @@ def _decision(
 
 
 def _differences(baseline: Document, candidate: Document) -> Iterator[Difference]:
-    """Where, by what and how the two were made, as far as it differs."""
+    """The fields of environment, provenance and seed that differ."""
     ours, theirs = (
         _leaves({name: document.get(name) for name in ("environment", "provenance", "seed")})
         for document in (baseline, candidate)
@@ -267,7 +267,7 @@ def _differences(baseline: Document, candidate: Document) -> Iterator[Difference
 
 
 def _leaves(document: Document, path: str = "") -> dict[str, object]:
-    """Every value that is no object, by its dotted path; lists are values."""
+    """Every value that is not an object, by its dotted path."""
     found: dict[str, object] = {}
     for name, value in document.items():
         found |= _leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}

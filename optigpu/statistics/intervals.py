@@ -68,7 +68,7 @@ def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
-    """Count, quantiles and extremes of values that only describe: they are neither independent nor exchangeable."""
+    """Count, quantiles and extremes, for values that are neither independent nor exchangeable."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     quantiles = {f"p{percent}": float(np.quantile(ordered, percent / 100)) for percent in PERCENTILES}
     return {"n": len(ordered), **quantiles, "min": float(ordered[0]), "max": float(ordered[-1])}
@@ -98,7 +98,7 @@ def interval(samples: Samples, seed: int = 0) -> tuple[float, float] | None:
 
 
 def relative_width(requests: Sequence[float], seed: int = 0) -> float:
-    """Width of one process's 95% interval, relative to its median; infinite where that is not known yet."""
+    """Width of one process's 95% interval relative to its median; infinite if it has no interval."""
     bounds = interval((tuple(requests),), seed)
     median = float(np.median(requests)) if requests else 0.0
     return (bounds[1] - bounds[0]) / abs(median) if bounds and median else math.inf
@@ -144,7 +144,7 @@ def paired_ratio(
 
 @lru_cache
 def upper_bound_rank(n: int, percent: int) -> int | None:
-    """Which of `n` sorted samples (counted from 1) bounds a percentile from above with 99% confidence.
+    """The rank (from 1) among `n` sorted samples that bounds a percentile from above with 99% confidence.
 
     None where only the largest sample would, which says nothing about how far it is: p50 needs 11 samples,
     p90 64, p95 130, p99 662. Source: order statistics, David and Nagaraja, Order Statistics, 2003, section 7.1.
@@ -269,7 +269,7 @@ def _percentiles(processes: Sequence[Array]) -> dict[str, object]:
 
 
 def _highest_bound(processes: Sequence[Array], percent: int) -> float:
-    """The highest of the processes' own upper bounds. Each process must have requests enough for one."""
+    """The highest of the processes' own upper bounds. Each process must have enough requests for one."""
     ranks = [upper_bound_rank(len(process), percent) for process in processes]
     return max(
         float(np.sort(process)[rank - 1]) for process, rank in zip(processes, ranks, strict=True) if rank

@@ -415,6 +415,12 @@ def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: C
     assert ran.err == "The job failed: The worker vanished three times.\n"
 
 
+def test_watching_a_job_that_was_cancelled_says_so(optigpu: Command) -> None:
+    with scripted_service(finished_job("cancelled", None)) as (url, _):
+        ran = optigpu("watch", JOB_ID, "--url", url)
+    assert (ran.status, ran.err) == (1, "The job was cancelled: no reason was given\n")
+
+
 def test_jobs_are_a_table(optigpu: Command) -> None:
     page = {"jobs": [job(reason="because")], "next_cursor": None}
     for field in ("spec", "schema_version"):
