@@ -32,7 +32,7 @@ class Finding(Frozen):
 
 
 Rule = Callable[[Claim, Book], Finding | None]
-"""A pure function; None means that the rule has nothing to say of the claim."""
+"""A pure function; None means that the rule does not apply to the claim."""
 
 
 def rounded(claim: Claim) -> tuple[float, float]:

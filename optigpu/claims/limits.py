@@ -10,11 +10,11 @@ from optigpu.claims.work import FORMATS, flop_per_item, flop_per_s, peak_flop_pe
 from optigpu.hardware.catalog import Device, find
 
 CLOCK_MARGIN = 1.1
-"""Cards boost above the clock that their published peak is for, by less than this."""
+"""Cards boost above the clock of their published peak by less than this factor."""
 LARGEST_CACHE_BYTES = 1.2e9
-"""A model below this might stay in a cache (AMD EPYC 9684X: 1,152 MB), and memory bandwidth bounds nothing then."""
+"""Smaller models may fit in a cache (AMD EPYC 9684X: 1,152 MB), where memory bandwidth is no limit."""
 IDLE_SHARE = 0.01
-"""Below this share of the peak, a figure says how the software was used and nothing about the hardware."""
+"""Below this share of the peak, a figure describes the software rather than the hardware."""
 
 
 def compute_peak(claim: Claim, book: Book) -> Finding | None:

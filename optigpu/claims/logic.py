@@ -10,11 +10,11 @@ from optigpu.hardware.catalog import find
 NEEDS_HARDWARE = frozenset(
     {"tflops", "tokens_per_s", "images_per_s", "latency_s", "step_s", "speedup", "power_w", "images_per_j"}
 )
-"""What depends on the machine. Bytes and quality do not; a law or a ratio of other claims stands on those."""
+"""Metrics that depend on the machine. Bytes and quality do not; growth and ratios depend on other claims."""
 BACKWARD_ONLY = frozenset({"gradient_checkpointing", "gradient_accumulation"})
 """Techniques that act on the backward pass, which inference does not have."""
 EXPONENT_MARGIN = 0.5
-"""How far a law of growth may stay below the work's: between the powers 1 and 2 it is nearer to neither."""
+"""How far the claimed power may be below the power of the work: half the distance between 1 and 2."""
 
 
 def printed_ratio(claim: Claim, book: Book) -> Finding | None:

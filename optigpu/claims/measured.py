@@ -24,11 +24,11 @@ TECHNIQUES_OF: dict[Precision, frozenset[str]] = {
     "awq": frozenset({"awq"}),
     "q4_k_m": frozenset({"q4_k_m"}),
 }
-"""The techniques that put a model into a claim's precision."""
+"""The techniques that give a model the precision of a claim."""
 CARRIERS = frozenset({"fp16", "bf16"})
-"""What quantized weights may be computed in; with them a quantized variant is still of its own precision."""
+"""Precisions of computation that leave a quantized variant at the precision of its weights."""
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""An operator's dtypes as precisions."""
+"""The precisions of an operator's dtypes."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ UNITS: dict[str, float] = {
     "x": 1.0,
     "1": 1.0,
 }
-"""Printed units, and what each is of its metric's own unit."""
+"""Printed units, as multiples of the metric's own unit."""
 BINARY_UNITS: dict[str, float] = {"GB": 2.0**30, "MB": 2.0**20}
-"""What printed bytes may have meant: PyTorch's counters are often divided by powers of 1024 and called GB."""
+"""The other meaning of printed bytes: PyTorch's counters are often divided by powers of 1024 and called GB."""
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "llm_int8", "int4", "nf4", "gptq", "awq", "q4_k_m"]
 Workload = Literal["matmul", "generate", "inference", "classify", "attention", "train_step"]

@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     fixed_overhead,
     unnamed_hardware,
 )
-"""Every rule sees every claim; none knows one by its id."""
+"""Every rule is applied to every claim; no rule refers to a claim by id."""
 
 _ORDER = tuple(Plausibility)
 

@@ -9,7 +9,7 @@ from optigpu.hardware.catalog import Device, Dtype, devices, find, find_class
 from optigpu.vocabulary import Document, Frozen, SpecError
 
 ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")
-"""Which peak two machines are compared by: the first that both have."""
+"""Two machines are compared by the peak of the first dtype that both have."""
 
 
 class ClaimVerdict(StrEnum):

@@ -10,7 +10,7 @@ from optigpu.models.presets import PRESETS
 from optigpu.models.reference import ModelReference
 
 TRAINING_FACTOR = 3
-"""A training step's operations against a forward pass's: the backward pass has two products for each of its."""
+"""Operations of a training step over those of a forward pass: the backward pass has two products for each one."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ ARITHMETIC: dict[Precision, tuple[Dtype, ...]] = {
     "awq": ("fp16", "bf16"),
     "q4_k_m": ("int8", "fp16", "fp32"),
 }
-"""What the operations of each precision may be computed in; quantized weights are often widened first."""
+"""The dtypes that each precision may be computed in; quantized weights are often converted first."""
 
 
 def peak_flop_per_s(claim: Claim, device: Device) -> float | None:

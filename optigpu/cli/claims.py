@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PAGE = 200
 MOST_JOBS = 20
-"""Jobs of the leaderboard's first rows that are read whole, for what their stacks gained over the baseline."""
+"""The most jobs of the leaderboard's first rows whose reports are read for the speedup of their stacks."""
 
 ResultFiles = Annotated[
     list[Path] | None,

@@ -12,9 +12,9 @@ from optigpu.hardware.powercap import energy_domains
 from optigpu.hardware.sensors import SensorError
 
 PLAUSIBLE_W = 5000.0
-"""No GPU and no host's CPUs draw more (an 8-socket server's packages stay below); a counter that says so has jumped."""
+"""More than any GPU or any host's CPUs draw (8-socket servers included): a counter that reports more has jumped."""
 SLACK_S = 1.0
-"""Counters are refreshed late: so much more time than has passed may be in one step."""
+"""Counters are updated late: one step may contain this much more time than has passed."""
 
 
 class Flow(Protocol):

@@ -16,7 +16,7 @@ from optigpu.vocabulary import canonical_json
 
 _FIRMWARE = ("product_uuid", "board_serial")
 _NO_UUIDS = {"03000200-0400-0500-0006-000700080009", "00020003-0004-0005-0006-000700080009"}
-"""What boards carry whose makers did not fill in an identifier, in both orders of bytes."""
+"""Placeholders for identifiers on boards, in both byte orders."""
 
 
 def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:

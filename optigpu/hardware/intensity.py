@@ -52,7 +52,7 @@ GLUE = frozenset(
         *("aten::item", "aten::is_nonzero"),
     }
 )
-"""Operators that only change a view, allocate, or call others that do the work: on a CPU no kernels."""
+"""Operators that only change a view, allocate, or call other operators: on a CPU they run no kernels."""
 
 
 @dataclass(frozen=True)

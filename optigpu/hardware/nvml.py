@@ -20,7 +20,7 @@ SLOWDOWNS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""nvmlClocksEventReasons: why the clocks are not at their highest."""
+"""nvmlClocksEventReasons: why the clocks are not at their maximum."""
 
 
 class Driver:

@@ -9,9 +9,9 @@ import optigpu
 from optigpu.hardware.files import contents
 
 IMAGE = "OPTIGPU_IMAGE"
-"""The environment variable by which an image says what it is called; its builder sets it."""
+"""The environment variable with the name of the image; its builder sets it."""
 REVISION = "OPTIGPU_REVISION"
-"""The environment variable by which an image, which holds no checkout, says which commit it was built from."""
+"""The environment variable with the commit that an image was built from; an image holds no checkout."""
 
 _GIT_PATIENCE_S = 5.0
 _MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}

@@ -20,7 +20,7 @@ from optigpu.hardware.sensors import SensorError
 _FIRST_POWER_S = 0.05
 
 Probe = Callable[[], float]
-"""One number now. Raises SensorError where it cannot be read."""
+"""Reads one number. Raises SensorError if it cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ Encode = Callable[[str], list[int]]
 
 ENDINGS = 4
 _LINES = 2 + ENDINGS
-"""A task is its context, the index of the right ending, and the endings: one line each."""
+"""Lines of an item: the context, the index of the right ending, and the endings."""
 
 
 @dataclass(frozen=True)

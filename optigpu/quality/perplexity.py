@@ -13,7 +13,7 @@ from optigpu.quality.passages import Ids, Passage
 from optigpu.vocabulary import OptiGPUError
 
 _MOST_NATS = 700.0
-"""Beyond this the exponential leaves float64."""
+"""Above this the exponential overflows float64."""
 
 
 def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:

@@ -15,7 +15,7 @@ from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpac
 from optigpu.vocabulary import Frozen, OptiGPUError
 
 MOST_BYTES = 4 * 2**30
-"""The most that the logits of a job take on disk; further positions count for perplexity and accuracy alone."""
+"""The most bytes of logits that a job keeps on disk; further positions count for perplexity and accuracy only."""
 _ITEM_BYTES = 4
 
 _MANIFEST, _REASON = "manifest.json", "reason.txt"

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from optigpu.vocabulary import OptiGPUError
 
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
-"""The environment variable that names the folder of datasets."""
+"""The environment variable with the datasets folder."""
 
 SELF = "self"
 WIKITEXT = "wikitext-2"

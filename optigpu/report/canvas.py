@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#222222", "#8a8a8a"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4a9c", "#7f7f7f")
-"""Told apart by readers who see few colours (Okabe and Ito, Color Universal Design, 2008)."""
+"""Distinguishable with colour blindness (Okabe and Ito, Color Universal Design, 2008)."""
 MARKERS = "osD^vPX"
-"""One fewer than colours, so that the two repeat together only after many variants."""
+"""One fewer than the colours, so that a pair repeats only after 56 variants."""
 LONGEST_COLUMN = 12
 """Names in one column of a legend."""
 SUFFIXES = (".svg", ".png")

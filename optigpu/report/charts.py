@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GOAL_PERCENT = 0.1
-"""The quality that the stack may cost by the project's founding goal."""
+"""The quality loss that the project's founding goal allows, in percent."""
 Chart = Callable[[str, Sequence[Document], Path], None]
 
 
@@ -193,7 +193,7 @@ _LOSSES = {
     "accuracy_loss_percent": "accuracy lost against fp32 (%)",
     "top1_agreement": "positions whose most likely token is not fp32's (%)",
 }
-"""What quality loss is read from, the better first, and what its axis says."""
+"""The metrics of quality loss, the preferred one first, with the label of the axis."""
 
 
 def _loss(result: Document, name: str) -> tuple[float, list[list[float]] | None] | None:
@@ -285,4 +285,4 @@ CHARTS: dict[str, Chart] = {
     "quality": quality_chart,
     "throughput": throughput_chart,
 }
-"""Every chart by its name."""
+"""The charts by name."""

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_WIDTH = 23
-"""The longest name of a technique takes so many characters, and a blank and a plus after it."""
+"""Characters of the longest name of a technique with a space and a plus after it."""
 FRAME = 3
-"""Characters that a column costs beside its cells: a line and a blank on each side."""
+"""Characters that a column takes beside its cells: a line, and a space on each side."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ FURTHER = {
     "j_per_image": ("J/image", 1.0),
     "headroom": ("headroom", 1.0),
 }
-"""Metrics that are shown beside the primary one where any variant has them: heading and scale."""
+"""Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 ONLY = {
     "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
     "peak_bytes": ("attention", "normalization"),
 }
-"""Workloads that are about a metric which would only widen the tables of the others."""
+"""Metrics that are shown for these workloads only."""
 
 
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:

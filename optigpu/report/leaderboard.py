@@ -111,7 +111,7 @@ _SHAPES = {
     "head_size": "of {}",
     "rows": "{} rows",
 }
-"""How a field of a workload is written; any other one stands by itself."""
+"""How a field of a workload is written; other fields are written by their value alone."""
 
 
 def _shape(key: str, value: object) -> str:

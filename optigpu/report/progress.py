@@ -14,7 +14,7 @@ from optigpu.report.rows import heading
 from optigpu.vocabulary import Document
 
 QUIET_S = 10.0
-"""Without a terminal, the least time between two lines that only say how far it is."""
+"""Without a terminal, the shortest time between two lines of mere progress."""
 
 
 class _TimeLeft(ProgressColumn):

@@ -23,7 +23,7 @@ from optigpu.statistics.intervals import ratio
 from optigpu.vocabulary import Better, Document, Frozen, OptiGPUError, canonical_json
 
 MARGIN = 0.02
-"""Ratios within 1 / 1.02 and 1.02 are taken as equal."""
+"""Ratios between 1 / 1.02 and 1.02 count as equivalent."""
 
 ON_A_TEXT = (
     "kld_mean", "kld_p99", "top1_agreement", "perplexity", "perplexity_delta", "accuracy", "accuracy_loss_percent",
