@@ -245,13 +245,13 @@ def is_id(text: str) -> bool:
         return False
 
 
+Document = Mapping[str, Any]
+"""A JSON object that was stored or sent, read by its keys; it may be of an older or newer version."""
+
+
 def utc_now() -> datetime:
     """The present moment, aware, in UTC."""
     return datetime.now(UTC)
-
-
-Document = Mapping[str, Any]
-"""A JSON object that was stored or sent, read by its keys; it may be of an older or newer version."""
 
 
 def canonical_json(document: Any) -> str:

@@ -136,7 +136,7 @@ def cpu_energy(root: Path = ROOT) -> EnergySensor:
 
 def gpu_energy(gpu: Gpu) -> EnergySensor:
     """The GPU's energy counter, else its integrated power. Raises SensorError if it has neither."""
-    scope = "the GPU's board, without the host"
+    scope = "the GPU's board, not the host"
     try:
         counter = CounterFlow(f"the GPU {gpu.name()}", gpu.energy_j)
     except SensorError as no_counter:

@@ -43,10 +43,10 @@ PACKAGES = (
 def probe() -> Environment:
     """What this process can use: a container's limits and CUDA_VISIBLE_DEVICES are respected.
 
-    The hardware is asked once. What lies on disk (our commit, packages, compiler) is read each time, because a
-    measuring process imports what lies there when it starts.
+    The hardware is read once for each value of that variable. Commit, packages and compiler are read each time, because
+    a measuring process imports what is on disk when it starts.
     """
-    return _with_software(machine())
+    return _with_software(_this_machine(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def probed(root: Path) -> Environment:
@@ -55,8 +55,7 @@ def probed(root: Path) -> Environment:
 
 
 @cache
-def machine() -> Environment:
-    """The hardware without fingerprints, cached; `machine.cache_clear()` has it read again."""
+def _this_machine(_visible_gpus: str | None) -> Environment:
     return _machine(Path("/"))
 
 

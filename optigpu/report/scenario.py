@@ -54,7 +54,7 @@ SCENARIOS = {
 
 
 def scenario_of(rows: Sequence[Row]) -> Scenario | None:
-    """The scenario that all results of a job name, if at least one has its value."""
+    """The scenario that all results of a job say they are of, where any of them has its figure."""
     names = {row.result["details"].get("scenario") for row in rows if row.result}
     found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
     return found if found and any(found.figure(row) != MISSING for row in rows) else None

@@ -171,7 +171,7 @@ def test_a_gpu_s_energy_is_counted(library: Path) -> None:
     details = reading["details"]["energy"]
     assert (details["source"], details["resolution_j"]) == ("NVML total energy counter", 1e-3)
     assert details["idle_w"] == pytest.approx(10, rel=0.05)
-    assert "without the host" in details["scope"]
+    assert "not the host" in details["scope"]
 
 
 def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> None:
