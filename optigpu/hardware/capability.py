@@ -15,7 +15,7 @@ def needs_capability(environment: Environment, least: tuple[int, int], what: str
         return None
     needed = ".".join(map(str, least))
     return (
-        f"{what} need compute capability {needed}, and {gpu.name} has {gpu.compute_capability}; leave the technique "
+        f"{what} need compute capability {needed} and {gpu.name} has {gpu.compute_capability}; leave the technique "
         "out or use a newer GPU."
     )
 
