@@ -21,6 +21,7 @@ Errors, as a tree::
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -257,6 +258,10 @@ def is_id(text: str) -> bool:
         return str(UUID(text)) == text.lower()
     except ValueError:
         return False
+
+
+Document = Mapping[str, Any]
+"""A JSON object that was stored or sent, read by its keys; it may be of an older or newer version."""
 
 
 def utc_now() -> datetime:

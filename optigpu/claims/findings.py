@@ -1,4 +1,4 @@
-"""What a rule says of a claim."""
+"""What a rule finds about a claim."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -19,7 +19,7 @@ class Plausibility(StrEnum):
 
 
 class Finding(Frozen):
-    """One rule's answer: the arithmetic in a sentence, and its two numbers in the unit that the sentence names.
+    """What one rule found: the arithmetic in a sentence, and its two numbers in the sentence's unit.
 
     `implied` is what the claim's own figures amount to, `limit` what it was held against.
     """
@@ -32,11 +32,11 @@ class Finding(Frozen):
 
 
 Rule = Callable[[Claim, Book], Finding | None]
-"""A pure function; None means that the rule has nothing to say of the claim."""
+"""A pure function; None means that the rule does not apply to the claim."""
 
 
 def rounded(claim: Claim) -> tuple[float, float]:
-    """The least and the greatest quantity that would have been printed as the claim's figure."""
+    """The smallest and the largest quantity that round to the printed figure."""
     text = repr(claim.value).removesuffix(".0")
     half = 0.5 * 10.0 ** -len(text.partition(".")[2])
     return (claim.value - half) * UNITS[claim.unit], (claim.value + half) * UNITS[claim.unit]

@@ -1,4 +1,4 @@
-"""Rules that hold a claim against limits: of the named hardware, and of the model's own weights.
+"""Rules that check a claim against the limits of the named hardware and the size of the model's weights.
 
 The claim has the benefit of the doubt: bytes are the fewest that the format needs, memory is read in the larger of two
 units, and peaks are the highest that the precision allows.
@@ -10,15 +10,15 @@ from optigpu.claims.work import FORMATS, flop_per_item, flop_per_s, peak_flop_pe
 from optigpu.hardware.catalog import Device, find
 
 CLOCK_MARGIN = 1.1
-"""Cards boost above the clock that their published peak is for, by less than this."""
+"""Cards boost above the clock of their published peak by less than this factor."""
 LARGEST_CACHE_BYTES = 1.2e9
-"""A model below this might stay in a cache (AMD EPYC 9684X: 1,152 MB), and memory bandwidth bounds nothing then."""
+"""Smaller models may fit in a cache (AMD EPYC 9684X: 1,152 MB), where memory bandwidth is no limit."""
 IDLE_SHARE = 0.01
-"""Below this share of the peak, a figure says how the software was used and nothing about the hardware."""
+"""Below this share of the peak, a figure describes the software rather than the hardware."""
 
 
 def compute_peak(claim: Claim, book: Book) -> Finding | None:
-    """More operations per second than the hardware's peak for the precision."""
+    """Flags more operations per second than the hardware's peak for the precision."""
     device, rate = _device(claim), flop_per_s(claim, book)
     peak = peak_flop_per_s(claim, device) if device else None
     if device is None or rate is None or peak is None:
@@ -35,7 +35,7 @@ def compute_peak(claim: Claim, book: Book) -> Finding | None:
 
 
 def bandwidth(claim: Claim, _: Book) -> Finding | None:
-    """More bytes of weights per second than the memory delivers; the KV cache is not even counted."""
+    """Flags more bytes of weights per second than the memory bandwidth; the KV cache is not counted."""
     device, weights = _device(claim), weights_of(claim.model)
     limit = device.memory_bandwidth_bytes_per_s if device else None
     if claim.metric != "tokens_per_s" or not (device and limit and weights and claim.precision):
@@ -62,7 +62,7 @@ def bandwidth(claim: Claim, _: Book) -> Finding | None:
 
 
 def own_weights(claim: Claim, _: Book) -> Finding | None:
-    """Less memory than the weights alone take."""
+    """Flags less memory than the weights alone take."""
     weights = weights_of(claim.model)
     if claim.metric not in ("peak_bytes", "weight_bytes") or not (weights and claim.precision):
         return None
@@ -91,7 +91,7 @@ def own_weights(claim: Claim, _: Book) -> Finding | None:
 
 
 def efficiency(claim: Claim, book: Book) -> Finding | None:
-    """Work per energy that rests on an impossible rate, or that charges a device's power for almost no work."""
+    """Flags work per energy that rests on an impossible rate, or on an almost idle device."""
     if claim.rate_of is None or claim.power_of is None:
         return None
     rated, device = book.claim(claim.rate_of), _device(claim)
@@ -101,13 +101,13 @@ def efficiency(claim: Claim, book: Book) -> Finding | None:
     share, power = rate / peak, book.claim(claim.power_of).quantity
     plausibility, remark = _against_peak(rate, peak), ""
     if share < IDLE_SHARE:
-        plausibility, remark = Plausibility.DOUBTFUL, ": the figure is of a device that hardly works"
+        plausibility, remark = Plausibility.DOUBTFUL, ": the device was almost idle"
     return Finding(
         rule="efficiency",
         plausibility=plausibility,
         sentence=(
-            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, and {power:g} W "
-            f"are charged for it{remark}."
+            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, at "
+            f"{power:g} W{remark}."
         ),
         implied=share,
         limit=IDLE_SHARE if share < IDLE_SHARE else 1.0,
@@ -125,7 +125,7 @@ def _device(claim: Claim) -> Device | None:
 
 
 def _operations(claim: Claim, book: Book, rate: float) -> str:
-    """How the figure becomes a rate: `50 FPS at 0.6 GOP each is 30 GOP/s (15 GMAC/s)`."""
+    """The figure as a rate: `50 FPS at 0.6 GOP each is 30 GOP/s (15 GMAC/s)`."""
     figure, flop = f"{claim.value:g} {claim.unit}", flop_per_item(claim, book)
     if flop is None or claim.metric == "tflops":
         return figure

@@ -1,4 +1,4 @@
-"""Rules that hold a claim against its own text: ratios, contradictions, laws of growth, missing hardware."""
+"""Rules that check a claim against its own text: ratios, contradictions, growth, missing hardware."""
 
 import math
 
@@ -10,15 +10,15 @@ from optigpu.hardware.catalog import find
 NEEDS_HARDWARE = frozenset(
     {"tflops", "tokens_per_s", "images_per_s", "latency_s", "step_s", "speedup", "power_w", "images_per_j"}
 )
-"""What depends on the machine. Bytes and quality do not; a law or a ratio of other claims stands on those."""
+"""Metrics that depend on the machine. Bytes and quality do not; growth and ratios depend on other claims."""
 BACKWARD_ONLY = frozenset({"gradient_checkpointing", "gradient_accumulation"})
 """Techniques that act on the backward pass, which inference does not have."""
 EXPONENT_MARGIN = 0.5
-"""How far a law of growth may stay below the work's: between the powers 1 and 2 it is nearer to neither."""
+"""How far the claimed power may be below the power of the work: half the distance between 1 and 2."""
 
 
 def printed_ratio(claim: Claim, book: Book) -> Finding | None:
-    """A printed ratio that its own two figures do not give, whatever was rounded."""
+    """Flags a printed ratio that does not follow from its two figures, rounding allowed for."""
     if claim.ratio_of is None:
         return None
     over, under = (book.claim(each) for each in claim.ratio_of)
@@ -39,7 +39,7 @@ def printed_ratio(claim: Claim, book: Book) -> Finding | None:
 
 
 def contradiction(claim: Claim, book: Book) -> Finding | None:
-    """Another figure for the same thing in the same text."""
+    """Flags two figures for the same subject in one text."""
     others = [
         other
         for other in book.claims
@@ -61,20 +61,20 @@ def contradiction(claim: Claim, book: Book) -> Finding | None:
 
 
 def unnamed_hardware(claim: Claim, _: Book) -> Finding | None:
-    """A figure that depends on the machine, without a machine, or with one that the catalog does not know."""
+    """Flags a figure that depends on hardware that is not named or not in the catalog."""
     if claim.metric not in NEEDS_HARDWARE or claim.ratio_of:
         return None
     if claim.hardware is None:
-        sentence = "The text names no hardware, so nobody can repeat it or hold it against a limit."
+        sentence = "The text names no hardware, so the figure cannot be repeated or checked against a limit."
     elif find(claim.hardware) is None:
-        sentence = f"The catalog does not know the {claim.hardware}, so no limit of it can be checked."
+        sentence = f"The catalog has no entry for the {claim.hardware}, so its limits cannot be checked."
     else:
         return None
     return Finding(rule="unnamed_hardware", plausibility=Plausibility.DOUBTFUL, sentence=sentence)
 
 
 def growth(claim: Claim, book: Book) -> Finding | None:
-    """Time that is said to grow with a lower power of the size than the work does."""
+    """Flags time that is said to grow with a lower power of the size than the work does."""
     if claim.metric != "growth_exponent" or len(claim.series) < 2:
         return None
     first, last = book.claim(claim.series[0]), book.claim(claim.series[-1])
@@ -99,7 +99,7 @@ def growth(claim: Claim, book: Book) -> Finding | None:
 
 
 def backward_only(claim: Claim, book: Book) -> Finding | None:
-    """A technique of the backward pass that is said to make inference faster."""
+    """Flags a technique of the backward pass that is said to make inference faster."""
     used = BACKWARD_ONLY & set(claim.techniques or ())
     if not used or claim.workload == "train_step" or claim.metric != "latency_s":
         return None
@@ -123,7 +123,7 @@ def backward_only(claim: Claim, book: Book) -> Finding | None:
 
 
 def fixed_overhead(claim: Claim, book: Book) -> Finding | None:
-    """An overhead of a fixed time from which the models' times follow, and these do not fit the models' sizes.
+    """Flags a fixed overhead that implies run times that do not fit the sizes of the models.
 
     A speed s of a run that takes t without the overhead o means s = t / (t + o), so t = o s / (1 - s).
     """

@@ -1,13 +1,13 @@
-"""What was measured, found for each claim: results as `optigpu run --json` prints them, and a leaderboard's rows."""
+"""Measured figures for each claim, from `optigpu run --json` and from a leaderboard."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optigpu.claims.model import Claim, Precision
 from optigpu.hardware.catalog import find, find_class
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.vocabulary import METRICS, Better
+from optigpu.vocabulary import METRICS, Better, Document
 
 if TYPE_CHECKING:
     from optigpu.documents.views import LeaderboardRow
@@ -24,18 +24,16 @@ TECHNIQUES_OF: dict[Precision, frozenset[str]] = {
     "awq": frozenset({"awq"}),
     "q4_k_m": frozenset({"q4_k_m"}),
 }
-"""The techniques that put a model into a claim's precision."""
+"""The techniques that give a model the precision of a claim."""
 CARRIERS = frozenset({"fp16", "bf16"})
-"""What quantized weights may be computed in; with them a quantized variant is still of its own precision."""
+"""Precisions of computation that leave a quantized variant at the precision of its weights."""
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""An operator's dtypes as precisions."""
-
-Document = Mapping[str, Any]
+"""The precisions of an operator's dtypes."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric of one variant. `value` and `ci` are in the metric's unit; `models` are the names it may go by."""
+    """One metric of one variant. `value` and `ci` are in the metric's unit; `models` are its known names."""
 
     metric: str
     value: float
@@ -49,7 +47,7 @@ class Measured:
 
 
 def from_results(results: Iterable[Document]) -> list[Measured]:
-    """Every figure of the valid results in a list of result documents."""
+    """The figures of the valid results among result documents."""
     found = []
     for result in results:
         variant = result["variant"]
@@ -72,7 +70,7 @@ def from_results(results: Iterable[Document]) -> list[Measured]:
 
 
 def from_leaderboard(rows: Iterable["LeaderboardRow"]) -> list[Measured]:
-    """The figure of each row, which is valid by being there."""
+    """The figure of each row."""
     return [
         Measured(
             metric=row.metric,
@@ -91,7 +89,7 @@ def from_leaderboard(rows: Iterable["LeaderboardRow"]) -> list[Measured]:
 
 
 def measured_for(claim: Claim, measured: Iterable[Measured]) -> Measured | None:
-    """The best figure for what the claim speaks of, on hardware of its name; None where nothing was measured."""
+    """The best measured figure for the subject of a claim, on its hardware; None if there is none."""
     if claim.hardware is None or claim.metric not in METRICS:
         return None
     matches = [each for each in measured if _same(claim, each)]
@@ -116,7 +114,7 @@ def _same_hardware(claim: Claim, measured: Measured) -> bool:
 
 
 def _same_shapes(claim: Claim, workload: Document) -> bool:
-    """Whether the shapes are equal, as far as both sides state them."""
+    """Whether the shapes that both sides state are equal."""
     stated = {"batch_size": claim.batch_size, "heads": claim.heads, "head_size": claim.head_dim}
     if claim.size is not None and list(workload.get("sizes", ())) != [claim.size]:
         return False
@@ -126,7 +124,7 @@ def _same_shapes(claim: Claim, workload: Document) -> bool:
 
 
 def _same_stack(claim: Claim, measured: Measured) -> bool:
-    """The same precision, and the same other techniques where the claim names them."""
+    """Whether the precision is equal, and the other techniques if the claim names them."""
     if dtypes := measured.workload.get("dtypes"):
         return [DTYPES.get(dtype) for dtype in dtypes] == [claim.precision]
     if implementations := measured.workload.get("implementations"):
@@ -147,12 +145,12 @@ def _same_precision(claimed: Precision, used: frozenset[str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A model's name without what people write differently: ResNet-50, resnet50."""
+    """A model's name without differences in spelling: ResNet-50, resnet50."""
     return name.replace("-", "").replace("_", "").casefold()
 
 
 def _names(model: str | None) -> frozenset[str]:
-    """The names of presets that a measured model is: its own, or those with the same repository."""
+    """The presets that a measured model is: its own name, or the presets with the same repository."""
     kind, _, rest = (model or "").rpartition(":")
     name = rest.partition("@")[0]
     if kind == "preset":

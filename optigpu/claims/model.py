@@ -1,15 +1,15 @@
-"""Claims: published figures as data, read from baselines.toml. What to think of them is the rules' affair."""
+"""Claims: published figures as data, read from baselines.toml. The rules judge them."""
 
 import tomllib
 from enum import StrEnum
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from optigpu.models.presets import PRESETS
-from optigpu.vocabulary import Frozen, SpecError
+from optigpu.vocabulary import Document, Frozen, SpecError
 
 UNITS: dict[str, float] = {
     "TFLOPS": 1.0,
@@ -25,16 +25,16 @@ UNITS: dict[str, float] = {
     "x": 1.0,
     "1": 1.0,
 }
-"""Printed units, and what each is of its metric's own unit."""
+"""Printed units, as multiples of the metric's own unit."""
 BINARY_UNITS: dict[str, float] = {"GB": 2.0**30, "MB": 2.0**20}
-"""What printed bytes may have meant: PyTorch's counters are often divided by powers of 1024 and called GB."""
+"""The other meaning of printed bytes: PyTorch's counters are often divided by powers of 1024 and called GB."""
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "llm_int8", "int4", "nf4", "gptq", "awq", "q4_k_m"]
 Workload = Literal["matmul", "generate", "inference", "classify", "attention", "train_step"]
 
 
 class Status(StrEnum):
-    """How a figure came about."""
+    """Where a figure comes from."""
 
     CLAIMED = "claimed"
     MEASURED_BY_OTHERS = "measured by others"
@@ -42,7 +42,7 @@ class Status(StrEnum):
 
 
 class Claim(Frozen):
-    """One published figure, as it was printed, with the facts that make it checkable.
+    """One published figure as it was printed, with the facts that are needed to check it.
 
     `metric` is the vocabulary's name where it has one; besides, `images_per_s`, `images_per_j`, `speedup`,
     `growth_exponent` (time grows with this power of the size) and `overhead_s`. `hardware` is None where the text
@@ -78,8 +78,8 @@ class Claim(Frozen):
         return self.value * UNITS[self.unit]
 
     @property
-    def subject(self) -> tuple[Any, ...]:
-        """What the figure is of: two claims with the same subject speak of the same thing."""
+    def subject(self) -> tuple[object, ...]:
+        """What the figure is of: equal for two claims about the same thing."""
         shapes = (self.batch_size, self.size, self.sequence, self.heads, self.head_dim)
         return (
             self.metric,
@@ -94,12 +94,12 @@ class Claim(Frozen):
     @model_validator(mode="after")
     def _known_unit_and_model(self) -> Self:
         if self.unit not in UNITS:
-            raise ValueError(f"{self.id}: {self.unit!r} is no unit; the units are {', '.join(UNITS)}")
+            raise ValueError(f"{self.id}: unknown unit {self.unit!r}; the units are {', '.join(UNITS)}")
         return self
 
 
 class ImageModel(Frozen):
-    """An image classifier: multiply-accumulates for one image."""
+    """An image classifier, with its multiply-accumulates for one image."""
 
     name: str
     macs: float = Field(gt=0)
@@ -107,7 +107,7 @@ class ImageModel(Frozen):
 
 
 class ThesisClaim(Frozen):
-    """The sentence that the project was founded on, and the two machines that it compares."""
+    """The project's founding claim, and the two machines that it compares."""
 
     sentence: str
     source: str
@@ -116,14 +116,14 @@ class ThesisClaim(Frozen):
 
 
 class Book(Frozen):
-    """All claims, and the models that they speak of."""
+    """All claims, and the models that they name."""
 
     claims: tuple[Claim, ...]
     image_models: tuple[ImageModel, ...]
     thesis: ThesisClaim
 
     def claim(self, claim_id: str) -> Claim:
-        """The claim of that id. Raises SpecError when there is none."""
+        """Raises SpecError if there is no claim of that id."""
         for claim in self.claims:
             if claim.id == claim_id:
                 return claim
@@ -132,7 +132,6 @@ class Book(Frozen):
         )
 
     def image_model(self, name: str | None) -> ImageModel | None:
-        """The image classifier of that name."""
         return next((model for model in self.image_models if model.name == name), None)
 
     @model_validator(mode="after")
@@ -144,20 +143,22 @@ class Book(Frozen):
         for claim in self.claims:
             named = {*(claim.ratio_of or ()), *claim.series, claim.rate_of, claim.power_of} - {None}
             if unknown := named - set(ids):
-                raise ValueError(f"{claim.id} refers to {sorted(map(str, unknown))}, which are no claims")
+                raise ValueError(
+                    f"{claim.id} refers to unknown claims: {', '.join(sorted(map(str, unknown)))}"
+                )
             if claim.model is not None and claim.model not in known:
-                raise ValueError(f"{claim.id}: nothing is known of the model {claim.model!r}")
+                raise ValueError(f"{claim.id}: unknown model {claim.model!r}")
         return self
 
 
 @lru_cache(maxsize=1)
 def baselines() -> Book:
-    """The claims of baselines.toml, in the order of the file."""
+    """The claims of baselines.toml."""
     return read_book(files("optigpu").joinpath("baselines.toml").read_text(encoding="utf-8"))
 
 
 def read_book(text: str) -> Book:
-    """The claims of a TOML document. Raises pydantic's ValidationError for one that does not fit together."""
+    """The claims of a TOML document. Raises pydantic's ValidationError if it is not consistent."""
     document = tomllib.loads(text)
     return Book.model_validate(
         {
@@ -168,7 +169,7 @@ def read_book(text: str) -> Book:
     )
 
 
-def _claims_of(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """A text's claims, each with what the text says for all of them."""
+def _claims_of(section: Document) -> list[Document]:
+    """The claims of a text, each with the facts that hold for the whole text."""
     shared = {"text": section["name"], "source": section["source"], "status": section["status"]}
-    return [shared | section.get("defaults", {}) | claim for claim in section["claim"]]
+    return [{**shared, **section.get("defaults", {}), **claim} for claim in section["claim"]]

@@ -1,4 +1,4 @@
-"""All rules, and the verdict on a claim."""
+"""All rules, and the judgement of a claim."""
 
 from optigpu.claims.findings import Finding, Plausibility, Rule
 from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
@@ -25,13 +25,13 @@ RULES: tuple[Rule, ...] = (
     fixed_overhead,
     unnamed_hardware,
 )
-"""Every rule sees every claim; none knows one by its id."""
+"""Every rule is applied to every claim; no rule refers to a claim by id."""
 
 _ORDER = tuple(Plausibility)
 
 
 class Judgement(Frozen):
-    """The verdict on a claim: the worst of its findings."""
+    """The judgement of a claim: the worst of its findings."""
 
     plausibility: Plausibility
     findings: tuple[Finding, ...] = ()
@@ -43,7 +43,7 @@ class Judgement(Frozen):
 
 
 def judge(claim: Claim, book: Book) -> Judgement:
-    """What all rules say of a claim."""
+    """Applies all rules to a claim."""
     findings = tuple(finding for rule in RULES if (finding := rule(claim, book)))
     worst = max((each.plausibility for each in findings), key=_ORDER.index, default=Plausibility.UNCHECKED)
     return Judgement(plausibility=worst, findings=findings)

@@ -1,20 +1,19 @@
 """The thesis: is the gap that optimization closes on one machine larger than the gap between two machines?"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
 
 from optigpu.claims.model import ThesisClaim
 from optigpu.hardware.catalog import Device, Dtype, devices, find, find_class
-from optigpu.vocabulary import Frozen, SpecError
+from optigpu.vocabulary import Document, Frozen, SpecError
 
 ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")
-"""Which peak two machines are compared by: the first that both have."""
+"""Two machines are compared by the peak of the first dtype that both have."""
 
 
-class Verdict(StrEnum):
-    """`undecided`: larger than one measure of the hardware gap and not the other, or within its own interval."""
+class ClaimVerdict(StrEnum):
+    """`undecided`: above one measure of the hardware gap but not the other, or the interval contains it."""
 
     NOT_MEASURED = "not measured"
     HOLDS = "holds here"
@@ -33,7 +32,7 @@ class OptimizationGap(Frozen):
 
 
 class HardwareGap(Frozen):
-    """Published peaks of one machine over another's; null where the catalog lacks one of the two."""
+    """Published peaks of one machine over another's; null if the catalog lacks one of the two."""
 
     larger: str
     smaller: str
@@ -43,7 +42,7 @@ class HardwareGap(Frozen):
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The measures that are known, by name."""
+        """The known ratios, by name."""
         both = {"memory bandwidth": self.bandwidth, f"{self.dtype} arithmetic": self.arithmetic}
         return {name: ratio for name, ratio in both.items() if ratio is not None}
 
@@ -55,17 +54,17 @@ class HardwareGap(Frozen):
 
 
 class Thesis(Frozen):
-    """Both gaps beside each other."""
+    """The optimization gap and the hardware gap."""
 
     sentence: str
     source: str
     optimization: OptimizationGap | None
     hardware: HardwareGap
-    verdict: Verdict
+    verdict: ClaimVerdict
 
 
-def weigh(claim: ThesisClaim, reports: Iterable[Mapping[str, Any]], against: str | None = None) -> Thesis:
-    """The thesis, from reports of jobs: `{"spec", "results", "attribution"}`.
+def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None = None) -> Thesis:
+    """Compares the two gaps, from reports of jobs: `{"spec", "results", "attribution"}`.
 
     The machines are the two that the thesis names. With `against`, they are that device and the one that the largest
     gap was measured on (the thesis's smaller one where the catalog does not know it). Raises SpecError for a name that
@@ -88,8 +87,8 @@ def weigh(claim: ThesisClaim, reports: Iterable[Mapping[str, Any]], against: str
     )
 
 
-def gap_of(report: Mapping[str, Any]) -> OptimizationGap | None:
-    """What the best stack of one job gained over its baseline; None without both, or for several machines."""
+def gap_of(report: Document) -> OptimizationGap | None:
+    """The speedup of a job's best stack over its baseline; None without both, or with several machines."""
     attribution = report.get("attribution") or {}
     best = attribution.get("best")
     row = next((row for row in attribution.get("rows", ()) if row["index"] == best), None)
@@ -119,7 +118,7 @@ def _known(name: str) -> Device:
 
 
 def _hardware_gap(one: Device, other: Device) -> HardwareGap:
-    """The gap as a number above 1 by memory bandwidth, or by arithmetic where a bandwidth is not known."""
+    """The gap as a ratio above 1, by memory bandwidth, or by arithmetic if a bandwidth is unknown."""
     dtype = next((d for d in ARITHMETIC if d in one.peak_flop_per_s and d in other.peak_flop_per_s), None)
     bandwidth = _over(one.memory_bandwidth_bytes_per_s, other.memory_bandwidth_bytes_per_s)
     arithmetic = _over(one.peak_flop_per_s[dtype], other.peak_flop_per_s[dtype]) if dtype else None
@@ -134,10 +133,10 @@ def _over(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
 
 
-def _verdict(gap: OptimizationGap | None, hardware: HardwareGap) -> Verdict:
+def _verdict(gap: OptimizationGap | None, hardware: HardwareGap) -> ClaimVerdict:
     if gap is None:
-        return Verdict.NOT_MEASURED
+        return ClaimVerdict.NOT_MEASURED
     larger = {bound > ratio for ratio in hardware.ratios.values() for bound in gap.ci or (gap.ratio,)}
     if len(larger) != 1:
-        return Verdict.UNDECIDED
-    return Verdict.HOLDS if larger.pop() else Verdict.DOES_NOT_HOLD
+        return ClaimVerdict.UNDECIDED
+    return ClaimVerdict.HOLDS if larger.pop() else ClaimVerdict.DOES_NOT_HOLD

@@ -1,4 +1,4 @@
-"""What a claim's figure takes: operations and bytes, from the shapes of the model that it names."""
+"""Operations and bytes behind a claim's figure, from the shapes of its model."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,12 +10,12 @@ from optigpu.models.presets import PRESETS
 from optigpu.models.reference import ModelReference
 
 TRAINING_FACTOR = 3
-"""A training step's operations against a forward pass's: the backward pass has two products for each of its."""
+"""Operations of a training step over those of a forward pass: the backward pass has two products for each one."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A decoder's matrices as counts of weights; norms and biases, a thousandth at the most, are left out.
+    """The matrices of a decoder as counts of weights, without norms and biases (at most a thousandth).
 
     `embedding` holds the tables of which a decode step reads one row (tokens, unless the head is tied to them;
     positions), `head` the projection to the vocabulary, which each step reads whole.
@@ -33,7 +33,7 @@ class Weights:
 
 @lru_cache
 def weights_of(model: str | None) -> Weights | None:
-    """The weights of a preset, counted from its shapes; None for what is no decoder."""
+    """The weights of a preset, counted from its shapes; None if it is not a decoder."""
     if model is None or model not in PRESETS:
         return None
     facts = facts_of(ModelReference(kind="preset", name=model))
@@ -53,7 +53,7 @@ def weights_of(model: str | None) -> Weights | None:
 
 @dataclass(frozen=True)
 class Format:
-    """Bytes per weight: of the blocks' matrices, and of embedding and head. Scales and zero points are left out."""
+    """Bytes per weight of the blocks' matrices, and of embedding and head, without scales and zero points."""
 
     block_bytes: float
     table_bytes: float
@@ -86,7 +86,7 @@ ARITHMETIC: dict[Precision, tuple[Dtype, ...]] = {
     "awq": ("fp16", "bf16"),
     "q4_k_m": ("int8", "fp16", "fp32"),
 }
-"""What the operations of each precision may be computed in; quantized weights are often widened first."""
+"""The dtypes that each precision may be computed in; quantized weights are often converted first."""
 
 
 def peak_flop_per_s(claim: Claim, device: Device) -> float | None:

@@ -1,4 +1,4 @@
-"""The `optigpu` command. Each command imports what it needs when it runs, so that help appears at once."""
+"""The `optigpu` command. Commands import what they need when they run, so that `--help` is fast."""
 
 import sys
 

@@ -1,18 +1,16 @@
-"""A command that draws: chart."""
+"""The command `chart`."""
 
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import Document, SpecError
 
 
 class Kind(StrEnum):
-    """The charts."""
-
     LADDER = "ladder"
     ROOFLINE = "roofline"
     QUALITY = "quality"
@@ -20,14 +18,15 @@ class Kind(StrEnum):
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
     app.command()(chart)
 
 
 def chart(
     results: Annotated[
         Path,
-        typer.Argument(metavar="RESULTS.JSON", help="What `optigpu run --json` or `ladder --json` printed."),
+        typer.Argument(
+            metavar="RESULTS.JSON", help="A file that `optigpu run --json` or `optigpu ladder --json` wrote."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
     kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,
@@ -41,8 +40,8 @@ def chart(
     typer.echo(str(output))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The results in a file. Raises SpecError when it cannot be read or holds something else."""
+def _read(path: Path) -> Document:
+    """The results in a file. Raises SpecError if it cannot be read or holds something else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -51,11 +50,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} is not JSON: {error}.") from error
     if not _is_report(document):
         raise SpecError(f"{path} holds no results; give a file that `optigpu run --json` wrote.")
-    return dict(document)
+    found: Document = document
+    return found
 
 
-def _is_report(document: Any) -> bool:
-    """Whether it has the parts that a chart reads."""
+def _is_report(document: object) -> bool:
+    """Whether the document has the parts that charts read."""
     if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
         return False
     results = document.get("results")

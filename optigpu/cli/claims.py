@@ -1,41 +1,44 @@
-"""The command `claims`: published figures beside what was measured. Needs no service, and asks one where it is told."""
+"""The command `claims`: published figures beside measured ones. It reads a service's leaderboard if given its URL."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid
 from optigpu.cli.remote import ApiKey, connect
-from optigpu.vocabulary import METRICS, SpecError
+from optigpu.vocabulary import METRICS, Document, SpecError
 
 if TYPE_CHECKING:
     from optigpu.claims import Book
     from optigpu.client import Client
     from optigpu.documents.views import LeaderboardRow
 
-Report = dict[str, Any]
 PAGE = 200
 MOST_JOBS = 20
-"""Jobs of the leaderboard's first rows that are read whole, for what their stacks gained over the baseline."""
+"""The most jobs of the leaderboard's first rows whose reports are read for the speedup of their stacks."""
 
 ResultFiles = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE.JSON", help="What `optigpu run --json` printed; may be given several times."),
+    typer.Option(
+        metavar="FILE.JSON", help="A file that `optigpu run --json` wrote; may be given several times."
+    ),
 ]
 MaybeUrl = Annotated[
-    str | None, typer.Option(envvar="OPTIGPU_URL", help="A service whose leaderboard to read. Default: none.")
+    str | None,
+    typer.Option(envvar="OPTIGPU_URL", help="URL of a service whose leaderboard is read too. Default: none."),
 ]
 Against = Annotated[
     str | None,
-    typer.Option(help="Hardware whose peaks the thesis is weighed against. Default: the two that it names."),
+    typer.Option(
+        help="Hardware whose peaks the measured gain is compared with. Default: the two devices of the thesis."
+    ),
 ]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the command of this module."""
     app.command()(claims)
 
 
@@ -47,7 +50,7 @@ def claims(
     url: MaybeUrl = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Show published figures: whether they can be true, and what was measured on the same hardware."""
+    """Show published figures: whether they are plausible, and what was measured on the same hardware."""
     from optigpu.claims import baselines, from_leaderboard, from_results, weigh
     from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
 
@@ -68,7 +71,7 @@ def claims(
             show_grid(claims_grid(rows, thesis), form)
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> Document:
     """The report of a job from a file.
 
     Raises SpecError for a file that cannot be read, or that holds something else than `optigpu run --json` prints.
@@ -83,14 +86,14 @@ def read_report(path: Path) -> Report:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
-            f"{path} is no report of a job; write one with `optigpu run --json > {path.name}`."
+            f"{path} is not the report of a job; write one with `optigpu run --json > {path.name}`."
         ) from None
-    found: Report = report
+    found: Document = report
     return found
 
 
-def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Report]]:
-    """The leaderboard's rows for what the claims speak of, and the reports of the jobs that the best come from."""
+def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Document]]:
+    """The leaderboard's rows for the metrics of the claims, and the reports of the jobs of the first rows."""
     with connect(url, api_key) as client:
         metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)
         rows = [row for metric in metrics for row in _all_rows(client, metric)]

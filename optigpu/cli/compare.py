@@ -1,15 +1,15 @@
-"""Commands about a result and another one: compare, replay."""
+"""The commands `compare` and `replay`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.output import AsJson, Format, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
-from optigpu.vocabulary import SpecError, is_id
+from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
@@ -18,30 +18,31 @@ if TYPE_CHECKING:
 Place = Annotated[
     str,
     typer.Argument(
-        help="A result's id at the service; or FILE or FILE#LABEL, as `optigpu run --json` writes them."
+        help="The id of a result at the service, or FILE or FILE#LABEL of what `optigpu run --json` wrote."
     ),
 ]
 
 
 class Stored(NamedTuple):
-    """A result as it was stored, and the request of its job where that is known."""
+    """A stored result, and the request of its job if known."""
 
-    result: dict[str, Any]
-    spec: dict[str, Any] | None
+    result: Document
+    spec: Document | None
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (compare, replay)
-    for command in commands:
-        app.command()(command)
+    app.command()(compare)
+    add_flagged(app, replay, replay_panels)
 
 
 def compare(
     baseline: Place,
     candidate: Place,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where workload or hardware differ; notes say what does.")
+        bool,
+        typer.Option(
+            "--anyway", help="Compare even where workload or hardware differ; notes name the differences."
+        ),
     ] = False,
     json_: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -60,25 +61,23 @@ def compare(
 
 
 def replay(
+    given: Given,
     result: Place,
-    replicates: Annotated[int | None, typer.Option(help="Processes. Default: as then.")] = None,
-    min_seconds: Annotated[float | None, typer.Option(help="Least time to measure a process.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Most time to measure a process.")] = None,
     json_: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Measure a stored result's variant again, here, and compare: the speed, the environment, the software.
+    """Measure a stored result's variant again on this machine and compare speed, environment and software.
 
-    With --json, what `optigpu run --json` prints, and the comparison.
+    Without flags it is measured as it was then. With --json, what `optigpu run --json` prints, and the comparison.
     """
+    from optigpu.cli.flags import measure_flags, read_flags
     from optigpu.job.replay import replay_note
     from optigpu.report import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
     stored = stored_result(result, url, api_key)
-    given = {"replicates": replicates, "min_seconds": min_seconds, "max_seconds": max_seconds}
-    report = _run(_request(stored, {name: value for name, value in given.items() if value is not None}))
+    report = _run(_request(stored, read_flags(measure_flags(), given)))
     document = report.document()
     (new,) = document["results"]
     comparison = compare_results(stored.result, new, anyway=True)
@@ -91,7 +90,7 @@ def replay(
 
 
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
-    """The result that an id or a file names. Raises SpecError for a file that holds none, ServiceError."""
+    """The result that an id or a file names. Raises SpecError if a file holds none, and ServiceError."""
     if not is_id(place):
         return _from_file(place)
     with connect(url, api_key) as client:
@@ -105,37 +104,42 @@ def _from_file(place: str) -> Stored:
         name, _, label = (place, "", "") if Path(place).exists() else place.partition("#")
         document = json.loads(Path(name).read_text())
     except OSError as error:
-        raise SpecError(f"{place} is no result's id, and no file to read: {error.strerror}.") from error
+        raise SpecError(
+            f"{place} is neither the id of a result nor a readable file: {error.strerror}."
+        ) from error
     except ValueError as error:
         raise SpecError(f"{place} is not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
     results = document.get("results", [document])
     if not isinstance(results, list) or not all(map(_is_result, results)):
-        raise SpecError(f"{name} holds what is no result; give a file that `optigpu run --json` wrote.")
+        raise SpecError(
+            f"{name} holds something that is not a result; give a file that `optigpu run --json` wrote."
+        )
     return Stored(_labelled(results, label, name), document.get("spec"))
 
 
-def _is_result(document: Any) -> bool:
-    """Whether it has the parts that are read here and in `replay_request`."""
+def _is_result(document: object) -> bool:
+    """Whether the document has the parts that are read here and in `replay_request`."""
     if not isinstance(document, dict) or not isinstance(document.get("variant"), dict):
         return False
     parts = {"label", "workload", "model", "backend", "device", "stack", "variant_digest"}
     return {"seed", "schema_version"} <= document.keys() and parts <= document["variant"].keys()
 
 
-def _labelled(results: list[dict[str, Any]], label: str, name: str) -> dict[str, Any]:
-    """The result with that label; without a label, the only one."""
+def _labelled(results: list[Document], label: str, name: str) -> Document:
+    """The result with that label, or the only one."""
     labels = [result["variant"]["label"] for result in results]
     chosen = [result for result in results if label in ("", result["variant"]["label"])]
+    if not labels:
+        raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
     if len(chosen) != 1:
-        raise SpecError(
-            f"{name} holds {len(chosen)} such results; name one as {name}#LABEL: {', '.join(labels)}."
-        )
+        found = f"{len(chosen)} results labelled {label!r}" if label else f"{len(chosen)} results"
+        raise SpecError(f"{name} holds {found}; choose one with {name}#LABEL: {', '.join(labels)}.")
     return chosen[0]
 
 
-def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
+def _request(stored: Stored, measure: Document) -> "JobSpec":
     from optigpu.cli.options import validated
     from optigpu.job.replay import replay_request
 
@@ -147,7 +151,7 @@ def _request(stored: Stored, measure: dict[str, Any]) -> "JobSpec":
 
 
 def _run(spec: "JobSpec") -> "Report":
-    """Measures, progress on stderr. Exit status 1 when there is no result."""
+    """Runs the job with progress on stderr. Exit status 1 if there is no result."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run
@@ -156,6 +160,6 @@ def _run(spec: "JobSpec") -> "Report":
         report = run(spec, lambda event: progress.show(event.kind, as_document(event)))
     for outcome in report.outcomes:
         if outcome.result is None:
-            typer.echo(f"It was not measured again: {outcome.status}: {outcome.reason}", err=True)
+            typer.echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
             raise typer.Exit(1)
     return report

@@ -1,11 +1,11 @@
 """Commands that need no service: probe, techniques, run, ladder."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.options import JobOptions, spec_of, takes_job_options
+from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, VariantStatus
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (probe, techniques, run, ladder)
-    for command in commands:
-        app.command()(command)
+    app.command()(probe)
+    app.command()(techniques)
+    add_flagged(app, run, job_panels)
+    add_flagged(app, ladder, job_panels)
 
 
 def probe(json_: AsJson = False) -> None:
-    """Show what this machine is: CPU, GPUs, memory, compiler, software."""
+    """Show this machine: CPU, GPUs, memory, compiler, software."""
     from optigpu.hardware import probe as probe_machine
     from optigpu.report import console, environment_grid, terminal
 
@@ -37,7 +37,7 @@ def techniques(
     device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
     json_: AsJson = False,
 ) -> None:
-    """List every technique: what it does, what it needs, and whether it works on this machine."""
+    """List every technique: what it does, what it requires, and whether it works on this machine."""
     import json
 
     from optigpu.hardware import probe as probe_machine
@@ -51,23 +51,25 @@ def techniques(
         console().print(terminal(techniques_grid(facts)))
 
 
-@takes_job_options
-def run(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+def run(
+    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
     A SPEC.JSON with "plan": "ladder" or "grid" measures many.
     """
-    _measure(spec_of(options, default_device), Format.JSON if json_ else format_)
+    _measure(spec_of(given, default_device, spec_file), Format.JSON if json_ else format_)
 
 
-@takes_job_options
-def ladder(options: JobOptions, format_: OutputFormat = Format.TABLE, json_: AsJson = False) -> None:
+def ladder(
+    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
     Without --stack, the techniques that suit the device.
     """
-    spec = spec_of(options, default_device, plan="ladder")
-    if options.stack is None and options.spec_file is None:
+    spec = spec_of(given, default_device, spec_file, plan="ladder")
+    if "stack" not in given and spec_file is None:
         spec = with_default_stack(spec)
     _measure(spec, Format.JSON if json_ else format_)
 
@@ -89,7 +91,7 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
 
 
 def _measure(spec: "JobSpec", form: Format) -> None:
-    """Runs the job, progress on stderr, and shows it. Exit status 1 when no variant succeeded."""
+    """Runs the job with progress on stderr and shows it. Exit status 1 if no variant succeeded."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job

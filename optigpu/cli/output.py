@@ -1,11 +1,12 @@
-"""What commands print on stdout, in the form that was asked for."""
+"""Printing of tables and JSON on stdout."""
 
 import json
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from optigpu.vocabulary import Document
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Attribution
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The forms of a table."""
-
     TABLE = "table"
     MARKDOWN = "md"
     CSV = "csv"
@@ -25,7 +24,7 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="The form of the 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 
-def show_job(document: Mapping[str, Any], attribution: "Attribution", form: Format) -> None:
+def show_job(document: Document, attribution: "Attribution", form: Format) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
     from optigpu.report import job_title, ladder_csv, ladder_grid
 

@@ -5,31 +5,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.options import JobOptions, spec_of, takes_job_options
+from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid, show_job
 from optigpu.vocabulary import DeviceKind, JobState
 
 if TYPE_CHECKING:
     from optigpu.client import Client
 
-Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="Where the service is.")]
+Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="URL of the service.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="OPTIGPU_API_KEY", help="The key, if the service wants one.")
+    str | None, typer.Option(envvar="OPTIGPU_API_KEY", help="API key, if the service requires one.")
 ]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `optigpu submit` and `optigpu jobs` print it.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    commands: tuple[Callable[..., None], ...] = (submit, watch, jobs, cancel, leaderboard)
+    add_flagged(app, submit, job_panels)
+    commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, leaderboard)
     for command in commands:
         app.command()(command)
 
 
-@takes_job_options
 def submit(
-    options: JobOptions,
+    given: Given,
+    spec_file: SpecFile = None,
     plan: Annotated[str | None, typer.Option(help="single (the default), ladder or grid.")] = None,
     watch_: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
     url: Url = DEFAULT_URL,
@@ -37,7 +38,7 @@ def submit(
 ) -> None:
     """Post a job to a service and print its id."""
     with connect(url, api_key) as client:
-        job = client.submit(spec_of(options, lambda: _best_device(client), plan))
+        job = client.submit(spec_of(given, lambda: _best_device(client), spec_file, plan))
         typer.echo(job.id)
         if watch_:
             _follow(client, job.id, Format.TABLE)
@@ -73,7 +74,7 @@ def jobs(
 
 
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Ask for a job to stop."""
+    """Cancel a job."""
     with connect(url, api_key) as client:
         job = client.cancel(job_id)
     asked = "" if job.state.is_final else ", and its worker was asked to stop it"
@@ -81,24 +82,24 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> Non
 
 
 def leaderboard(
-    metric: Annotated[str | None, typer.Option(help="What to rank by. Default: tokens_per_s.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric to rank by. Default: tokens_per_s.")] = None,
     workload: Annotated[str | None, typer.Option(help="A workload's kind or digest.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     hardware: Annotated[str | None, typer.Option(help="Only this class of hardware.")] = None,
     technique: Annotated[str | None, typer.Option(help="Only stacks with this technique.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
     min_top1: Annotated[
-        float | None, typer.Option(min=0, max=1, help="The least top-1 agreement with fp32, 0 to 1.")
+        float | None, typer.Option(min=0, max=1, help="Minimum top-1 agreement with fp32, 0 to 1.")
     ] = None,
     max_kld: Annotated[
-        float | None, typer.Option(min=0, help="The largest mean divergence from fp32, in nats.")
+        float | None, typer.Option(min=0, help="Maximum mean divergence from fp32, in nats.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many rows, the best first.")] = 20,
     format_: OutputFormat = Format.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Show the best results that the service holds."""
+    """Show the best results of a service."""
     from optigpu.report import leaderboard_csv, leaderboard_grid
 
     query = {"metric": metric, "workload": workload, "model": model, "hardware": hardware}
@@ -114,17 +115,17 @@ def leaderboard(
 
 
 def connect(url: str, api_key: str | None) -> "Client":
-    """A client of the service, which retries in silence."""
+    """A client of the service that does not log its retries."""
     from stamina.instrumentation import set_on_retry_hooks
 
     from optigpu.client import Client
 
-    set_on_retry_hooks([])  # they would write into our output
+    set_on_retry_hooks([])  # by default they write to the output
     return Client(url, api_key)
 
 
 def _best_device(client: "Client") -> DeviceKind:
-    """CUDA when a worker that is alive has it, else the CPU."""
+    """CUDA if a live worker has it, else the CPU."""
     has_cuda = any(worker.alive and worker.device is DeviceKind.CUDA for worker in client.workers())
     return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
 
@@ -142,7 +143,7 @@ def _follow(client: "Client", job_id: str, form: Format) -> None:
             job = client.wait(job_id, lambda event: progress.show(event.kind, event.data))
     except KeyboardInterrupt:
         typer.echo(
-            f"The job goes on. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
+            f"The job continues. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
             err=True,
         )
         raise
@@ -150,5 +151,6 @@ def _follow(client: "Client", job_id: str, form: Format) -> None:
         attribution = Attribution.model_validate(job.attribution, extra="ignore")
         show_job(client.report(job_id), attribution, form)
     if job.state is not JobState.SUCCEEDED:
-        typer.echo(f"The job {job.state}: {job.reason or 'no reason was given'}", err=True)
+        ended = "was cancelled" if job.state is JobState.CANCELLED else job.state
+        typer.echo(f"The job {ended}: {job.reason or 'no reason was given'}", err=True)
         raise typer.Exit(1)

@@ -49,9 +49,11 @@ class MetricSummary(Frozen):
     `value` is the median over requests, averaged over the processes, or null with a `reason`. `ci` is its 95%
     interval, null where there is too little to know one. `n` counts the samples and `replicates` the processes they
     come from; `per_replicate` holds each process's median. `cv_within` is the coefficient of variation of requests
-    within a process (averaged over processes), `cv_between` that of the processes' medians. A percentile is null where
-    there are too few requests to bound it, and `reason` then says how many it takes; `p90_upper` and its like are the
-    percentile's upper bound with 99% confidence.
+    within a process (averaged over processes), `cv_between` that of the processes' medians. `p50` to
+    `p99` are percentiles over all requests of all processes, null where these are too few. `p90_upper` and its like
+    are upper bounds: with 99% confidence the percentile of each measured process is not above it. They are computed
+    for each process by itself (the highest is given), say nothing about other processes, and are null where one
+    process has too few requests. `reason` then says how many it takes.
     """
 
     unit: str

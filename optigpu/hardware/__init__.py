@@ -1,4 +1,4 @@
-"""What this machine is: probed without torch."""
+"""Facts about this machine, read without torch."""
 
 from optigpu.hardware.probe import hardware_class, probe
 

@@ -1,22 +1,22 @@
-"""What a GPU must at least be, said in one sentence where it is less."""
+"""The compute capability that a technique needs of the GPU."""
 
 from optigpu.documents.result import Environment
 
 
 def needs_capability(environment: Environment, least: tuple[int, int], what: str) -> str | None:
-    """Why the first GPU has too low a compute capability for `what`, or None.
+    """Why the first GPU is too old for `what`, or None.
 
-    A driver that does not tell its capability gets the benefit of the doubt: torch then speaks for itself.
+    A driver that does not tell its capability is taken to be new enough; torch reports an error if it is not.
     """
     if not environment.accelerators:
-        return f"{what} need an NVIDIA GPU and there is none; leave it out or run it on another machine."
+        return f"{what} need an NVIDIA GPU, and this machine has none; leave the technique out or use another machine."
     gpu = environment.accelerators[0]
     if gpu.compute_capability is None or _parts(gpu.compute_capability) >= least:
         return None
     needed = ".".join(map(str, least))
     return (
-        f"{what} need compute capability {needed} and {gpu.name} has {gpu.compute_capability}; leave it out or run it "
-        "on a newer GPU."
+        f"{what} need compute capability {needed} and {gpu.name} has {gpu.compute_capability}; leave the technique "
+        "out or use a newer GPU."
     )
 
 

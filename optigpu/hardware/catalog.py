@@ -1,4 +1,4 @@
-"""The catalog: published peaks of known hardware, read from catalog.toml. Measured peaks stand beside it, not in it."""
+"""The catalog of published hardware peaks, read from catalog.toml. Measured peaks are stored elsewhere."""
 
 import re
 import tomllib
@@ -19,7 +19,7 @@ _CLASS = re.compile(r"^(?:\d+x )?(?P<name>.+?)(?: \d+ GiB| \d+ cores?)?$")
 
 
 class HardwareKind(StrEnum):
-    """What a device is. A `soc` is a board or a chip whose processors share its memory."""
+    """The kind of a device. A `soc` is a board or chip whose processors share its memory."""
 
     GPU = "gpu"
     TPU = "tpu"
@@ -29,19 +29,19 @@ class HardwareKind(StrEnum):
 
 
 class Block(Frozen):
-    """Equal units (cores, multiprocessors) that work at once; `flop_per_cycle` is what one of them does in a cycle."""
+    """Equal units (cores, multiprocessors) that work in parallel; `flop_per_cycle` is per unit."""
 
     clock_hz: Positive
     units: int = Field(gt=0)
     flop_per_cycle: dict[Dtype, Positive]
 
     def flop_per_s(self, dtype: Dtype) -> float:
-        """Operations per second of all units; 0 for a dtype that they have no instructions for."""
+        """Operations per second of all units; 0 for a dtype without instructions."""
         return self.clock_hz * self.units * self.flop_per_cycle.get(dtype, 0.0)
 
 
 class Device(Frozen):
-    """One device of the catalog; null means not published, or not known for sure.
+    """A device of the catalog; null means unpublished or uncertain.
 
     Rates are dense, count a multiply-accumulate as 2 operations, and fp16 and bf16 accumulate in fp32. `tdp_w` is the
     most that the maker lets it draw, `price_usd` the price at launch.
@@ -60,7 +60,7 @@ class Device(Frozen):
     notes: str | None = None
 
     def derived_flop_per_s(self) -> dict[Dtype, float]:
-        """Peaks as arithmetic: units times clock times operations per cycle, summed over the blocks."""
+        """Units times clock times operations per cycle, summed over the blocks."""
         rates: dict[Dtype, float] = defaultdict(float)
         for block in self.blocks:
             for dtype in block.flop_per_cycle:
@@ -70,19 +70,19 @@ class Device(Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def peak_flop_per_s(self) -> dict[Dtype, float]:
-        """Operations per second for each dtype: as published, else derived."""
+        """Operations per second for each dtype: published, else derived."""
         return self.derived_flop_per_s() | self.published_flop_per_s
 
 
 @lru_cache(maxsize=1)
 def devices() -> tuple[Device, ...]:
-    """Every device, in the order of the file."""
+    """All devices, in the order of the file."""
     text = files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
     return tuple(Device.model_validate(entry) for entry in tomllib.loads(text)["device"])
 
 
 def find(name: str) -> Device | None:
-    """The device of that name or alias. Never by a part of it: an RTX 4060 is not an RTX 4060 Laptop GPU."""
+    """The device with that name or alias. Parts of names do not match: an RTX 4060 is not an RTX 4060 Laptop GPU."""
     return _by_name().get(_plain(name))
 
 
@@ -101,5 +101,5 @@ def _by_name() -> Mapping[str, Device]:
 
 
 def _plain(name: str) -> str:
-    """What is compared: case, trade marks and spaces do not tell two devices apart."""
+    """The name without case, trade marks and repeated spaces."""
     return " ".join(re.sub(r"\((?:R|TM)\)", " ", name, flags=re.IGNORECASE).casefold().split())

@@ -1,4 +1,4 @@
-"""Counters of this host that tell what happened on it between two moments. Each is read in well under a millisecond.
+"""Counters of this host, to tell what happened between two readings. Each is read in well under a millisecond.
 
 What the system does not count is None or empty. `root` is the root of the file system, so that a test can hand in
 another. In a container /proc/stat and the clocks of the CPUs are the host's: the host is what disturbs.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from optigpu.hardware.cgroup import ROOT
+from optigpu.hardware.cpu import first_of_each_core, first_of_each_package
 from optigpu.hardware.files import contents
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError
@@ -25,7 +26,7 @@ _LONGEST_STAT = 4096
 
 @dataclass(frozen=True)
 class Clocks:
-    """Seconds on the clock that samples are timed with, and how far two others are ahead of it.
+    """The clock of the samples, in seconds, and the offsets of two other clocks.
 
     `suspended_s` grows while the machine is suspended. `wall_s` is the time of day; it changes when somebody sets it.
     """
@@ -37,7 +38,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since boot, summed over some CPUs: in processes, idle, and taken by the hypervisor for other machines.
+    """Seconds since boot, summed over some CPUs: in processes, idle, and stolen by the hypervisor.
 
     Time in interrupts is in none of them: whose it is cannot be told.
     """
@@ -49,7 +50,7 @@ class CpuTimes:
 
 @dataclass(frozen=True)
 class ProcessTimes:
-    """A process: CPU seconds of its own (all threads), and of the processes that it started and that have ended.
+    """A process with its CPU seconds (all threads), and those of its children that have ended.
 
     `waiting` says that its main thread runs or waits for a CPU; `cpu` is the one that it was on last.
     """
@@ -65,7 +66,7 @@ class ProcessTimes:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other process has, before or after it."""
+        """Identifies the process, even after its pid was reused."""
         return self.pid, self.started
 
 
@@ -83,7 +84,6 @@ class GpuCounters:
 
 
 def clocks() -> Clocks:
-    """The clocks now."""
     monotonic_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has it
     return Clocks(
@@ -94,7 +94,7 @@ def clocks() -> Clocks:
 
 
 def cpu_times(cpus: Collection[int], root: Path = ROOT) -> CpuTimes | None:
-    """The sum over `cpus`, or None where the kernel does not count or does not know one of them.
+    """The sum over `cpus`; None if the kernel does not count one of them.
 
     Columns: user nice system idle iowait irq softirq steal (proc_stat(5)).
     """
@@ -112,7 +112,7 @@ def cpu_times(cpus: Collection[int], root: Path = ROOT) -> CpuTimes | None:
 
 
 def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
-    """Every process that can be seen from here; in a container those of the container alone."""
+    """All visible processes; in a container those of the container."""
     with suppress(OSError):
         names = [name for name in os.listdir(root / "proc") if name.isdecimal()]
         found = (_process(f"{root}/proc/{name}/stat") for name in names)
@@ -121,7 +121,7 @@ def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
 
 
 def gpu_counters(gpu: Gpu) -> GpuCounters:
-    """The counters of one GPU; one that is lost gives none."""
+    """The counters of a GPU; None for those that it does not give."""
     pids, slowdowns = _or_none(gpu.compute_pids), _or_none(gpu.slowdowns)
     return GpuCounters(
         pids=None if pids is None else frozenset(pids),
@@ -133,22 +133,25 @@ def gpu_counters(gpu: Gpu) -> GpuCounters:
 
 
 def heat_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
-    """The files that count how often a core or its package slowed down for heat; none on most virtual machines."""
-    folders = [root / f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle" for cpu in sorted(cpus)]
-    files = [
-        folder / name for folder in folders for name in ("core_throttle_count", "package_throttle_count")
-    ]
+    """The files that count how often a core or its package was throttled for heat; none on most virtual machines.
+
+    The kernel shows a core's count at each of its threads and a package's at each of its CPUs: each is taken once.
+    """
+    cores = [(cpu, "core_throttle_count") for cpu in first_of_each_core(cpus, root)]
+    packages = [(cpu, "package_throttle_count") for cpu in first_of_each_package(cpus, root)]
+    folder = root / "sys/devices/system/cpu"
+    files = [folder / f"cpu{cpu}/thermal_throttle" / name for cpu, name in cores + packages]
     return tuple(file for file in files if file.is_file())
 
 
 def clock_files(cpus: Collection[int], root: Path = ROOT) -> tuple[Path, ...]:
-    """The files that give the clock of each CPU in kHz; none on most virtual machines."""
+    """The files with the clock of each CPU in kHz; none on most virtual machines."""
     files = [root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in sorted(cpus)]
     return tuple(file for file in files if file.is_file())
 
 
 def numbers(files: Sequence[Path]) -> list[int]:
-    """What the files hold; one that has become unreadable is left out."""
+    """The numbers in the files; unreadable files are left out."""
     return [int(text) for file in files if (text := contents(file)).isdecimal()]
 
 

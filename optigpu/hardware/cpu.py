@@ -1,15 +1,17 @@
-"""The CPU: its model, the physical cores that this process may use, and the instructions that matter here."""
+"""The CPU: its model, the physical cores that this process may use, and its instruction sets."""
 
 import os
 import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
 
 from optigpu.hardware.cgroup import cpu_quota
+from optigpu.hardware.files import contents
 
 FEATURES = (
     *(
@@ -33,7 +35,7 @@ _ROOT = Path("/")
 
 
 def cpu_model(root: Path = _ROOT) -> str:
-    """The model as the machine names it; where a hypervisor hides the number, with the family's."""
+    """The model name; with family and model number where a hypervisor hides the name."""
     fields = cpu_fields(root)
     name = fields.get("model name") or _asked("lscpu", r"Model name:\s*(.+)") or _asked(_SYSCTL, r"(.+)")
     name = " ".join(
@@ -46,14 +48,14 @@ def cpu_model(root: Path = _ROOT) -> str:
 
 
 def cpu_features(root: Path = _ROOT) -> tuple[str, ...]:
-    """Those of FEATURES that the first CPU has."""
+    """The members of FEATURES that the first CPU has."""
     fields = cpu_fields(root)
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     return tuple(feature for feature in FEATURES if feature in flags)
 
 
 def cpu_cores(root: Path = _ROOT) -> int:
-    """Physical cores that this process may use: its affinity and its group's quota respected, at least 1."""
+    """Physical cores that this process may use, by affinity and control group quota; at least 1."""
     allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed} if allowed else set()
     count = len(cores) or psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -62,32 +64,45 @@ def cpu_cores(root: Path = _ROOT) -> int:
 
 
 def allowed_cpus() -> set[int]:
-    """The logical CPUs that this process may run on; empty where the system does not tell (macOS)."""
+    """The logical CPUs that this process may run on; empty where the system does not say (macOS)."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def one_cpu_of_each_core(root: Path = _ROOT) -> list[int]:
-    """Of the logical CPUs that this process may run on, the first of each physical core, in order."""
+    """The first logical CPU of each physical core that this process may run on, in order."""
+    return first_of_each_core(allowed_cpus(), root)
+
+
+def first_of_each_core(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """The lowest of `cpus` on each physical core, in order; all of them if the cores are unknown."""
+    return _first_of_each(cpus, lambda cpu: _core(root, cpu))
+
+
+def first_of_each_package(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """The lowest of `cpus` in each package, in order; all of them if the packages are unknown."""
+    return _first_of_each(cpus, lambda cpu: _topology(root, cpu, "physical_package_id"))
+
+
+def _first_of_each(cpus: Collection[int], unit: Callable[[int], str]) -> list[int]:
     first: dict[str, int] = {}
-    for cpu in sorted(allowed_cpus()):
-        first.setdefault(_core(root, cpu), cpu)
+    for cpu in sorted(cpus):
+        first.setdefault(unit(cpu), cpu)
     return sorted(first.values())
 
 
 def _core(root: Path, cpu: int) -> str:
-    """What names a CPU's core: the list of its siblings; the CPU itself where the kernel does not tell."""
-    try:
-        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)
+    """A name for the core of a CPU: the list of its siblings."""
+    return _topology(root, cpu, "thread_siblings_list")
+
+
+def _topology(root: Path, cpu: int, name: str) -> str:
+    """A fact of a CPU's place in the topology; a name of its own if the kernel does not say."""
+    return contents(root / f"sys/devices/system/cpu/cpu{cpu}/topology" / name) or f"cpu{cpu}"
 
 
 def cpu_fields(root: Path) -> dict[str, str]:
-    """The first CPU's fields in /proc/cpuinfo; empty where there is no such file."""
-    try:
-        text = (root / "proc/cpuinfo").read_text()
-    except OSError:
-        return {}
+    """The fields of the first CPU in /proc/cpuinfo; empty if there is no such file."""
+    text = contents(root / "proc/cpuinfo")
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
@@ -96,7 +111,7 @@ _SYSCTL = "sysctl -n machdep.cpu.brand_string"
 
 
 def _asked(command: str, pattern: str) -> str | None:
-    """What a system command says, or None where it is missing or fails."""
+    """The output of a system command; None if it is missing or fails."""
     words = command.split()
     if shutil.which(words[0]) is None:
         return None

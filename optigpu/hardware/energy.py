@@ -1,4 +1,4 @@
-"""Energy as it flows, from a counter or from power; looked at regularly, so that no wrap and no jump is missed."""
+"""Energy from a counter or from power, read regularly so that no wrap or jump is missed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,20 +12,20 @@ from optigpu.hardware.powercap import energy_domains
 from optigpu.hardware.sensors import SensorError
 
 PLAUSIBLE_W = 5000.0
-"""No GPU and no host's CPUs draw more (an 8-socket server's packages stay below); a counter that says so has jumped."""
+"""More than any GPU or any host's CPUs draw (8-socket servers included): a counter that reports more has jumped."""
 SLACK_S = 1.0
-"""Counters are refreshed late: so much more time than has passed may be in one step."""
+"""Counters are updated late: one step may contain this much more time than has passed."""
 
 
 class Flow(Protocol):
-    """Joules since the last look."""
+    """Joules since the last reading."""
 
     def since(self, elapsed_s: float) -> float:
         """`elapsed_s` have passed since the last look. Raises SensorError when what is read makes no sense."""
 
 
 class CounterFlow:
-    """A counter of joules that only rises, but for its wrap where it has one."""
+    """A counter of joules that only rises, apart from its wrap."""
 
     def __init__(self, name: str, read_j: Callable[[], float], wraps_at_j: float | None = None) -> None:
         self._name = name
@@ -42,13 +42,13 @@ class CounterFlow:
             step += self._wraps_at_j
         if step < 0:
             raise SensorError(
-                f"The energy counter of {self._name} fell from {before:.3f} to {now:.3f} J; it was reset: "
+                f"The energy counter of {self._name} fell from {before:.3f} to {now:.3f} J; it was reset; "
                 "measure again."
             )
         if step > PLAUSIBLE_W * (elapsed_s + SLACK_S):
             raise SensorError(
-                f"The energy counter of {self._name} jumped from {before:.3f} to {now:.3f} J within {elapsed_s:.2f} s; "
-                "do not trust it, measure again."
+                f"The energy counter of {self._name} jumped from {before:.3f} to {now:.3f} J within {elapsed_s:.2f} s, "
+                "more than any device draws; measure again."
             )
         return step
 
@@ -68,7 +68,7 @@ class PowerFlow:
 
 @dataclass(frozen=True)
 class Energy:
-    """What flowed in a time: `looks` at the sensor in it, of which `changes` found a new value."""
+    """The energy of a period: `looks` readings in it, of which `changes` found a new value."""
 
     joules: float
     seconds: float
@@ -77,12 +77,11 @@ class Energy:
 
     @property
     def watts(self) -> float:
-        """The mean power."""
         return self.joules / self.seconds
 
 
 class EnergySensor:
-    """Everything that flows into a device, from the moment when this is made.
+    """The energy that flows into a device, from the creation of this object on.
 
     `source` is what counts it, `scope` what is in it, `least_hz` how often it must be looked at to be right.
     """
@@ -99,7 +98,7 @@ class EnergySensor:
         self.total = Energy(0.0, 0.0, 0, 0)
 
     def look(self) -> None:
-        """Adds what has flowed since the last look to `total`. Raises SensorError; the total is then of no use."""
+        """Adds the energy since the last reading to `total`. Raises SensorError; the total is then invalid."""
         now_s = time.perf_counter()
         elapsed_s = now_s - self._at_s
         joules = sum(flow.since(elapsed_s) for flow in self._flows)
@@ -124,20 +123,20 @@ class EnergySensor:
 
 
 def cpu_energy(root: Path = ROOT) -> EnergySensor:
-    """The CPU's packages and their memory. Raises SensorError where there is no counter or it refuses.
+    """The CPU's packages and their memory. Raises SensorError if there is no readable counter.
 
     A 32-bit counter wraps after several minutes at full power, so a look each second is enough.
     """
     domains = energy_domains(root)
     flows = [CounterFlow(domain.name, domain.energy_j, domain.wraps_at_j) for domain in domains]
     names = ", ".join(domain.name for domain in domains)
-    scope = f"{names}: all that runs on this host; no GPU, disk, fan or power supply"
+    scope = f"{names}: everything that runs on this host, without GPU, disk, fan and power supply"
     return EnergySensor("RAPL counters (powercap)", scope, 1e-6, 1.0, flows)
 
 
 def gpu_energy(gpu: Gpu) -> EnergySensor:
-    """The GPU's energy counter; its power, integrated, where it has none. Raises SensorError where it gives neither."""
-    scope = "the GPU's board; not the host that feeds it"
+    """The GPU's energy counter, else its integrated power. Raises SensorError if it has neither."""
+    scope = "the GPU's board, not the host"
     try:
         counter = CounterFlow(f"the GPU {gpu.name()}", gpu.energy_j)
     except SensorError as no_counter:

@@ -1,10 +1,10 @@
-"""Reading the small files by which a kernel answers."""
+"""Reading of the kernel's small files."""
 
 from pathlib import Path
 
 
 def contents(path: Path) -> str:
-    """The text of a file without the blanks around it; empty where it is missing or may not be read."""
+    """The stripped text of a file; empty if it is missing or unreadable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as their driver names them, through NVML. No library, no driver, a broken driver: no GPU."""
+"""NVIDIA GPUs through NVML. Without a library or a working driver there are none."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a driver says: the GPUs that this process may use, the UUIDs of all, the versions of driver and CUDA."""
+    """The GPUs that this process may use, the UUIDs of all GPUs, and the versions of driver and CUDA."""
 
     visible: tuple[Accelerator, ...] = ()
     uuids: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Gpus:
 
 
 def gpus() -> Gpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and what holds for all."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, in its order."""
     try:
         with Driver() as driver:
             uuids = tuple(gpu.uuid() for gpu in driver.gpus())
@@ -35,7 +35,7 @@ def gpus() -> Gpus:
 
 @contextmanager
 def job_gpu() -> Iterator[Gpu]:
-    """The one GPU that a job runs on: the first that CUDA shows to this process. Open for the block.
+    """The GPU that a job runs on: the first that CUDA shows to this process. Open for the block.
 
     Raises SensorError where there is none.
     """
@@ -43,13 +43,13 @@ def job_gpu() -> Iterator[Gpu]:
         shown = _visible(driver)
         if not shown:
             raise SensorError(
-                "CUDA_VISIBLE_DEVICES leaves this process no GPU that its driver knows by that name; change it."
+                "CUDA_VISIBLE_DEVICES selects no GPU that the driver knows; change or unset it."
             )
         yield driver.gpu(shown[0].uuid)
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Free memory of a GPU, or None where its driver does not say."""
+    """Free memory of a GPU; None if its driver does not say."""
     try:
         with Driver() as driver:
             return driver.gpu(uuid).free_bytes()
@@ -58,7 +58,7 @@ def free_bytes(uuid: str) -> int | None:
 
 
 def visible(every: Sequence[Accelerator], chosen: str | None) -> tuple[Accelerator, ...]:
-    """Those that CUDA shows for CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first wrong one."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects: by number or prefix of the UUID, up to the first invalid one."""
     if chosen is None:
         return tuple(every)
     found: list[Accelerator] = []
@@ -88,7 +88,7 @@ def _accelerator(gpu: Gpu) -> Accelerator:
 
 
 def _told(read: Callable[[], T]) -> T | None:
-    """A reading, or None where this GPU or this driver does not give it."""
+    """A reading; None if the GPU or the driver does not give it."""
     try:
         return read()
     except SensorError:

@@ -1,4 +1,4 @@
-"""Which machine this is: an identifier that does not name it, and fingerprints of its hardware and its software.
+"""Identifiers of this machine: an anonymous host id, and fingerprints of hardware and software.
 
 `root` is the root of the file system, so that a test can hand in another.
 """
@@ -16,11 +16,11 @@ from optigpu.vocabulary import canonical_json
 
 _FIRMWARE = ("product_uuid", "board_serial")
 _NO_UUIDS = {"03000200-0400-0500-0006-000700080009", "00020003-0004-0005-0006-000700080009"}
-"""What boards carry whose makers did not fill in an identifier, in both orders of bytes."""
+"""Placeholders for identifiers on boards, in both byte orders."""
 
 
 def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:
-    """Tells hosts apart and says nothing about them: a hash of the surest thing that can be read, and what that was.
+    """A hash of the most reliable identifier that can be read, and its source.
 
     The firmware's identifier can often be read by root alone; all of a machine's GPUs, the hidden ones as well, come
     next. The rest may belong to a container instead of the machine: then two of them count as two hosts, which is the
@@ -31,7 +31,7 @@ def host_id(gpu_uuids: Sequence[str], root: Path) -> tuple[str, HostIdSource]:
 
 
 def hardware_fingerprint(environment: Environment) -> str:
-    """A digest of what this process may use of the machine, the same whoever asks and from wherever.
+    """A digest of the hardware that this process may use, the same for every user and container.
 
     It leaves out what a user without rights or a container cannot read, what an administrator can switch, and the exact
     sizes of memory, which depend on kernel and driver. Without a GPU, whose UUID is unique, machines of one make and
@@ -49,13 +49,13 @@ def hardware_fingerprint(environment: Environment) -> str:
 
 
 def software_fingerprint(environment: Environment) -> str:
-    """A digest of the versions that results depend on: packages, our own commit, driver, compiler, system, image."""
+    """A digest of the versions that results depend on: packages, commit, driver, compiler, system, image."""
     names = {"software", "driver", "cuda", "compiler", "os", "image", "git_revision", "git_dirty"}
     return _digest(environment.model_dump(mode="json", include=names))
 
 
 def memory_class(size_bytes: int) -> int:
-    """The next of 2^n and 1.5 * 2^n bytes: what is installed, without what a kernel keeps for itself."""
+    """The next of 2^n and 1.5 * 2^n bytes: the installed memory, without what the kernel reserves."""
     power = 1 << max(size_bytes - 1, 1).bit_length() - 1
     return next(size for size in (power, power * 3 // 2, power * 2) if size >= size_bytes)
 
@@ -75,7 +75,7 @@ def _known(gpu_uuids: Sequence[str], root: Path) -> Iterator[tuple[str, HostIdSo
 
 
 def _filled_in(text: str) -> str | None:
-    """An identifier in lower case, as not all kernels write it; None for what a maker left as it was."""
+    """A valid identifier in lower case; None for a placeholder of the maker."""
     text = text.lower()
     digits = re.sub(r"[^0-9a-z]", "", text)
     words = re.search(r"fill|default|specified|serial|none|applicable|0123456789", text)
@@ -83,7 +83,7 @@ def _filled_in(text: str) -> str | None:
 
 
 def _network_address(root: Path) -> str | None:
-    """The lowest address of what has a device behind it, which a container's own interfaces have not."""
+    """The lowest address of a network interface with a device, which virtual interfaces lack."""
     folders = (folder for folder in (root / "sys/class/net").glob("*") if (folder / "device").exists())
     addresses = sorted(filter(_is_address, (contents(folder / "address") for folder in folders)))
     if addresses or (root / "sys/class/net").is_dir():

@@ -1,4 +1,4 @@
-"""What bounds a kernel by the roofline, memory or arithmetic, told from the operator that it belongs to.
+"""Whether memory or compute bounds a kernel by the roofline, from the operator that it belongs to.
 
 An operator whose arithmetic intensity (FLOPs per byte of its inputs) is below the device's ridge waits for memory,
 above it for arithmetic. Source: Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009.
@@ -52,12 +52,12 @@ GLUE = frozenset(
         *("aten::item", "aten::is_nonzero"),
     }
 )
-"""Operators that only change a view, allocate, or call others that do the work: on a CPU no kernels."""
+"""Operators that only change a view, allocate, or call other operators: on a CPU they run no kernels."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One call as the profiler saw it. `shapes` and `item_bytes` (None where unknown) are its tensor inputs'."""
+    """One call in a profile. `shapes` and `item_bytes` (None if unknown) are those of its tensor inputs."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -66,12 +66,11 @@ class Operator:
 
     @property
     def elements(self) -> tuple[int, ...]:
-        """Elements of each input."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
     def input_bytes(self) -> int | None:
-        """Bytes of all inputs, or None where the type of one is not known."""
+        """Bytes of all inputs; None if an element type is unknown."""
         sizes = [size for size in self.item_bytes if size is not None]
         if len(sizes) < len(self.shapes):
             return None
@@ -79,7 +78,7 @@ class Operator:
 
 
 def bound_of(operator: Operator, device: DeviceKind) -> Bound | None:
-    """Memory or compute, or None where it cannot be told."""
+    """Memory or compute; None if unknown."""
     if not _is_heavy(operator.name):
         return Bound.MEMORY if operator.name.startswith("aten::") else None
     flops, size = operator.flops or _flops(operator), operator.input_bytes
@@ -89,7 +88,7 @@ def bound_of(operator: Operator, device: DeviceKind) -> Bound | None:
 
 
 def bound_of_kernel(name: str) -> Bound | None:
-    """Of a kernel whose operator is not known: only names that say that it streams its data through are told."""
+    """The bound of a kernel without an operator: memory if its name says that it streams data, else None."""
     return Bound.MEMORY if _STREAMING.search(name) else None
 
 
@@ -108,7 +107,7 @@ def _is_heavy(name: str) -> bool:
 
 
 def _flops(operator: Operator) -> int:
-    """An estimate from shapes; 0 where they do not fit the family."""
+    """An estimate from the shapes; 0 if they do not fit the kind of operator."""
     shapes = operator.shapes
     if len(shapes) < 2 or not shapes[0]:
         return 0
@@ -123,7 +122,7 @@ def _flops(operator: Operator) -> int:
 
 
 def _weights(operator: Operator) -> int:
-    """Weights of a product's largest other input; two 4-bit ones lie in a byte."""
+    """The number of weights of a product's largest other input; two 4-bit weights share a byte."""
     largest = max(range(1, len(operator.shapes)), key=lambda index: operator.elements[index])
     if "int4" in operator.name or "4bit" in operator.name:
         return 2 * operator.elements[largest] * (operator.item_bytes[largest] or 0)

@@ -1,4 +1,4 @@
-"""NVIDIA's management library, opened in this one place: typed readings in SI units, errors as sentences.
+"""NVIDIA's management library (NVML): typed readings in SI units, errors as sentences.
 
 Whatever goes wrong (no library, no driver, a refusal, a GPU that is lost while one looks) is a SensorError.
 Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
@@ -20,11 +20,11 @@ SLOWDOWNS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""nvmlClocksEventReasons: why the clocks are not at their highest."""
+"""nvmlClocksEventReasons: why the clocks are not at their maximum."""
 
 
 class Driver:
-    """The library, open until `close` or the end of a `with` block. Raises SensorError where it cannot be opened."""
+    """The open library, until `close` or the end of a `with` block. Raises SensorError if it cannot be opened."""
 
     def __init__(self) -> None:
         _ask("access", "nvmlInit")
@@ -36,12 +36,11 @@ class Driver:
         self.close()
 
     def close(self) -> None:
-        """Gives the library back; a driver that has gone meanwhile is no error."""
+        """Closes the library; a driver that has gone is not an error."""
         with suppress(SensorError):
             _ask("its end", "nvmlShutdown")
 
     def version(self) -> str:
-        """The driver's version."""
         return str(_ask("the driver's version", "nvmlSystemGetDriverVersion"))
 
     def cuda_version(self) -> str:
@@ -55,14 +54,13 @@ class Driver:
         return tuple(Gpu(_ask("a GPU", "nvmlDeviceGetHandleByIndex", index)) for index in range(count))
 
     def gpu(self, uuid: str) -> "Gpu":
-        """The GPU of that UUID."""
         return Gpu(_ask(f"the GPU {uuid}", "nvmlDeviceGetHandleByUUID", uuid))
 
 
 class Gpu:
-    """One GPU of an open Driver. Every reading raises SensorError where the GPU does not give it."""
+    """One GPU of an open Driver. Every reading raises SensorError if the GPU does not give it."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: object) -> None:
         self._handle = handle
 
     def name(self) -> str:
@@ -79,11 +77,11 @@ class Gpu:
         return f"{major}.{minor}"
 
     def memory_bytes(self) -> int:
-        """All of its memory."""
+        """Total memory."""
         return int(self._ask("its memory", "nvmlDeviceGetMemoryInfo").total)
 
     def free_bytes(self) -> int:
-        """Memory that no process holds."""
+        """Free memory."""
         return int(self._ask("its memory", "nvmlDeviceGetMemoryInfo").free)
 
     def energy_j(self) -> float:
@@ -91,11 +89,11 @@ class Gpu:
         return float(self._ask("its energy counter", "nvmlDeviceGetTotalEnergyConsumption")) / 1e3
 
     def power_w(self) -> float:
-        """Power of the board: the moment's; from Ampere on, but for the A100's GA100, the mean over the last second."""
+        """Power of the board: current, or the mean over the last second (from Ampere on, except GA100)."""
         return float(self._ask("its power", "nvmlDeviceGetPowerUsage")) / 1e3
 
     def power_limit_w(self) -> float:
-        """The limit that holds at present."""
+        """The enforced power limit."""
         return float(self._ask("its power limit", "nvmlDeviceGetEnforcedPowerLimit")) / 1e3
 
     def utilization(self) -> float:
@@ -103,33 +101,29 @@ class Gpu:
         return float(self._ask("its utilization", "nvmlDeviceGetUtilizationRates").gpu) / 100
 
     def sm_clock_hz(self) -> float:
-        """The clock of the multiprocessors."""
         return self._clock_hz("NVML_CLOCK_SM")
 
     def memory_clock_hz(self) -> float:
-        """The clock of the memory."""
         return self._clock_hz("NVML_CLOCK_MEM")
 
     def sm_clock_max_hz(self) -> float:
-        """The highest clock of the multiprocessors."""
         return self._clock_hz("NVML_CLOCK_SM", "nvmlDeviceGetMaxClockInfo")
 
     def memory_clock_max_hz(self) -> float:
-        """The highest clock of the memory."""
         return self._clock_hz("NVML_CLOCK_MEM", "nvmlDeviceGetMaxClockInfo")
 
     def persistence_mode(self) -> bool:
-        """Whether the driver stays loaded while nobody uses the GPU."""
+        """Whether the driver stays loaded while no process uses the GPU."""
         return bool(self._ask("its persistence mode", "nvmlDeviceGetPersistenceMode"))
 
     def temperature_c(self) -> float:
-        """Degrees Celsius of the chip."""
+        """Temperature of the chip in degrees Celsius."""
         import pynvml
 
         return float(self._ask("its temperature", "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU))
 
     def slowdowns(self) -> tuple[str, ...]:
-        """Why its clocks are not at their highest, by NVML's names; "gpu_idle" is the harmless one.
+        """Why the clocks are not at their maximum, by NVML's names; "gpu_idle" is harmless.
 
         The function's older name is asked for, since every driver has it and both give the same bits.
         """
@@ -137,15 +131,15 @@ class Gpu:
         return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
     def heat_s(self) -> float:
-        """Seconds since the driver was loaded in which heat held its clocks down."""
+        """Seconds since the driver was loaded in which heat lowered the clocks."""
         return self._held_down_s("NVML_PERF_POLICY_THERMAL")
 
     def power_cap_s(self) -> float:
-        """Seconds since the driver was loaded in which its power limit held its clocks down."""
+        """Seconds since the driver was loaded in which the power limit lowered the clocks."""
         return self._held_down_s("NVML_PERF_POLICY_POWER")
 
     def compute_pids(self) -> tuple[int, ...]:
-        """Processes that compute on it, as the driver numbers them; in a container it may see none or others."""
+        """Processes that compute on it, in the driver's numbering; a container may see none or others."""
         running = self._ask("its processes", "nvmlDeviceGetComputeRunningProcesses")
         return tuple(int(process.pid) for process in running)
 
@@ -161,17 +155,16 @@ class Gpu:
         status = self._ask("what holds its clocks down", function, getattr(pynvml, policy))
         return float(status.violationTime) / 1e9
 
-    def _ask(self, what: str, function: str, *arguments: Any) -> Any:
+    def _ask(self, what: str, function: str, *arguments: object) -> Any:
         return _ask(what, function, self._handle, *arguments)
 
 
-def _ask(what: str, function: str, *arguments: Any) -> Any:
-    """One call into the library; `what` is asked for, in words."""
+def _ask(what: str, function: str, *arguments: object) -> Any:
     try:
         import pynvml
     except ImportError:
         raise SensorError(
-            "The package nvidia-ml-py is missing, so no GPU can be asked; install it."
+            "The package nvidia-ml-py is not installed, so GPUs cannot be read; install it."
         ) from None
     try:
         return getattr(pynvml, function)(*arguments)
@@ -184,18 +177,19 @@ def _ask(what: str, function: str, *arguments: Any) -> Any:
 
 
 def _too_old(what: str) -> str:
-    return f"The NVIDIA driver is too old to give {what}; update it."
+    return f"The NVIDIA driver is too old to report {what}; update it."
 
 
 def _sentence(nvml: Any, what: str, error: Any) -> str:
     sentences = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "This machine has no NVIDIA driver library (libnvidia-ml.so.1); install the "
-        "driver, or pass it into the container.",
+        "driver, or make it available in the container.",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded; load it and run again.",
-        nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not give {what}.",
+        nvml.NVML_ERROR_NOT_SUPPORTED: f"This GPU does not report {what}.",
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: _too_old(what),
-        nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver refuses {what} to this user; run with more rights.",
-        nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer answers its driver; restart the machine.",
+        nvml.NVML_ERROR_NO_PERMISSION: f"The NVIDIA driver does not let this user read {what}; run with more "
+        "privileges.",
+        nvml.NVML_ERROR_GPU_IS_LOST: "The GPU is lost: it no longer responds to its driver; restart the machine.",
     }
-    other = f"The NVIDIA driver was asked for {what} and failed ({error}); look into the kernel's log."
+    other = f"The NVIDIA driver failed to report {what} ({error}); see the kernel log."
     return sentences.get(error.value, other)

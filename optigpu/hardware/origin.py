@@ -1,4 +1,4 @@
-"""Where the running code comes from: a checkout's commit, a container, the image that it was built into."""
+"""The origin of the running code: commit, container, image."""
 
 import os
 import re
@@ -9,9 +9,9 @@ import optigpu
 from optigpu.hardware.files import contents
 
 IMAGE = "OPTIGPU_IMAGE"
-"""The environment variable by which an image says what it is called; its builder sets it."""
+"""The environment variable with the name of the image; its builder sets it."""
 REVISION = "OPTIGPU_REVISION"
-"""The environment variable by which an image, which holds no checkout, says which commit it was built from."""
+"""The environment variable with the commit that an image was built from; an image holds no checkout."""
 
 _GIT_PATIENCE_S = 5.0
 _MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
@@ -19,7 +19,7 @@ _GROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lx
 
 
 def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
-    """The commit that the package's folder lies in, and whether the package differs from it, new files included.
+    """The commit of the checkout around the package, and whether the package differs from it, new files included.
 
     Outside of a checkout it is what REVISION says, and nobody knows whether anything was changed. (None, None) where
     neither is known, or git is missing or refuses a checkout that belongs to another user.
@@ -49,7 +49,7 @@ def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
 
 
 def container(root: Path) -> str | None:
-    """The kind of container that this process runs in, by the marks that container engines leave; None without any."""
+    """The kind of container that this process runs in; None if no mark of one is found."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     told = contents(root / "run/systemd/container")
@@ -63,5 +63,5 @@ def container(root: Path) -> str | None:
 
 
 def image() -> str | None:
-    """What the image's builder called it, or None."""
+    """The name of the container image, from the environment; None if it is not set."""
     return os.environ.get(IMAGE) or None

@@ -21,19 +21,19 @@ _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 
 @dataclass(frozen=True)
 class Domain:
-    """One counter. It starts again at zero after `wraps_at_j` joules."""
+    """One counter. It restarts at zero after `wraps_at_j` joules."""
 
     name: str
     folder: Path
     wraps_at_j: float
 
     def energy_j(self) -> float:
-        """The counter, in steps of a microjoule. Raises SensorError when it refuses or has gone."""
+        """The counter, in steps of a microjoule. Raises SensorError if it cannot be read."""
         return _microjoules(self.folder / "energy_uj") / 1e6
 
 
 def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
-    """Every package, and its memory where it is counted. Raises SensorError where there is none."""
+    """The counters of every package, and of its memory where counted. Raises SensorError if there is none."""
     folder = root / "sys/class/powercap"
     zones = sorted(zone for zone in folder.glob("intel-rapl:*") if _ZONE.fullmatch(zone.name))
     names = {zone.name: _text(zone / "name") for zone in zones}
@@ -45,7 +45,7 @@ def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
     }
     if not packages:
         raise SensorError(
-            "This machine shows no energy counter of its CPU (no RAPL package in /sys/class/powercap), as most virtual "
+            "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
             "machines; measure energy on a host that has one."
         )
     return tuple(_domain(folder / zone, name) for zone, name in sorted((packages | memories).items()))
@@ -58,9 +58,7 @@ def _domain(folder: Path, name: str) -> Domain:
 def _microjoules(path: Path) -> int:
     text = _text(path)
     if not text.isdecimal():
-        raise SensorError(
-            f"The energy counter {path} holds {text[:40]!r}, which is no number; do not trust it."
-        )
+        raise SensorError(f"The energy counter {path} holds {text[:40]!r}, which is not a number.")
     return int(text)
 
 
@@ -69,10 +67,10 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except PermissionError:
         raise SensorError(
-            f"The kernel lets only root read the CPU's energy counter ({path}); run as root, or let the file be read "
-            "by all."
+            f"Only root may read the CPU's energy counter ({path}); run as root, or make the file readable by "
+            "others."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SensorError(
-            f"The energy counter {path} cannot be read ({type(error).__name__}); look whether the machine still has it."
+            f"The energy counter {path} cannot be read ({type(error).__name__}); check that the machine still has it."
         ) from error

@@ -1,4 +1,4 @@
-"""This machine as an Environment: what results are compared by, and what explains them. Loads no torch."""
+"""This machine as an Environment: what results are compared by, and what explains them."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,19 +40,31 @@ PACKAGES = (
 """The packages whose versions explain a result."""
 
 
-@lru_cache(maxsize=1)
 def probe() -> Environment:
-    """What this process can use, asked once: a container's limits and CUDA_VISIBLE_DEVICES are respected."""
-    return probed(Path("/"))
+    """What this process can use: a container's limits and CUDA_VISIBLE_DEVICES are respected.
+
+    The hardware is read once for each value of that variable. Commit, packages and compiler are read each time, because
+    a measuring process imports what is on disk when it starts.
+    """
+    return _with_software(_this_machine(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def probed(root: Path) -> Environment:
-    """The same, asked now. `root` is the root of the file system, so that a test can hand in another."""
+    """The same, with the hardware read again. `root` is the root of the file system, for tests."""
+    return _with_software(_machine(root))
+
+
+@cache
+def _this_machine(_visible_gpus: str | None) -> Environment:
+    return _machine(Path("/"))
+
+
+def _machine(root: Path) -> Environment:
+    """The facts that cannot change while the process lives."""
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)
-    revision, dirty = git_revision()
-    environment = Environment(
+    return Environment(
         hardware_class=_gpu_class(nvidia.visible) or _cpu_class(model, cores),
         host_id=known,
         host_id_source=source,
@@ -64,14 +76,22 @@ def probed(root: Path) -> Environment:
         accelerators=nvidia.visible,
         driver=nvidia.driver,
         cuda=nvidia.cuda,
-        compiler=_compiler(),
         os=_os(),
         container=container(root),
         image=image(),
-        git_revision=revision,
-        git_dirty=dirty,
-        software=_software(),
     )
+
+
+def _with_software(hardware: Environment) -> Environment:
+    """The hardware with the software that is installed now, and the fingerprints of both."""
+    revision, dirty = git_revision()
+    software = {
+        "compiler": _compiler(),
+        "git_revision": revision,
+        "git_dirty": dirty,
+        "software": _software(),
+    }
+    environment = hardware.model_copy(update=software)
     prints = {
         "hardware_fingerprint": hardware_fingerprint(environment),
         "software_fingerprint": software_fingerprint(environment),
@@ -80,7 +100,7 @@ def probed(root: Path) -> Environment:
 
 
 def hardware_class(environment: Environment, device: DeviceKind) -> str:
-    """The class of what a job on `device` runs on: the CPU with its cores, or the one GPU that a job uses."""
+    """The class of the hardware of a job on `device`: the CPU with its cores, or one GPU."""
     if device is DeviceKind.CPU:
         return _cpu_class(environment.cpu_model, environment.cpu_cores)
     return _gpu_class(environment.accelerators[:1])
@@ -97,7 +117,7 @@ def _gpu_class(accelerators: tuple[Accelerator, ...]) -> str:
 
 
 def _compiler() -> str | None:
-    """The version line of what TorchInductor would call, or None where it or Python's headers are missing."""
+    """The version line of the compiler that TorchInductor calls; None if it or Python's headers are missing."""
     command = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
     if command is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return None
@@ -125,7 +145,7 @@ def _software() -> dict[str, str]:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA that torch was built with, which its version may not say; read from its files, without loading it."""
+    """The CUDA version that torch was built with, read from its files without loading torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None

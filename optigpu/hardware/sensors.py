@@ -1,4 +1,4 @@
-"""What every sensor shares: the error that says why it cannot be read, and a thread that looks at it regularly."""
+"""What all sensors share: the error for a failed reading, and a thread that reads regularly."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from optigpu.vocabulary import OptiGPUError
 
 
 class SensorError(OptiGPUError):
-    """A sensor is not there, refuses, or has stopped making sense; the text says which and what to do."""
+    """A sensor is missing, refuses, or gives nonsense; the text says which, and what to do."""
 
 
 class Ticker:
-    """Calls `take` at once, then every `period_s` in a thread of its own, and once more at the end of the block.
+    """Calls `take` at once, then every `period_s` in its own thread, and once more at the end of the block.
 
     The calls never overlap. An error ends them; it is raised at the block's end unless the block itself failed, and
     `failed` tells of it before. The thread is gone when the block is left, whatever happened in it.
@@ -30,7 +30,6 @@ class Ticker:
 
     @property
     def failed(self) -> bool:
-        """Whether a call has raised."""
         return self._error is not None
 
     def __enter__(self) -> Self:

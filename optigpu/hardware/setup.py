@@ -1,4 +1,4 @@
-"""How the CPU is set up: clocks, governor, boost, threads of a core, memory nodes, hypervisor.
+"""The setup of the CPU: clocks, governor, boost, threads per core, memory nodes, hypervisor.
 
 From sysfs as Documentation/admin-guide/pm/cpufreq.rst, intel_pstate.rst and ABI/testing/sysfs-devices-system-cpu of the
 Linux kernel describe it. `root` is the root of the file system, so that a test can hand in another.
@@ -15,7 +15,7 @@ _CPUS = "sys/devices/system/cpu"
 
 
 def cpu_setup(root: Path) -> CpuSetup:
-    """What the system tells of the CPUs that this process may use; virtual machines often tell little."""
+    """The setup of the CPUs that this process may use; virtual machines report little of it."""
     fields = cpu_fields(root)
     flags = (fields.get("flags") or "").split()
     return CpuSetup(
@@ -31,7 +31,7 @@ def cpu_setup(root: Path) -> CpuSetup:
 
 
 def _highest_hz(root: Path, name: str) -> int | None:
-    """Of all CPUs in use, because some have cores of two kinds; the kernel counts in kHz."""
+    """The highest of all CPUs in use, since cores may differ; the kernel counts in kHz."""
     return max((int(text) * 1000 for text in _policies(root, name) if text.isdigit()), default=None)
 
 
@@ -41,13 +41,13 @@ def _policies(root: Path, name: str) -> list[str]:
 
 
 def _named_hz(model: str) -> int | None:
-    """Intel's names end with the base clock: "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"."""
+    """The base clock at the end of Intel's names: "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"."""
     found = re.search(r"@ ([\d.]+)GHz", model)
     return round(float(found[1]) * 1e9) if found else None
 
 
 def _boost(root: Path) -> bool | None:
-    """intel_pstate says it the other way round than the other drivers."""
+    """intel_pstate reports the opposite of the other drivers."""
     no_turbo = _switch(root / _CPUS / "intel_pstate/no_turbo")
     return _switch(root / _CPUS / "cpufreq/boost") if no_turbo is None else not no_turbo
 

@@ -1,4 +1,4 @@
-"""What a machine tells of itself while it works, as probes that are asked again and again.
+"""Clocks, temperatures, power and load of a machine while it works, as probes that are read repeatedly.
 
 `root` is the root of the file system, so that a test can hand in another.
 """
@@ -20,12 +20,12 @@ from optigpu.hardware.sensors import SensorError
 _FIRST_POWER_S = 0.05
 
 Probe = Callable[[], float]
-"""One number now. Raises SensorError where it cannot be read."""
+"""Reads one number. Raises SensorError if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Probes:
-    """What can be asked, by a name that carries its unit, and why the rest cannot."""
+    """The readable probes, by a name with its unit, and the reasons why others are not."""
 
     probes: Mapping[str, Probe] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def gpu_probes(gpu: Gpu) -> Probes:
 
 
 def cpu_probes(root: Path = ROOT) -> Probes:
-    """The mean clock of the CPUs that this process may use, each thermal zone, power, heat slowdowns, and the load."""
+    """The mean clock of the CPUs that this process may use, thermal zones, power, throttling for heat, and load."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     return (
         _files("cpu_clock_hz", "clocks (cpufreq)", clock_files(cpus, root), _mean_hz)
@@ -67,7 +67,7 @@ def _files(
     name: str, what: str, files: tuple[Path, ...], read: Callable[[tuple[Path, ...]], float]
 ) -> Probes:
     if not files:
-        why = f"This machine shows no {what} of its CPUs, as most virtual machines."
+        why = f"This machine reports no {what} of its CPUs, like most virtual machines."
         return Probes(reasons={name: why})
     return Probes({name: partial(read, files)})
 
@@ -77,14 +77,14 @@ def _mean_hz(files: tuple[Path, ...]) -> float:
 
 
 def _total(files: tuple[Path, ...]) -> float:
-    """Since boot; what rises while requests run is of interest."""
+    """The count since boot; its rise while requests run is of interest."""
     return float(sum(_numbers(files)))
 
 
 def _numbers(files: tuple[Path, ...]) -> list[int]:
     found = numbers(files)
     if not found:
-        raise SensorError(f"{files[0]} and its like can no longer be read.")
+        raise SensorError(f"{files[0]} can no longer be read.")
     return found
 
 
@@ -96,7 +96,9 @@ def _temperatures(root: Path) -> Probes:
     }
     if not probes:
         return Probes(
-            reasons={"cpu_temperature_c": "This machine shows no thermal zones, as most virtual machines."}
+            reasons={
+                "cpu_temperature_c": "This machine reports no thermal zones, like most virtual machines."
+            }
         )
     return Probes(probes)
 
@@ -124,7 +126,7 @@ def _power(root: Path) -> Probes:
 
 
 def _watts(sensor: EnergySensor) -> float:
-    """The mean since the last look; before the first one time must pass, since the counter moves in steps."""
+    """The mean power since the last reading; the first one waits, since the counter moves in steps."""
     start = sensor.total
     if not start.looks:
         time.sleep(_FIRST_POWER_S)

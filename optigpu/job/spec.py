@@ -38,11 +38,18 @@ class Measure(Frozen):
     `rel_ci` is the width of the median's 95% interval, relative to it, at which sampling may stop.
     """
 
-    replicates: int = Field(3, ge=1, le=50)
-    min_seconds: Seconds = 5.0
-    max_seconds: Seconds = 120.0
-    rel_ci: float = Field(0.01, gt=0, le=1)
-    meters: tuple[MeterName, ...] = ("latency", "memory", "energy", "quality")
+    replicates: int = Field(3, ge=1, le=50, description="How many processes measure each variant.")
+    min_seconds: Seconds = Field(5.0, description="How long a process is measured at least.")
+    max_seconds: Seconds = Field(120.0, description="How long a process is measured at most.")
+    rel_ci: float = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="Relative width of the median's 95% interval at which sampling may stop.",
+    )
+    meters: tuple[MeterName, ...] = Field(
+        ("latency", "memory", "energy", "quality"), description="What is measured."
+    )
     quality: QualityOptions = QualityOptions()
 
     @model_validator(mode="after")
@@ -114,12 +121,17 @@ class JobSpec(Frozen):
     """One request to measure. A job for `device` "cuda" waits for a worker that has one."""
 
     workload: AnyWorkload
-    model: str | None = Field(None, max_length=200, examples=["preset:gpt2"])
-    backend: Literal["torch"] = "torch"
-    device: DeviceKind = DeviceKind.CPU
-    stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
-    plan: PlanName = PlanName.SINGLE
-    seed: int = Field(0, ge=0, lt=2**63)
+    model: str | None = Field(
+        None,
+        max_length=200,
+        examples=["preset:gpt2"],
+        description="The model: preset:NAME, bundled:tiny, hub:ORG/NAME@REVISION or path:DIR.",
+    )
+    backend: Literal["torch"] = Field("torch", description="The engine that runs the model.")
+    device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
+    stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
+    plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
     measure: Measure = Measure()
     target: Target = Target()
     limits: Limits = Limits()

@@ -1,1 +1,1 @@
-"""Quality: texts, and how far a model's predictions of them are from those of its fp32 self. Loads no torch."""
+"""Quality: texts, and how far predictions diverge from those of the fp32 model."""

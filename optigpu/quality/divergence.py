@@ -1,4 +1,4 @@
-"""How far two next-token distributions are apart, from their logits; all sums are in float64."""
+"""Divergence of two next-token distributions, from their logits; sums are in float64."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,13 +41,13 @@ def divergence(reference: Logits, logits: Logits) -> Array:
 
 @dataclass
 class Agreement:
-    """Divergence and agreement, gathered position by position; 8 bytes are kept of each."""
+    """Divergence and agreement over positions; keeps 8 bytes for each position."""
 
     _divergences: list[float] = field(default_factory=list)
     _agreeing: int = 0
 
     def add(self, reference: Logits, logits: Logits) -> None:
-        """One more position; both are [vocabulary]."""
+        """Adds a position; both are [vocabulary]."""
         self._divergences.append(float(divergence(reference, logits)))
         self._agreeing += int(np.argmax(reference) == np.argmax(logits))
 
@@ -55,7 +55,7 @@ class Agreement:
         return len(self._divergences)
 
     def metrics(self) -> dict[str, float]:
-        """kld_mean, kld_p99 and top1_agreement. Raises OptiGPUError where there is no position."""
+        """kld_mean, kld_p99 and top1_agreement. Raises OptiGPUError if there is no position."""
         if not self._divergences:
             raise OptiGPUError("No position was compared with the reference; ask for more quality.tokens.")
         return {
@@ -65,7 +65,7 @@ class Agreement:
         }
 
     def standard_error(self) -> float | None:
-        """Of kld_mean, as if positions were independent; None for a single one."""
+        """The standard error of kld_mean, as if positions were independent; None for a single one."""
         if len(self) < 2:
             return None
         return float(np.std(self._divergences, ddof=1) / np.sqrt(len(self)))
@@ -75,6 +75,6 @@ def _require_finite(logits: Logits) -> None:
     wrong = int((~np.isfinite(logits)).sum())
     if wrong:
         raise OptiGPUError(
-            f"{wrong} of {logits.size} logits are NaN or infinite, so there is no distribution to compare; try a "
-            "stack of a wider precision."
+            f"{wrong} of {logits.size} logits are NaN or infinite, so they form no distribution; use a stack "
+            "with higher precision."
         )

@@ -1,4 +1,4 @@
-"""HellaSwag: which of four endings goes on? Zellers et al., HellaSwag, ACL 2019, arXiv:1905.07830.
+"""HellaSwag: choosing the right one of four endings. Zellers et al., HellaSwag, ACL 2019, arXiv:1905.07830.
 
 Scored as lm-evaluation-harness's acc_norm: the ending whose log-likelihood for each of its characters is the largest.
 """
@@ -18,12 +18,12 @@ Encode = Callable[[str], list[int]]
 
 ENDINGS = 4
 _LINES = 2 + ENDINGS
-"""A task is its context, the index of the right ending, and the endings: one line each."""
+"""Lines of an item: the context, the index of the right ending, and the endings."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A context, four endings, and which of them is right."""
+    """A context, four endings, and the index of the right one."""
 
     context: str
     endings: tuple[str, ...]
@@ -31,16 +31,16 @@ class Item:
 
 
 def read_items(content: bytes) -> list[Item]:
-    """The items of a file as it is distributed. Raises OptiGPUError when it is corrupt."""
+    """The items of the published file. Raises OptiGPUError if it is corrupt."""
     try:
         lines = bz2.decompress(content).decode().splitlines()
     except (OSError, ValueError, EOFError) as error:
         raise OptiGPUError(
-            f"The hellaswag file is corrupt ({error}); put a good copy in its place."
+            f"The hellaswag file is corrupt ({error}); replace it with a good copy."
         ) from error
     if not lines or len(lines) % _LINES:
         raise OptiGPUError(
-            f"The hellaswag file has {len(lines)} lines, and {_LINES} make an item; put a good copy in its place."
+            f"The hellaswag file has {len(lines)} lines, not a multiple of {_LINES}; replace it with a good copy."
         )
     return [_item(lines[start : start + _LINES], start) for start in range(0, len(lines), _LINES)]
 
@@ -49,19 +49,19 @@ def _item(lines: Sequence[str], start: int) -> Item:
     context, label, *endings = lines
     if label not in map(str, range(ENDINGS)) or not all(map(str.strip, [context, *endings])):
         raise OptiGPUError(
-            f"The hellaswag file holds no item at line {start + 1}; put a good copy in its place."
+            f"The hellaswag file has no valid item at line {start + 1}; replace it with a good copy."
         )
     return Item(_clean(context), tuple(map(_clean, endings)), int(label))
 
 
 def _clean(text: str) -> str:
-    """Without the traces of the web pages that the text is from, as lm-evaluation-harness removes them."""
+    """Removes the remains of web pages, as lm-evaluation-harness does."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
 def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[list[Passage], int]:
-    """A passage for each ending of each item, and how many contexts had to lose their beginning to fit `window`.
+    """A passage for each ending of each item, and the number of contexts that were cut to fit `window`.
 
     Raises OptiGPUError when an ending with one token before it does not fit.
     """
@@ -84,7 +84,7 @@ def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[l
 
 
 def accuracy(items: Sequence[Item], likelihoods: NDArray[np.float64]) -> tuple[float, float | None]:
-    """The share of items answered rightly and its standard error, from the endings' log-likelihoods [4 * items].
+    """The share of right answers and its standard error, from the endings' log-likelihoods [4 * items].
 
     The standard error is that of a mean of independent answers; None for a single item.
     """

@@ -1,12 +1,12 @@
-"""Datasets from the hub, for a worker that has no folder of them. Needs the package `datasets`."""
+"""Datasets from the hub, for workers without a datasets folder. Needs the package `datasets`."""
 
 import bz2
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from optigpu.vocabulary import OptiGPUError
+from optigpu.vocabulary import Document, OptiGPUError
 
 _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
     "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", "test"),
@@ -16,14 +16,14 @@ _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
 
 
 def read_hub(text: str, file: str) -> tuple[str, bytes]:
-    """Where a dataset was read, and its rows as the bytes of `file`, so that one reader serves both.
+    """The origin of a dataset, and its rows in the format of `file`.
 
     Raises OptiGPUError when the package `datasets` is missing, or the hub does not answer.
     """
     if importlib.util.find_spec("datasets") is None:
         raise OptiGPUError(
-            f"{text} is not here: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install the package "
-            "datasets to read it from the hub."
+            f"The dataset {text} was not found: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install "
+            "the package datasets to read it from the hub."
         )
     name, configuration, split = _REPOSITORIES[text]
     try:
@@ -36,13 +36,13 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
     return f"hub:{name}", wikitext_file(rows) if text == "wikitext-2" else hellaswag_file(rows)
 
 
-def wikitext_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """The rows of Salesforce/wikitext, each of them a line with its end, as one text."""
+def wikitext_file(rows: Iterable[Document]) -> bytes:
+    """The rows of Salesforce/wikitext as one text."""
     return "".join(row["text"] for row in rows).encode()
 
 
-def hellaswag_file(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """The rows of Rowan/hellaswag as the file that `optigpu.quality.hellaswag` reads."""
+def hellaswag_file(rows: Iterable[Document]) -> bytes:
+    """The rows of Rowan/hellaswag in the format that `optigpu.quality.hellaswag` reads."""
     lines: list[str] = []
     for row in rows:
         lines += [f"{row['activity_label']}: {row['ctx']}", str(row["label"]), *row["endings"]]

@@ -1,4 +1,4 @@
-"""Images to compare a classifier's stack on, and the reference of a job: what the fp32 model finds in each of them."""
+"""Images for the comparison of classifiers, and the fp32 model's logits for them, the reference of a job."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from optigpu.quality.reference import missing_reference
 from optigpu.vocabulary import Frozen, OptiGPUError
 
 IMAGES = 64
-"""How many are compared, rounded up to whole batches."""
+"""The number of images that are compared, rounded up to whole batches."""
 MADE = "noise with the spectrum of photographs: amplitudes fall with the inverse of the frequency"
 _SETTING, _LOGITS = "images.json", "images.npy"
 
@@ -29,7 +29,7 @@ class ImageSetting(Frozen):
 
 
 def image_setting(model: str, seed: int, batch_size: int, runtime: Any) -> ImageSetting:
-    """What is compared on `runtime`, a PassRuntime of which a request was prepared."""
+    """The setting of `runtime`, a PassRuntime for which a request was prepared."""
     return ImageSetting(
         model=model,
         seed=seed,
@@ -45,7 +45,7 @@ Classify = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def classifier(runtime: Any, *, exact: bool = False) -> Classify:
-    """The pass that was timed, as a function of images; `runtime` is a PassRuntime.
+    """The timed forward pass as a function of images; `runtime` is a PassRuntime.
 
     `exact` is for a process that nothing is timed in: its float32 convolutions then round nothing to TF32, as cuDNN's
     do by default.
@@ -64,14 +64,14 @@ def classifier(runtime: Any, *, exact: bool = False) -> Classify:
 
 
 def write_image_reference(folder: Path, setting: ImageSetting, classify: Classify) -> ImageSetting:
-    """Leaves the logits of the fp32 model, which `classify` gives, in the folder; returns the setting."""
+    """Writes the logits of the fp32 model into the folder; returns the setting."""
     np.save(folder / _LOGITS, _logits(setting, classify))
     (folder / _SETTING).write_text(setting.model_dump_json())
     return setting
 
 
 def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> Agreement:
-    """How far the logits that `classify` gives are from the reference's.
+    """How far the logits of `classify` are from the reference.
 
     Raises OptiGPUError when there is no reference, when it was made for another setting, and when a logit is NaN or
     infinite.
@@ -80,7 +80,7 @@ def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> A
         raise missing_reference(folder)
     if ImageSetting.model_validate_json((folder / _SETTING).read_bytes()) != setting:
         raise OptiGPUError(
-            "The fp32 reference was made for other images or another model; post this variant as a job of its own."
+            "The fp32 reference was made for other images or another model; submit this variant as a separate job."
         )
     agreement = Agreement()
     reference = np.load(folder / _LOGITS, allow_pickle=False)
@@ -95,7 +95,7 @@ def _logits(setting: ImageSetting, classify: Classify) -> NDArray[np.float32]:
 
 
 def batches(setting: ImageSetting) -> Iterator[NDArray[np.float32]]:
-    """Made images, [batch_size, channels, height, width] at a time: noise with the spectrum of photographs.
+    """Generated images, [batch_size, channels, height, width] at a time: noise with the spectrum of photographs.
 
     Amplitudes fall with the inverse of the frequency (Field, Relations between the statistics of natural images and
     the response properties of cortical cells, 1987). Each channel of an image has mean 0 and deviation 1, as pixels

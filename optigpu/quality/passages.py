@@ -1,9 +1,9 @@
-"""Passages: stretches of tokens of which the later ones are predicted, run in batches of the size that was timed."""
+"""Passages: runs of tokens of which the last ones are predicted, in batches of the timed size."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +15,19 @@ Score = Callable[[Ids, int], Iterator[NDArray[np.float32]]]
 
 @dataclass(frozen=True)
 class Passage:
-    """`tokens` [length], of which those from index `first` (1 and more) on are predicted from all before them."""
+    """`tokens` [length]; those from index `first` (at least 1) on are predicted from all tokens before them."""
 
     tokens: Ids
     first: int
 
     @property
     def positions(self) -> int:
-        """How many tokens are predicted."""
+        """The number of predicted tokens."""
         return len(self.tokens) - self.first
 
 
 class Prediction(NamedTuple):
-    """`logits` [vocabulary] for the token `target`, which is the `position`-th that is predicted of all passages'."""
+    """`logits` [vocabulary] for the token `target`, the `position`-th predicted token of all passages."""
 
     position: int
     target: int
@@ -35,7 +35,7 @@ class Prediction(NamedTuple):
 
 
 def predictions(passages: Sequence[Passage], batch: int, score: Score) -> Iterator[Prediction]:
-    """Every prediction of the passages, `batch` passages at a time, in the order in which they are made.
+    """Every prediction of the passages, `batch` passages at a time, in the order in which they are computed.
 
     Shorter passages of a batch and missing ones are filled with zeros behind, which nothing before them sees.
     """
@@ -60,8 +60,8 @@ def _of_group(group: Sequence[Passage], batch: int, offset: int, score: Score) -
                 yield Prediction(position, int(passage.tokens[target]), logits[row])
 
 
-def pack(passages: Sequence[Passage]) -> dict[str, Any]:
-    """Arrays that `unpack` makes the same passages of."""
+def pack(passages: Sequence[Passage]) -> dict[str, Ids]:
+    """The passages as arrays for `unpack`."""
     return {
         "tokens": np.concatenate([passage.tokens for passage in passages]),
         "lengths": np.array([len(passage.tokens) for passage in passages], np.int64),
@@ -69,15 +69,15 @@ def pack(passages: Sequence[Passage]) -> dict[str, Any]:
     }
 
 
-def unpack(arrays: Any) -> list[Passage]:
-    """The passages of `pack`'s arrays."""
+def unpack(arrays: Mapping[str, Ids]) -> list[Passage]:
+    """The passages of arrays of `pack`."""
     ends = np.cumsum(arrays["lengths"])
     pieces = np.split(arrays["tokens"], ends[:-1])
     return [Passage(tokens, int(first)) for tokens, first in zip(pieces, arrays["firsts"], strict=True)]
 
 
 def digest_of(passages: Sequence[Passage]) -> str:
-    """SHA-256 over the passages' arrays, in hexadecimal: equal for equal tokens that are predicted alike."""
+    """SHA-256 of the passages in hexadecimal: equal for equal tokens with equal predicted positions."""
     found = hashlib.sha256()
     for name, array in pack(passages).items():
         found.update(name.encode())

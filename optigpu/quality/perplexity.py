@@ -1,4 +1,4 @@
-"""Perplexity of a text, by windows that overlap.
+"""Perplexity of a text, by overlapping windows.
 
 Each token but the first is predicted exactly once, from as many tokens before it as its window holds (Hugging Face,
 Perplexity of fixed-length models, huggingface.co/docs/transformers/perplexity).
@@ -13,7 +13,7 @@ from optigpu.quality.passages import Ids, Passage
 from optigpu.vocabulary import OptiGPUError
 
 _MOST_NATS = 700.0
-"""Beyond this the exponential leaves float64."""
+"""Above this the exponential overflows float64."""
 
 
 def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:
@@ -37,7 +37,7 @@ def windows(tokens: Ids, window: int, stride: int) -> list[Passage]:
 
 
 def perplexity(log_likelihoods: NDArray[np.float64]) -> float:
-    """exp of the mean negative log-likelihood in nats. Raises OptiGPUError where that is no finite number."""
+    """exp of the mean negative log-likelihood in nats. Raises OptiGPUError if it is not finite."""
     nats = -float(np.mean(log_likelihoods))
     if not nats <= _MOST_NATS:
         raise OptiGPUError(

@@ -1,4 +1,4 @@
-"""The reference of a job: what the fp32 model predicts of each passage, on disk and never whole in memory."""
+"""The reference of a job: the fp32 model's predictions for each passage, stored on disk and read row by row."""
 
 import shutil
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpac
 from optigpu.vocabulary import Frozen, OptiGPUError
 
 MOST_BYTES = 4 * 2**30
-"""The most that the logits of a job take on disk; further positions count for perplexity and accuracy alone."""
+"""The most bytes of logits that a job keeps on disk; further positions count for perplexity and accuracy only."""
 _ITEM_BYTES = 4
 
 _MANIFEST, _REASON = "manifest.json", "reason.txt"
@@ -23,7 +23,7 @@ _PASSAGES, _LIKELIHOODS, _LOGITS = "passages.npz", "likelihoods.npy", "logits.f3
 
 
 class Setting(Frozen):
-    """What a reference is made for. A variant that is to be measured otherwise cannot be compared with it.
+    """The setting of a reference. Only variants with the same setting can be compared with it.
 
     `window` and `stride` are in tokens; `stride` is null for texts that are no sequence of windows. `dataset_sha256` is
     of the raw file, null for the text that the model writes itself.
@@ -41,7 +41,7 @@ class Setting(Frozen):
 
 
 class Manifest(Frozen):
-    """What lies beside the logits. The first `compared` of all `positions` have logits on disk.
+    """The description of a reference. The first `compared` of `positions` have logits on disk.
 
     `origin` says where the dataset was read; `cut` counts contexts that lost their beginning to fit the window.
     """
@@ -62,21 +62,21 @@ class LogitsFile:
         self._row_bytes = vocabulary * _ITEM_BYTES
 
     def write(self, position: int, logits: NDArray[np.float32]) -> None:
-        """`logits`: [vocabulary]. Raises OptiGPUError when it has another length."""
+        """`logits`: [vocabulary]. Raises OptiGPUError if the length differs."""
         row = np.ascontiguousarray(logits, "<f4")
         if row.nbytes != self._row_bytes:
             raise OptiGPUError(
-                f"The model gives {row.size} logits and its configuration says {self._row_bytes // _ITEM_BYTES}."
+                f"The model gives {row.size} logits, but its configuration says {self._row_bytes // _ITEM_BYTES}."
             )
         self._file.seek(position * self._row_bytes)
         self._file.write(row.data)
 
     def read(self, position: int) -> NDArray[np.float32]:
-        """Logits [vocabulary] of a position. Raises OptiGPUError when the file ends before."""
+        """Logits [vocabulary] of a position. Raises OptiGPUError if the file ends before it."""
         self._file.seek(position * self._row_bytes)
         content = self._file.read(self._row_bytes)
         if len(content) != self._row_bytes:
-            raise OptiGPUError("The reference logits on disk are cut short; run the job again.")
+            raise OptiGPUError("The file of reference logits is truncated; run the job again.")
         return np.frombuffer(content, "<f4")
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Reference:
 def write_reference(
     folder: Path, manifest: Manifest, passages: list[Passage], predictions: Iterable[Prediction]
 ) -> None:
-    """Writes what `open_reference` reads; the manifest comes last, so that half a reference is none.
+    """Writes the files of `open_reference`. The manifest is written last, so that a partial reference is not used.
 
     Raises OptiGPUError when the disk has too little room, or a logit is NaN or infinite.
     """
@@ -134,7 +134,7 @@ def write_reference(
 def describe(
     setting: Setting, passages: list[Passage], most_compared: int, origin: str | None = None, cut: int = 0
 ) -> Manifest:
-    """The manifest of a reference for these passages, of which at most `most_compared` positions are kept on disk."""
+    """The manifest of a reference for these passages, with logits of at most `most_compared` positions."""
     positions = sum(passage.positions for passage in passages)
     fit = MOST_BYTES // (setting.vocabulary * _ITEM_BYTES)
     return Manifest(
@@ -148,25 +148,25 @@ def describe(
 
 
 def refuse_reference(folder: Path, reason: str) -> None:
-    """Leaves the reason why there is no reference to those that look for one."""
+    """Stores the reason why there is no reference."""
     (folder / _MANIFEST).unlink(missing_ok=True)
     (folder / _REASON).write_text(reason)
 
 
 def window_of(folder: Path) -> int | None:
-    """The window, in tokens, of the reference in `folder`; None where there is none."""
+    """The window, in tokens, of the reference in `folder`; None if there is none."""
     path = folder / _MANIFEST
     return Manifest.model_validate_json(path.read_bytes()).setting.window if path.is_file() else None
 
 
 def missing_reference(folder: Path) -> OptiGPUError:
-    """Why there is no reference: what its maker left, if it could."""
+    """An error with the stored reason why there is no reference."""
     reason = folder / _REASON
     return OptiGPUError(reason.read_text() if reason.is_file() else _NO_REFERENCE)
 
 
 def open_reference(folder: Path, setting: Setting) -> Reference:
-    """The reference in `folder`.
+    """Opens the reference in `folder`.
 
     Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
     setting, or when its passages are not those that it was made for.
@@ -179,7 +179,7 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
         passages = unpack(arrays)
     if digest_of(passages) != manifest.passages_sha256:
         raise OptiGPUError(
-            "The reference's tokens on disk are not those that it was made for; run the job again."
+            "The tokens of the reference on disk do not match its manifest; run the job again."
         )
     likelihoods = np.load(folder / _LIKELIHOODS, allow_pickle=False)
     return Reference(manifest, passages, likelihoods, folder / _LOGITS)
@@ -195,13 +195,13 @@ def _require_same(made_for: Setting, asked: Setting) -> None:
     different = [name for name in expected if expected[name] != found[name]]
     if different == ["dataset_sha256"]:
         raise OptiGPUError(
-            f"The dataset {asked.text} changed while the job ran (its SHA-256 is another); run the job again."
+            f"The dataset {asked.text} changed while the job ran (its SHA-256 differs); run the job again."
         )
     if different:
         name = different[0]
         raise OptiGPUError(
-            f"The fp32 reference was made for {name} {expected[name]} and this variant has {found[name]}; post it as a "
-            "job of its own."
+            f"The fp32 reference was made for {name} {expected[name]} but this variant has {found[name]}; submit it "
+            "as a separate job."
         )
 
 
@@ -210,6 +210,6 @@ def _require_room(folder: Path, manifest: Manifest) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OptiGPUError(
-            f"The reference's logits need {needed / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB are free; ask for "
-            "fewer quality.tokens."
+            f"The reference's logits need {needed / 1e9:.1f} GB on disk, but only {free / 1e9:.1f} GB are free; ask "
+            "for fewer quality.tokens."
         )

@@ -1,4 +1,4 @@
-"""The texts that quality is measured on: where they lie, and what their bytes are."""
+"""The texts for the measurement of quality, and the bytes of datasets."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from optigpu.vocabulary import OptiGPUError
 
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
-"""The environment variable that names the folder of datasets."""
+"""The environment variable with the datasets folder."""
 
 SELF = "self"
 WIKITEXT = "wikitext-2"
@@ -19,7 +19,7 @@ _FILES = {WIKITEXT: "wikitext-2/test.txt", HELLASWAG: "hellaswag/hellaswag_val_f
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset's raw bytes, and where they were read: a path in the folder of datasets, or a hub repository."""
+    """The raw bytes of a dataset, and their origin: a path in the datasets folder, or a hub repository."""
 
     origin: str
     content: bytes
@@ -30,19 +30,19 @@ class Source:
         return hashlib.sha256(self.content).hexdigest()
 
     def words(self) -> str:
-        """The bytes as text. Raises OptiGPUError when they are not UTF-8."""
+        """The bytes as text. Raises OptiGPUError if they are not UTF-8."""
         try:
             return self.content.decode()
         except UnicodeDecodeError as error:
-            raise OptiGPUError(f"{self.origin} is no UTF-8 text ({error.reason}); convert it.") from error
+            raise OptiGPUError(f"{self.origin} is not UTF-8 text ({error.reason}); convert it.") from error
 
 
 def check_name(text: str) -> str:
-    """The name itself. Raises ValueError when it names no text, or a file outside the folder of datasets."""
+    """The name itself. Raises ValueError if it is unknown or a file outside of the datasets folder."""
     if text in (SELF, WIKITEXT, HELLASWAG):
         return text
     if not text.startswith(FILE):
-        raise ValueError(f"{text!r} is no text; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
+        raise ValueError(f"unknown text {text!r}; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
     path = PurePosixPath(text.removeprefix(FILE))
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
         raise ValueError(
@@ -52,7 +52,7 @@ def check_name(text: str) -> str:
 
 
 def read_source(text: str) -> Source:
-    """The dataset that `text` names, from the folder of datasets, or from the hub when no folder is set.
+    """The dataset that `text` names, from the datasets folder, or from the hub if no folder is set.
 
     Raises OptiGPUError when it is not there, cannot be read, or leads out of the folder.
     """
@@ -64,15 +64,17 @@ def read_source(text: str) -> Source:
 
         origin, content = read_hub(text, _FILES[text])
         return Source(origin, content)
-    raise OptiGPUError(f"{text} lies in the folder of datasets; set {DATASETS_DIR} for the worker.")
+    raise OptiGPUError(f"{text} is read from the datasets folder; set {DATASETS_DIR} for the worker.")
 
 
 def _read_file(root: Path, name: str) -> Source:
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise OptiGPUError(f"{name} leads out of {DATASETS_DIR}; put the file under it.")
+        raise OptiGPUError(f"{name} is outside of {DATASETS_DIR}; move the file into it.")
     try:
         return Source(name, path.read_bytes())
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise OptiGPUError(f"{name} under {DATASETS_DIR} cannot be read ({why}); put it there.") from error
+        raise OptiGPUError(
+            f"{name} under {DATASETS_DIR} cannot be read ({why}); put the file there."
+        ) from error

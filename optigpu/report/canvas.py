@@ -1,4 +1,4 @@
-"""What all charts share: the figure, how a variant is marked, the legend, and a file that is the same each time."""
+"""What all charts share: style, markers, legend, and files that are the same each time they are written."""
 
 import math
 from collections.abc import Iterator
@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from optigpu.report.rows import Document
-from optigpu.vocabulary import OptiGPUError, SpecError
+from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#222222", "#8a8a8a"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4a9c", "#7f7f7f")
-"""Told apart by readers who see few colours (Okabe and Ito, Color Universal Design, 2008)."""
+"""Distinguishable with colour blindness (Okabe and Ito, Color Universal Design, 2008)."""
 MARKERS = "osD^vPX"
-"""One fewer than colours, so that the two repeat together only after many variants."""
+"""One fewer than the colours, so that a pair repeats only after 56 variants."""
 LONGEST_COLUMN = 12
 """Names in one column of a legend."""
 SUFFIXES = (".svg", ".png")
-_METADATA: dict[str, dict[str, Any]] = {
+_METADATA: dict[str, dict[str, str | None]] = {
     ".svg": {"Date": None, "Creator": "OptiGPU"},
     ".png": {"Software": None},
 }
@@ -44,9 +43,9 @@ _STYLE: dict[Any, Any] = {
 
 
 def check_path(path: Path) -> None:
-    """Raises SpecError for a suffix that no chart is written as."""
+    """Raises SpecError if the suffix is not one that charts are written in."""
     if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}: that is how a chart is written.")
+        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}, the formats of charts.")
 
 
 @contextmanager
@@ -81,7 +80,7 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def mark(number: int, valid: bool) -> dict[str, Any]:
-    """Colour and shape of the variant with that place in the chart; hollow where its result does not count."""
+    """Colour and shape of the variant at that place of the chart; hollow if its result is invalid."""
     colour = COLOURS[number % len(COLOURS)]
     return {
         "marker": MARKERS[number % len(MARKERS)],
@@ -95,13 +94,13 @@ def mark(number: int, valid: bool) -> dict[str, Any]:
 
 
 def size_for(names: int) -> tuple[float, float]:
-    """Width and height in inches of a chart with so many names in its legend."""
+    """Width and height, in inches, of a chart with that many names in its legend."""
     columns = math.ceil(names / LONGEST_COLUMN)
     return 6.6 + 2.9 * columns, max(5.2, 0.62 * min(names, LONGEST_COLUMN))
 
 
 def legend(axes: "Axes", names: int) -> None:
-    """The names of the variants beside the chart, where they cover nothing."""
+    """The names of the variants, beside the chart."""
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
@@ -113,7 +112,6 @@ def legend(axes: "Axes", names: int) -> None:
 
 
 def note(axes: "Axes", text: str) -> None:
-    """A remark below the chart."""
     axes.annotate(
         fill(text, 110),
         xy=(0.0, 0.0),
@@ -133,12 +131,11 @@ def name_of(result: Document, width: int = 34) -> str:
 
 
 def is_valid(result: Document) -> bool:
-    """Whether a result counts."""
     return bool(result["verdict"]["valid"])
 
 
 def sides(metric: Document, scale: float = 1.0) -> list[list[float]] | None:
-    """The interval as matplotlib takes it: how far it reaches below and above the value."""
+    """The interval as matplotlib takes it: its distances below and above the value."""
     if not metric.get("ci"):
         return None
     low, high = metric["ci"]

@@ -1,6 +1,6 @@
-"""What there is to choose from, and on what machine: techniques, environments, jobs."""
+"""Tables of techniques, of this machine and of jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
@@ -9,17 +9,15 @@ from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.vocabulary import DeviceKind
-
-Facts = Mapping[str, Any]
+from optigpu.vocabulary import DeviceKind, Document
 
 
-def technique_facts(environment: Environment, device: DeviceKind) -> list[dict[str, Any]]:
-    """Every technique as plain JSON, and how it stands on a machine.
+def technique_facts(environment: Environment, device: DeviceKind) -> list[Document]:
+    """Every technique as plain JSON, and whether it works on a machine.
 
     `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
     """
-    facts = []
+    facts: list[Document] = []
     for name, kind in TECHNIQUES.items():
         problem = _problem(kind, environment, device)
         suits = problem is None and kind(name=name).suits(environment, device)
@@ -28,7 +26,7 @@ def technique_facts(environment: Environment, device: DeviceKind) -> list[dict[s
 
 
 def technique_fact(kind: type[Technique]) -> dict[str, Any]:
-    """What a technique says of itself; `parameters` hold each one's values or type, and its default."""
+    """The facts of a technique; `parameters` hold the values or the type of each, and its default."""
     return {
         "name": kind.model_fields["name"].default,
         "layer": str(kind.layer),
@@ -51,19 +49,19 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
 
 
 def _conflicts(kind: type[Technique]) -> dict[str, str]:
-    """Those that cannot be in one stack with it, and why; to be said on one side is enough."""
+    """The techniques that it conflicts with, and why. A conflict may be declared on either side."""
     reasons = {name: conflict_between(kind, other) for name, other in TECHNIQUES.items() if other is not kind}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _values(annotation: Any) -> list[str] | str:
+def _values(annotation: object) -> list[str] | str:
     """The values of a Literal, or the name of a type, as in "str | None"."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     return _type_name(annotation)
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: object) -> str:
     if get_origin(annotation) is Annotated:
         return _type_name(get_args(annotation)[0])
     if isinstance(annotation, type) and not get_args(annotation):
@@ -80,8 +78,8 @@ def _problem(kind: type[Technique], environment: Environment, device: DeviceKind
     return kind(name=name).check(environment, device, None)
 
 
-def techniques_grid(facts: Sequence[Facts]) -> Grid:
-    """The techniques, and whether each works on the machine that the facts were asked for."""
+def techniques_grid(facts: Sequence[Document]) -> Grid:
+    """The techniques, and whether each works on the machine of the facts."""
     device = facts[0]["device"]
     return Grid(
         title=f"Techniques, on this machine's {device}",
@@ -104,7 +102,7 @@ def techniques_grid(facts: Sequence[Facts]) -> Grid:
     )
 
 
-def parameters_text(fact: Facts) -> str:
+def parameters_text(fact: Document) -> str:
     """`mode = default | reduce-overhead (default: default)`"""
     texts = []
     for name, parameter in fact["parameters"].items():
@@ -115,13 +113,13 @@ def parameters_text(fact: Facts) -> str:
 
 
 def environment_grid(environment: Environment) -> Grid:
-    """What a machine is, and what runs on it. What the system does not tell is said to be unknown."""
+    """The hardware and software of a machine. What the system does not report is "unknown"."""
     facts = {
         "hardware class": environment.hardware_class,
         "hardware fingerprint": environment.hardware_fingerprint or "unknown",
         "host id": _host(environment),
         "CPU": f"{environment.cpu_model}, {environment.cpu_cores} cores",
-        "CPU features": " ".join(environment.cpu_features) or "none that matter here",
+        "CPU features": " ".join(environment.cpu_features) or "none that kernels use",
         "CPU setup": _cpu_setup(environment.cpu_setup),
         "memory": f"{environment.memory_bytes / 2**30:.1f} GiB",
         "GPUs": "; ".join(map(_gpu, environment.accelerators)) or "none",
@@ -174,7 +172,7 @@ def _driver(environment: Environment) -> str:
 
 
 def _container(environment: Environment) -> str:
-    kind = environment.container or "no sign of one"
+    kind = environment.container or "none detected"
     return f"{kind}, image {environment.image}" if environment.image else kind
 
 
@@ -194,7 +192,6 @@ def _switch(state: bool | None) -> str | None:
 
 
 def jobs_grid(page: JobPage) -> Grid:
-    """Jobs in a list."""
     headings = ("id", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
     rows = (
         (
@@ -212,8 +209,8 @@ def jobs_grid(page: JobPage) -> Grid:
     return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows))
 
 
-def job_title(spec: Facts, results: Sequence[Facts]) -> str:
-    """What was measured, and on what hardware: the heading of a job's table."""
+def job_title(spec: Document, results: Sequence[Document]) -> str:
+    """The heading of a job's table: the workload, the model and the hardware."""
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""
     return f"{workload_text(spec['workload'], spec['model'])}{where}"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from optigpu.documents.older import facts_of
 from optigpu.report.canvas import FAINT, INK, canvas, is_valid, legend, mark, name_of, note, sides, size_for
 from optigpu.report.numbers import short, with_interval
-from optigpu.report.rows import Document, heading
-from optigpu.vocabulary import SpecError, canonical_json
+from optigpu.report.rows import heading
+from optigpu.vocabulary import Document, SpecError, canonical_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GOAL_PERCENT = 0.1
-"""The quality that the stack may cost by the project's founding goal."""
+"""The quality loss that the project's founding goal allows, in percent."""
 Chart = Callable[[str, Sequence[Document], Path], None]
 
 
@@ -29,7 +29,7 @@ def ladder_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """
     shown = [result for result in results if _primary(result)["value"] is not None]
     if not shown:
-        raise SpecError("No result has a figure to draw; look at why with `optigpu run --json`.")
+        raise SpecError("No result has a value to draw; `optigpu run --json` prints the reasons.")
     with canvas(path, title, 8.0, 1.4 + 0.5 * len(shown)) as axes:
         for place, result in enumerate(shown):
             _bar(axes, place, result)
@@ -103,7 +103,7 @@ def _under_roof(axes: "Axes", place: int, result: Document) -> None:
 
 
 def _limits(axes: "Axes", shown: Sequence[Document]) -> None:
-    """Room for every point, for every roof's knee, and for half a decade around."""
+    """Limits that show every point and the knee of every roof, with a margin."""
     steps = [_step(result) for result in shown]
     xs = [step["flops_per_byte"] for step in steps]
     xs += [step["roof"]["flops_per_s"] / step["roof"]["bytes_per_s"] for step in steps]
@@ -114,7 +114,7 @@ def _limits(axes: "Axes", shown: Sequence[Document]) -> None:
 
 
 def _lay_out(axes: "Axes") -> None:
-    """Gives the axes their last place on the page: the roofs' texts follow the slopes as they lie there."""
+    """Fixes the layout, so that the texts along the roofs can be turned to the drawn slopes."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -122,7 +122,7 @@ def _lay_out(axes: "Axes") -> None:
 
 
 def _roofs(axes: "Axes", shown: Sequence[Document]) -> None:
-    """A slope for each bandwidth and a ceiling for each dtype that some variant is held against."""
+    """A slope for each bandwidth, and a ceiling for each dtype that a variant uses."""
     roofs = [_step(result)["roof"] for result in shown]
     bandwidths = {roof["bytes_per_s"]: roof["array_bytes"] for roof in roofs}
     rates: dict[float, set[str]] = {}
@@ -164,7 +164,7 @@ def _size(array_bytes: int) -> str:
 
 
 def quality_chart(title: str, results: Sequence[Document], path: Path) -> None:
-    """Speed over the quality that it costs, with the founding goal of 0.1% marked.
+    """Speed over quality loss, with the founding goal of 0.1% marked.
 
     The loss is that of accuracy where it was measured, else the share of positions whose most likely token is another
     one than fp32's. Raises SpecError when no result has either or `path` ends with another suffix than .svg and .png.
@@ -194,11 +194,11 @@ _LOSSES = {
     "accuracy_loss_percent": "accuracy lost against fp32 (%)",
     "top1_agreement": "positions whose most likely token is not fp32's (%)",
 }
-"""What quality loss is read from, the better first, and what its axis says."""
+"""The metrics of quality loss, the preferred one first, with the label of the axis."""
 
 
 def _loss(result: Document, name: str) -> tuple[float, list[list[float]] | None] | None:
-    """Loss in percent with its interval's sides, or None where it was not measured."""
+    """Loss in percent with the sides of its interval; None if it was not measured."""
     metric = result["metrics"].get(name)
     if not metric or metric["value"] is None:
         return None
@@ -220,7 +220,7 @@ def _at_loss(axes: "Axes", place: int, result: Document, name: str) -> None:
 
 
 def _loss_axis(axes: "Axes", text: str) -> None:
-    """Linear up to the goal, logarithmic beyond, so that nothing lost and much lost both have their place."""
+    """Linear up to the goal and logarithmic beyond, so that no loss and large losses are both readable."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("symlog", linthresh=GOAL_PERCENT, linscale=0.6)
@@ -241,7 +241,7 @@ def _loss_axis(axes: "Axes", text: str) -> None:
 
 
 def throughput_chart(title: str, results: Sequence[Document], path: Path) -> None:
-    """The primary metric over the latency of a request, a line through what has the same stack: a sweep's shapes.
+    """The primary metric over the latency of a request, with a line through the variants of one stack.
 
     Raises SpecError when no result has a latency or `path` ends with another suffix than .svg and .png.
     """
@@ -269,14 +269,15 @@ def throughput_chart(title: str, results: Sequence[Document], path: Path) -> Non
         note(axes, "Up and to the left is better. Lines join what has the same stack. Bars: 95% intervals.")
 
 
-def _latency(result: Document) -> Any:
-    """The summary of a request's latency, or None where there is no figure."""
-    metric = result["metrics"].get("latency_s")
-    return metric if metric and metric["value"] is not None else None
+def _latency(result: Document) -> Document:
+    """The summary of a request's latency; empty where there is no value."""
+    metric: Document = result["metrics"].get("latency_s") or {"value": None}
+    return {} if metric["value"] is None else metric
 
 
-def _primary(result: Document) -> Any:
-    return result["metrics"][result["variant"]["primary_metric"]]
+def _primary(result: Document) -> Document:
+    metric: Document = result["metrics"][result["variant"]["primary_metric"]]
+    return metric
 
 
 CHARTS: dict[str, Chart] = {
@@ -285,4 +286,4 @@ CHARTS: dict[str, Chart] = {
     "quality": quality_chart,
     "throughput": throughput_chart,
 }
-"""Every chart by its name."""
+"""The charts by name."""

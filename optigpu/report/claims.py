@@ -1,20 +1,20 @@
 """Published figures beside what was measured: a table, flat records, and plain JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optigpu.claims import Book, Claim, Judgement, Measured, Plausibility, Thesis, judge, measured_for
 from optigpu.claims.model import UNITS
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.numbers import short
+from optigpu.vocabulary import Document
 
 NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim, the verdict on it, and the best figure that was measured for it."""
+    """A claim, its judgement, and the best measured figure for it."""
 
     claim: Claim
     judgement: Judgement
@@ -22,17 +22,16 @@ class ClaimRow:
 
     @property
     def of_claim(self) -> float | None:
-        """The measured figure as a multiple of the claimed one."""
+        """The measured figure over the claimed one."""
         return self.measured.value / self.claim.quantity if self.measured else None
 
 
 def claim_rows(book: Book, measured: Sequence[Measured]) -> list[ClaimRow]:
-    """Every claim, in the order of the book."""
     return [ClaimRow(claim, judge(claim, book), measured_for(claim, measured)) for claim in book.claims]
 
 
 def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis) -> Grid:
-    """The thesis, then each claim; those that cannot be true are marked by their verdict."""
+    """The thesis, then each claim."""
     headings = ("claim", "figure", "hardware", "plausibility", "why", "measured")
     right = {"figure"}
     return Grid(
@@ -61,7 +60,7 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
 
 
 def figure(claim: Claim) -> str:
-    """The figure as it was printed; what it is of, where the unit does not say it."""
+    """The figure as it was printed, with what it counts where the unit does not say so."""
     of = {"perplexity": "perplexity", "growth_exponent": "power"}.get(claim.metric)
     return f"{of} {claim.value:g}" if of else f"{claim.value:g} {claim.unit}"
 
@@ -91,9 +90,10 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
     counts = {each: sum(row.judgement.plausibility is each for row in rows) for each in Plausibility}
     return [
         ", ".join(f"{count} {plausibility}" for plausibility, count in counts.items()) + ".",
-        "implausible: breaks arithmetic or a limit of the hardware. doubtful: cannot stand as it is. "
-        "plausible: passed the rules that apply. unchecked: no rule applies.",
-        "Peaks are the catalog's; a claim has the benefit of the doubt in units, rounding and bytes.",
+        "implausible: contradicts arithmetic or a limit of the hardware. doubtful: contradicts itself or cannot be "
+        "checked. plausible: passed every rule that applies. unchecked: no rule applies.",
+        "Peaks come from the catalog. Where units, rounding or bytes are ambiguous, the reading that favours the "
+        "claim counts.",
     ]
 
 
@@ -107,11 +107,11 @@ FIELDS = (
 
 
 def claims_csv(rows: Sequence[ClaimRow]) -> str:
-    """The claims as flat records; what was measured is in the unit of the claim, empty where nothing was."""
+    """The claims as flat records. The measured figure is in the claim's unit, empty if there is none."""
     return csv_text(FIELDS, [_record(row) for row in rows])
 
 
-def _record(row: ClaimRow) -> dict[str, Any]:
+def _record(row: ClaimRow) -> dict[str, object]:
     claim, measured = row.claim, row.measured
     record = {name: value for name, value in claim.model_dump(mode="json").items() if name in FIELDS}
     record |= {
@@ -135,12 +135,12 @@ def _record(row: ClaimRow) -> dict[str, Any]:
     }
 
 
-def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Mapping[str, Any]:
-    """`{"thesis", "claims"}` as plain JSON: each claim with all its findings, and null where nothing was measured."""
+def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Document:
+    """`{"thesis", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured."""
     return {"thesis": thesis.model_dump(mode="json"), "claims": [_document(row) for row in rows]}
 
 
-def _document(row: ClaimRow) -> dict[str, Any]:
+def _document(row: ClaimRow) -> dict[str, object]:
     measured = row.measured
     return row.claim.model_dump(mode="json") | {
         "plausibility": str(row.judgement.plausibility),

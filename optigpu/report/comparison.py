@@ -1,4 +1,4 @@
-"""Two results against each other as a table."""
+"""The table of a comparison of two results."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ LONGEST_VALUE = 60
 
 
 def comparison_grid(comparison: Comparison) -> Grid:
-    """A line for each metric: both figures, their ratio with its interval, and whether the difference is real."""
+    """A line for each metric: both values, their ratio with its interval, and the decision."""
     baseline, candidate = comparison.baseline, comparison.candidate
     return Grid(
         title=f"{candidate.label} against {baseline.label}: {_place(candidate)}",
@@ -30,7 +30,7 @@ def comparison_grid(comparison: Comparison) -> Grid:
 
 
 def _measured(comparison: Comparison) -> dict[str, MetricComparison]:
-    """The metrics of which at least one side has a figure."""
+    """The metrics that at least one side has a value of."""
     return {
         name: metric
         for name, metric in comparison.metrics.items()
@@ -59,9 +59,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     shown = _measured(comparison)
     if shown:
         percent = f"{100 * comparison.margin:g}%"
-        yield f"ratio: candidate over baseline. equivalent: its interval lies within {percent}; undecided: it holds 1."
+        yield (
+            f"ratio: candidate over baseline. equivalent: its interval lies within {percent} of 1. "
+            "undecided: its interval contains 1."
+        )
     else:
-        yield "They have no figure in common."
+        yield "The two results have no metric in common."
     reasons: dict[str, list[str]] = {}
     for name, metric in shown.items():
         if metric.reason:

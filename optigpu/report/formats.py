@@ -1,11 +1,10 @@
-"""One table, many forms: terminal and Markdown show the same cells; CSV holds the raw figures."""
+"""Tables in several forms: the terminal and Markdown show the same cells; CSV holds the raw values."""
 
 import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -13,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_WIDTH = 23
-"""The longest name of a technique takes so many characters, and a blank and a plus after it."""
+"""Characters of the longest name of a technique with a space and a plus after it."""
 FRAME = 3
-"""Characters that a column costs beside its cells: a line and a blank on each side."""
+"""Characters that a column takes beside its cells: a line, and a space on each side."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,14 @@ class Grid:
 
 
 def terminal(grid: Grid) -> ConsoleRenderable:
-    """The table for a terminal, its notes below; one that is wider than the terminal continues in a second one."""
+    """The table for a terminal, with its notes below. A table wider than the terminal is split into several."""
     return Group(
         Text(grid.title, style="bold"), _Tables(grid), *(Text(note, style="dim") for note in grid.notes)
     )
 
 
 class _Tables:
-    """A grid's columns in as few tables as the width takes, each of them led by the first column."""
+    """The columns of a grid in as few tables as fit the width, each with the first column."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -64,12 +63,11 @@ class _Tables:
         self._least = [_least(*each, leads=number == 0) for number, each in columns]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The tables, for the width that is there."""
         for numbers in self._portions(options.max_width):
             yield self._table(numbers)
 
     def _portions(self, width: int) -> Iterator[list[int]]:
-        """Which columns stand together. One that does not fit even beside the first alone is cut by the terminal."""
+        """The columns of each table. A column too wide even beside the first alone is cut by the terminal."""
         portion = [0]
         for number in range(1, len(self._least)):
             if len(portion) > 1 and 1 + sum(self._least[n] + FRAME for n in [*portion, number]) > width:
@@ -96,7 +94,7 @@ class _Tables:
 
 
 def _least(column: Column, cells: Iterable[str], *, leads: bool) -> int:
-    """The least width that a column can be read at: figures whole, words whole, names of what leads in a few lines."""
+    """The smallest readable width of a column: whole numbers, whole words, labels in a few lines."""
     texts = (column.heading, *cells)
     if not (column.right or leads):
         texts = tuple(word for text in texts for word in text.split())
@@ -123,8 +121,8 @@ def _one_line(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV with a heading line; a null is an empty cell, and no text is a spreadsheet's formula."""
+def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, object]]) -> str:
+    """Records as CSV with a heading line. Null is an empty cell; no text is read as a formula by a spreadsheet."""
     page = io.StringIO()
     writer = csv.DictWriter(page, fieldnames=fields, lineterminator="\n")
     writer.writeheader()
@@ -132,14 +130,14 @@ def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str
     return page.getvalue()
 
 
-def _inert(value: Any) -> Any:
-    """A text that a spreadsheet would run gets an apostrophe in front, which makes it a text again."""
+def _inert(value: object) -> object:
+    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; where the output is no terminal, wide enough for most tables."""
+    """A console; 140 columns wide if the output is not a terminal."""
     made = Console(stderr=stderr, highlight=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 140

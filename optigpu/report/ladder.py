@@ -1,15 +1,14 @@
-"""The table of a job: each variant's speed, and what each technique bought alone and on top of the others."""
+"""The table of a job: each variant's speed, and the speedup of each technique alone and added to the others."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from optigpu.documents.result import Attribution, Gain
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import ratio, scaled, with_interval
-from optigpu.report.rows import Document, Row, heading, rows_of
+from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
-from optigpu.vocabulary import METRICS, Role, VariantStatus
+from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 FURTHER = {
     "ttft_s": ("TTFT (ms)", 1e3),
@@ -22,16 +21,16 @@ FURTHER = {
     "j_per_image": ("J/image", 1.0),
     "headroom": ("headroom", 1.0),
 }
-"""Metrics that are shown beside the primary one where any variant has them: heading and scale."""
+"""Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 ONLY = {
     "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
     "peak_bytes": ("attention", "normalization"),
 }
-"""Workloads that are about a metric which would only widen the tables of the others."""
+"""Metrics that are shown for these workloads only."""
 
 
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
-    """The table of a job; columns that mean nothing for it are left out."""
+    """The table of a job, without columns that are empty for it."""
     rows = rows_of(attribution, results)
     further = [name for name in FURTHER if any(_is_shown(row, name) for row in rows)]
     scenario = scenario_of(rows)
@@ -84,7 +83,7 @@ def _figure(row: Row, name: str) -> str:
 
 
 def _gain(gain: Gain | None, expected: bool) -> str:
-    """Blank where such a gain has no meaning, "-" where it should be there and is not."""
+    """Blank where the gain has no meaning; "-" where it is missing."""
     return ratio(gain) if gain or expected else ""
 
 
@@ -108,14 +107,14 @@ FIELDS = (
 
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
-    """The same table as raw figures in SI units, a line for each variant; empty where none is known."""
+    """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
     return csv_text(FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
 
 
-def _record(row: Row, name: str) -> dict[str, Any]:
+def _record(row: Row, name: str) -> dict[str, object]:
     ended, metric = row.ended, row.metric(name) or {}
     low, high = metric.get("ci") or (None, None)
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "index": ended.index,
         "role": str(ended.role),
         "label": ended.label,

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
-from typing import Any
 
 from optigpu.documents.views import LeaderboardPage, LeaderboardRow
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, short, with_interval
 from optigpu.report.rows import heading
+from optigpu.vocabulary import Document
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:
-    """The rows of a page, best first. What is the same in all of them stands in the title instead of a column."""
+    """The rows of a page, best first. Values common to all rows stand in the title."""
     workloads = [workload_text(row.workload, row.model) for row in page.rows]
     hardware = [row.hardware for row in page.rows]
     common = [values[0] for values in (workloads, hardware) if len(set(values)) == 1]
@@ -55,18 +55,18 @@ def _columns(metric: str) -> tuple[Column, ...]:
 
 
 def _where_any(rows: Sequence[LeaderboardRow], cell: Callable[[LeaderboardRow], str]) -> list[str]:
-    """The cells of a column that is left out where no row has a figure."""
+    """The cells of a column; all empty if no row has a value."""
     cells = [cell(row) for row in rows]
     return cells if set(cells) - {MISSING} else [""] * len(cells)
 
 
 def _percent(share: float | None) -> str:
-    """Two decimals, because what a stack may lose is counted in tenths of a percent."""
+    """Two decimals: losses are tenths of a percent."""
     return MISSING if share is None else f"{100 * share:.2f}"
 
 
 def _letters(rows: Sequence[LeaderboardRow]) -> dict[str, str]:
-    """A letter for each warning of the page; the notes say what it stands for."""
+    """A letter for each warning on the page; the notes explain them."""
     return dict(
         zip(sorted({warning for row in rows for warning in row.warnings}), ascii_lowercase, strict=False)
     )
@@ -89,7 +89,7 @@ def _cells(
     )
 
 
-def workload_text(workload: dict[str, Any], model: str | None) -> str:
+def workload_text(workload: Document, model: str | None) -> str:
     """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`.
 
     An old document that lacks one of today's fields is shown by the fields that it has.
@@ -111,11 +111,11 @@ _SHAPES = {
     "head_size": "of {}",
     "rows": "{} rows",
 }
-"""How a field of a workload is written; any other one stands by itself."""
+"""How a field of a workload is written; other fields are written by their value alone."""
 
 
-def _shape(key: str, value: Any) -> str:
-    """One field on a line: several values with slashes, and a truth by its name."""
+def _shape(key: str, value: object) -> str:
+    """One field on a line: values joined by slashes, booleans by name."""
     values = value if isinstance(value, (list, tuple)) else [value]
     name = key.removesuffix("s")
     words = [str(each) if not isinstance(each, bool) else name if each else f"no {name}" for each in values]
@@ -124,11 +124,11 @@ def _shape(key: str, value: Any) -> str:
 
 def _notes(page: LeaderboardPage, letters: Mapping[str, str]) -> Iterator[str]:
     if not page.rows:
-        yield "No valid result yet: submit a job and come back when it has ended."
+        yield "No valid results yet. Submit a job; its results appear here when it has ended."
         return
     yield f"{page.better.capitalize()} is better. ± is a 95% interval; rows whose intervals overlap share a rank."
     if any(row.top1_agreement is not None for row in page.rows):
-        yield "quality: the share of positions at which the most likely token is that of the fp32 model."
+        yield "quality: the share of positions at which the most likely token is the same as the fp32 model's."
     if any(row.pareto is not None for row in page.rows):
         yield "Pareto: no other row of the same workload and hardware is both faster and smaller."
     for warning, letter in letters.items():
@@ -146,11 +146,11 @@ FIELDS = (
 
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
-    """The rows as raw figures in SI units; empty where there is no figure."""
+    """The rows as raw values in SI units; empty where a value is missing."""
     return csv_text(FIELDS, [_record(row) for row in page.rows])
 
 
-def _record(row: LeaderboardRow) -> dict[str, Any]:
+def _record(row: LeaderboardRow) -> dict[str, object]:
     low, high = row.value.ci or (None, None)
     same = row.model_dump(mode="json", include=set(FIELDS))
     return same | {

@@ -1,4 +1,4 @@
-"""What stands below a job's table: what its figures mean, and why a cell has none."""
+"""The notes below a job's table: the meaning of its columns, and why a cell is empty."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,24 +7,24 @@ from optigpu.report.numbers import ratio
 from optigpu.report.rows import Row
 
 REASONS: dict[str, str] = {
-    VerdictReason.OUTPUT_INVALID: "the output is not what it must be",
-    VerdictReason.QUALITY_BELOW_GATE: "it loses more quality than the job allows",
-    VerdictReason.CACHED_RESULT: "answers were remembered instead of computed",
-    VerdictReason.THROTTLED: "the hardware was slowed down meanwhile",
-    VerdictReason.FOREIGN_PROCESS: "somebody else used the device meanwhile",
-    VerdictReason.DRIFT: "the speed changed in the course of the measurement",
-    VerdictReason.INTERRUPTED: "the measurement stood still meanwhile",
+    VerdictReason.OUTPUT_INVALID: "the output failed its check",
+    VerdictReason.QUALITY_BELOW_GATE: "the quality loss exceeds the limits of the job",
+    VerdictReason.CACHED_RESULT: "outputs came from a cache instead of being computed",
+    VerdictReason.THROTTLED: "the hardware was throttled during the measurement",
+    VerdictReason.FOREIGN_PROCESS: "other processes used the device during the measurement",
+    VerdictReason.DRIFT: "the speed changed during the measurement",
+    VerdictReason.INTERRUPTED: "the measurement was suspended for a while",
 }
-"""Every reason of a verdict in words."""
+"""What each reason of a verdict means."""
 
 WARNINGS: dict[str, str] = {
-    VerdictWarning.SINGLE_REPLICATE: "one process was measured; the intervals leave out how processes differ",
-    VerdictWarning.NOT_CONVERGED: "the interval was still wider than asked for when the time was up",
-    VerdictWarning.FEW_SAMPLES: "too few requests for a firm interval",
-    VerdictWarning.CLOCK_UNSTABLE: "the device's clock was not the same throughout",
-    VerdictWarning.SHARED_HOST: "the host was shared with others, its hypervisor or another job says",
+    VerdictWarning.SINGLE_REPLICATE: "only one process was measured; the intervals do not show how processes differ",
+    VerdictWarning.NOT_CONVERGED: "the interval was still wider than requested at the time limit",
+    VerdictWarning.FEW_SAMPLES: "too few requests for a reliable interval",
+    VerdictWarning.CLOCK_UNSTABLE: "the clock of the device changed during the measurement",
+    VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
 }
-"""Every warning of a verdict in words."""
+"""What each warning of a verdict means."""
 
 
 def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[str]) -> Iterator[str]:
@@ -35,9 +35,9 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
         yield from _best(rows, attribution)
     yield from _gain_words(rows)
     if "headroom" in shown:
-        yield "headroom: how many times faster this machine's own peaks allow, and what stands in the way."
+        yield "headroom: how many times faster the measured peaks of this machine allow, and what limits the variant."
     if "top1_agreement" in shown:
-        yield "top-1: the share of positions at which the most likely token is that of the fp32 model."
+        yield "top-1: the share of positions at which the most likely token is the same as the fp32 model's."
     yield from _shift(attribution)
     for row in rows:
         yield from _problems(row)
@@ -55,25 +55,25 @@ def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 
 
 def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
-    """What the three ratios are relative to, said only where they are shown."""
+    """What each ratio is relative to, for the ratios that are shown."""
     names = {row.ended.index: row.label for row in rows}
     if any(row.ended.speedup for row in rows):
         yield "speedup: relative to the baseline; above 1 is better."
     references = {names[row.ended.alone.compared_with] for row in rows if row.ended.alone}
     if references:
         others = ", ".join(sorted(references - {"baseline"}))
-        instead = f"; relative to {others} where the baseline has it already" if others else ""
-        yield f"alone: what the technique buys by itself{instead}."
+        instead = f"; relative to {others} where the baseline already includes it" if others else ""
+        yield f"alone: the speedup of the technique by itself{instead}."
     if any(row.ended.added for row in rows):
-        yield "added: what it buys on top of the rung of the ladder before it."
+        yield "added: the speedup over the previous rung of the ladder."
 
 
 def _shift(attribution: Attribution) -> Iterator[str]:
     again = attribution.baseline_again
     if again:
         yield (
-            f"The baseline at the end was {ratio(again)} what it was at the start; the memory did not hold all "
-            "variants side by side, so that a change of the machine is in their ratios."
+            f"The baseline ran at {ratio(again)} its first speed at the end. The memory was too small to keep all "
+            "variants loaded, so the ratios include changes of the machine's speed."
         )
 
 
@@ -83,11 +83,11 @@ def _problems(row: Row) -> Iterator[str]:
     elif not row.valid:
         verdict = row.result["verdict"]
         why = "; ".join(_words(REASONS, reason) for reason in verdict["reasons"])
-        yield f"{row.label}: invalid, not ranked: {' '.join([why, *verdict['notes']])}"
+        yield f"{row.label}: invalid, not ranked: {' '.join([f'{why}.', *verdict['notes']])}"
 
 
 def _missing(rows: Sequence[Row], shown: Sequence[str]) -> Iterator[str]:
-    """Why a shown metric has no figure, each reason once."""
+    """Why a shown metric has no value, each reason once."""
     for name in shown:
         lacking: dict[str, list[str]] = {}
         for row in rows:
@@ -111,5 +111,5 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _words(table: Mapping[str, str], name: str) -> str:
-    """What a name means; a newer service may send one that this version does not know."""
+    """The meaning of a name; the name itself if this version does not know it."""
     return table.get(name, name)

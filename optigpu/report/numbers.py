@@ -1,15 +1,15 @@
-"""Figures as text. One that does not exist is "-"; none is shown with more digits than it can carry."""
+"""Numbers as text. A missing one is "-"."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from optigpu.documents.result import Gain
+from optigpu.vocabulary import Document
 
 MISSING = "-"
 
 
 def short(number: float | None) -> str:
-    """Four significant digits at most, without an exponent where people read one badly."""
+    """At most four significant digits, without an exponent for numbers of usual size."""
     if number is None:
         return MISSING
     magnitude = abs(number)
@@ -22,7 +22,7 @@ def short(number: float | None) -> str:
     return f"{number:.3g}" if magnitude < 1 else f"{number:.2f}"
 
 
-def with_interval(metric: Mapping[str, Any] | None, scale: float = 1.0) -> str:
+def with_interval(metric: Document | None, scale: float = 1.0) -> str:
     """`value ±half`, half being the longer side of the 95% interval; `metric` is a summary as JSON."""
     if not metric or metric.get("value") is None:
         return MISSING
@@ -34,7 +34,7 @@ def with_interval(metric: Mapping[str, Any] | None, scale: float = 1.0) -> str:
     return f"{short(value)} ±{half:.2g}" if half < 100 else f"{short(value)} ±{short(half)}"
 
 
-def scaled(metric: Mapping[str, Any] | None, scale: float) -> str:
+def scaled(metric: Document | None, scale: float) -> str:
     """The value alone, in another unit."""
     return MISSING if not metric or metric.get("value") is None else short(metric["value"] * scale)
 

@@ -12,7 +12,6 @@ from optigpu.workloads import WORKLOADS
 
 
 def techniques_page() -> str:
-    """docs/techniques.md."""
     headings = (
         "name",
         "layer",
@@ -42,7 +41,6 @@ def techniques_page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md."""
     metrics = ((f"`{name}`", m.unit, f"{m.better} is better", m.meaning) for name, m in METRICS.items())
     workloads = (
         (f"`{name}`", kind.summary, f"`{kind.primary}`", ", ".join(f"`{metric}`" for metric in kind.metrics))
@@ -53,8 +51,31 @@ def metrics_page() -> str:
         + _table(("workload", "what it does", "compared by", "metrics of each request"), workloads)
         + "\n"
         + _table(("metric", "unit", "direction", "meaning"), metrics)
+        + "\n## A metric's summary\n\n"
+        + _table(("field", "meaning"), _SUMMARY_FIELDS)
     )
 
+
+_SUMMARY_FIELDS = (
+    ("`value`", "the median over the requests of a process, averaged over the processes"),
+    ("`ci`", "the 95% interval of `value`"),
+    ("`per_replicate`", "the median of each process"),
+    (
+        "`cv_within`",
+        "the coefficient of variation of the requests within a process, averaged over the processes",
+    ),
+    ("`cv_between`", "the coefficient of variation of the processes' medians"),
+    (
+        "`p50`, `p90`, `p95`, `p99`",
+        "percentiles over all requests of all processes; they need 11, 64, 130 and 662 requests",
+    ),
+    (
+        "`p90_upper`, `p95_upper`, `p99_upper`",
+        "an upper bound, with 99% confidence, of the percentile of each measured process: the highest of the "
+        "processes' own bounds. It says nothing about other processes. Each process needs 64, 130 and 662 requests",
+    ),
+    ("`reason`", "why the value, a percentile or a bound is null"),
+)
 
 _TECHNIQUES_WORDS = """\
 "Expected" is what the literature claims, not what was measured; `optigpu ladder` measures it on your machine.
@@ -67,7 +88,6 @@ def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def write_pages(folder: Path) -> None:
-    """Writes the reference pages into `folder`."""
     (folder / "techniques.md").write_text(techniques_page())
     (folder / "metrics.md").write_text(metrics_page())
 

@@ -1,9 +1,9 @@
-"""Live progress of a job, fed by its events: a bar on a terminal, a plain line now and then elsewhere."""
+"""Live progress of a job from its events: a bar on a terminal, else a line now and then."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
@@ -11,13 +11,14 @@ from rich.text import Text
 
 from optigpu.report.numbers import duration, with_interval
 from optigpu.report.rows import heading
+from optigpu.vocabulary import Document
 
 QUIET_S = 10.0
-"""Without a terminal, the least time between two lines that only say how far it is."""
+"""Without a terminal, the shortest time between two lines of mere progress."""
 
 
 class _TimeLeft(ProgressColumn):
-    """The run's own prediction, counted down between events."""
+    """The predicted remaining time, counted down between events."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -65,8 +66,8 @@ class RunProgress:
     ) -> None:
         self.bar.stop()
 
-    def show(self, kind: str, data: Mapping[str, Any]) -> None:
-        """One event, as `optigpu.documents.events.as_document` or the service's stream gives it; unknown kinds pass."""
+    def show(self, kind: str, data: Document) -> None:
+        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored."""
         handler = {
             "planned": self._planned,
             "variant_started": self._started,
@@ -77,15 +78,15 @@ class RunProgress:
         if handler:
             handler(data)
 
-    def _planned(self, data: Mapping[str, Any]) -> None:
+    def _planned(self, data: Document) -> None:
         self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
         self._say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
 
-    def _started(self, data: Mapping[str, Any]) -> None:
+    def _started(self, data: Document) -> None:
         self.current = data["index"]
         self.bar.update(self.task, description=self._label(self.current))
 
-    def _progressed(self, data: Mapping[str, Any]) -> None:
+    def _progressed(self, data: Document) -> None:
         left = data.get("remaining_s")
         doing = f"{self._label(self.current)}: {data['doing']}"
         ends_at = None if left is None else self.clock() + left
@@ -94,7 +95,7 @@ class RunProgress:
             about = "" if left is None else f", about {duration(left)} left"
             self._say(f"{data['fraction']:4.0%}  {doing}{about}")
 
-    def _finished_variant(self, data: Mapping[str, Any]) -> None:
+    def _finished_variant(self, data: Document) -> None:
         outcome = data["outcome"]
         label = self._label(outcome["index"])
         result = outcome.get("result")
@@ -105,8 +106,8 @@ class RunProgress:
         invalid = "" if result["verdict"]["valid"] else " (invalid)"
         self._say(f"{label}: {with_interval(result['metrics'].get(name))} {heading(name)}{invalid}")
 
-    def _state(self, data: Mapping[str, Any]) -> None:
-        """The service's own event: the job was taken, handed back, or has ended."""
+    def _state(self, data: Document) -> None:
+        """The service's event that a job started, was returned to the queue, or ended."""
         self.bar.update(self.task, description=data["state"])
         if data.get("reason"):
             self._say(f"{data['state']}: {data['reason']}")

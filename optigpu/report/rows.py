@@ -1,17 +1,14 @@
-"""The variants of a job with their results: what every form of its table is made from.
+"""The variants of a job with their results, from which every form of its table is made.
 
 Results are plain JSON, so that a run in this process and a job that was read back from a service are shown by the
 same lines.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optigpu.documents.result import Attribution, AttributionRow
-from optigpu.vocabulary import METRICS
-
-Document = Mapping[str, Any]
+from optigpu.vocabulary import METRICS, Document
 
 HEADINGS = {
     "tokens_per_s": "tokens/s",
@@ -25,43 +22,40 @@ HEADINGS = {
 
 
 def heading(metric: str) -> str:
-    """A metric's name and unit as people write it."""
+    """A metric's name and unit for a heading."""
     return HEADINGS.get(metric) or f"{metric} ({METRICS[metric].unit})"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: how it ended, what it gained, and its result as plain JSON, if it has one."""
+    """One variant: how it ended, its gains, and its result as plain JSON, if it has one."""
 
     ended: AttributionRow
     result: Document | None
 
     @property
     def label(self) -> str:
-        """The variant's name."""
         return self.ended.label
 
     @property
     def valid(self) -> bool:
-        """Whether the result counts."""
         return self.result is not None and bool(self.result["verdict"]["valid"])
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader should know of a result that counts all the same."""
+        """The warnings of a valid result."""
         return list(self.result["verdict"]["warnings"]) if self.result else []
 
     @property
     def workload(self) -> str:
-        """The kind of workload, if there is a result to tell."""
+        """The kind of workload; empty without a result."""
         return str(self.result["variant"]["workload"].get("kind", "")) if self.result else ""
 
     def metric(self, name: str) -> Document | None:
-        """The summary of a metric, if the workload has it and the variant has a result."""
+        """The summary of a metric; None if the variant has none."""
         return self.result["metrics"].get(name) if self.result else None
 
     def has_figure(self, name: str) -> bool:
-        """Whether a metric was measured."""
         summary = self.metric(name)
         return summary is not None and summary["value"] is not None
 

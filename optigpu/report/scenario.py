@@ -1,4 +1,4 @@
-"""MLPerf's scenarios in a job's table: what each of them judges a system by."""
+"""MLPerf's scenarios in a job's table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,11 @@ class Scenario:
     meaning: str
 
     def figure(self, row: Row) -> str:
-        """The cell of a variant."""
         value = (row.metric(self.metric) or {}).get(self.field)
         return MISSING if value is None else short(value * self.scale)
 
     def notes(self, rows: Sequence[Row]) -> Iterator[str]:
-        """What the figures are, and why one is missing."""
+        """What the column means, and why a cell is empty."""
         yield f"{self.meaning} The rules of its published results are stricter."
         lacking = [row.label for row in rows if row.result and self.figure(row) == MISSING]
         if lacking:
@@ -42,7 +41,8 @@ SCENARIOS = {
         "p90",
         1e3,
         "p90 latency (ms)",
-        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other.",
+        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; over the requests "
+        "of all processes.",
     ),
     "Offline": Scenario(
         "requests_per_s",

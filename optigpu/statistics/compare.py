@@ -14,7 +14,6 @@ is decided.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
@@ -22,10 +21,10 @@ from optigpu.documents.older import current
 from optigpu.documents.result import Samples
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
 from optigpu.statistics.intervals import ratio
-from optigpu.vocabulary import Better, Frozen, OptiGPUError, canonical_json
+from optigpu.vocabulary import Better, Document, Frozen, OptiGPUError, canonical_json
 
 MARGIN = 0.02
-"""Ratios within 1 / 1.02 and 1.02 are taken as equal."""
+"""Ratios between 1 / 1.02 and 1.02 count as equivalent."""
 
 ON_A_TEXT = (
     "kld_mean", "kld_p99", "top1_agreement", "perplexity", "perplexity_delta", "accuracy", "accuracy_loss_percent",
@@ -33,16 +32,18 @@ ON_A_TEXT = (
 """Metrics that depend on the text that they were measured on."""
 
 OTHER_TEXT = "Quality was measured on different texts."
-NOT_POSITIVE = "A ratio needs figures above zero on both sides."
-NO_INTERVAL = "There is no interval of the ratio: a figure was read once, or its own interval reaches zero."
-SINGLE_REPLICATE = "single_replicate: one process gave a figure, and cannot say how much processes differ."
+NOT_POSITIVE = "A ratio needs positive values on both sides."
+NO_INTERVAL = "The ratio has no interval: a value was measured only once, or its own interval includes zero."
+SINGLE_REPLICATE = (
+    "single_replicate: a value comes from one process, which does not show how much processes differ."
+)
 
 
 class NotComparableError(OptiGPUError):
-    """The two are not results of the same thing."""
+    """Two results differ in workload, weights, hardware or source, or cannot be read."""
 
 
-def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway: bool = False) -> Comparison:
+def compare(baseline: Document, candidate: Document, *, anyway: bool = False) -> Comparison:
     """Compares two results, as they were stored, in the metrics that both have.
 
     Raises NotComparableError when workload, weights, hardware or source differ; with `anyway` these are notes instead.
@@ -50,7 +51,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway
     ours, theirs = _read(baseline, "baseline"), _read(candidate, "candidate")
     obstacles = tuple(_obstacles(ours, theirs))
     if obstacles and not anyway:
-        raise NotComparableError(f"{' '.join(obstacles)} Ask with `anyway` to see the ratios all the same.")
+        raise NotComparableError(f"{' '.join(obstacles)} Use `anyway` to compare them regardless.")
     first = ours.variant.primary_metric
     names = sorted((name for name in ours.metrics if name in theirs.metrics), key=lambda name: name != first)
     return Comparison(
@@ -68,7 +69,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any], *, anyway
 
 
 class _Read(Frozen):
-    """What is read of a stored document, whatever else stands in it."""
+    """The parts of a stored document that are read; others are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -85,7 +86,7 @@ class _Summary(_Read):
 
 class _Variant(_Read):
     label: str
-    workload: dict[str, Any]
+    workload: dict[str, object]
     model: str | None
     workload_digest: str
     primary_metric: str
@@ -130,11 +131,11 @@ class _Result(_Read):
 
     @property
     def weights(self) -> str:
-        """The hash of its weights, as far as it was recorded."""
+        """The hash of the weights, if it was recorded."""
         return (self.provenance and self.provenance.weight_hash) or "not recorded"
 
 
-def _read(document: Mapping[str, Any], side: str) -> _Result:
+def _read(document: Document, side: str) -> _Result:
     try:
         return _Result.model_validate(current(document))
     except ValidationError as error:
@@ -158,7 +159,7 @@ def _side(result: _Result) -> ComparedResult:
 
 
 def _obstacles(baseline: _Result, candidate: _Result) -> Iterator[str]:
-    """Why the two do not compare."""
+    """Why the two results are not comparable."""
     ours, theirs = baseline.variant, candidate.variant
     if ours.workload_digest != theirs.workload_digest:
         shapes = [f"{canonical_json(each.workload)} on {each.model}" for each in (ours, theirs)]
@@ -180,7 +181,7 @@ def _doubts(result: _Result, side: str) -> Iterator[str]:
 
 
 def _hindrance(name: str, baseline: _Result, candidate: _Result) -> str | None:
-    """Why one metric does not compare, whatever its figures are."""
+    """Why a metric is not comparable, if it is not."""
     return OTHER_TEXT if name in ON_A_TEXT and baseline.text != candidate.text else None
 
 
@@ -231,7 +232,7 @@ def _processes(summary: _Summary) -> Samples:
 
 
 def _log_sides(summary: _Summary) -> tuple[float, float]:
-    """How far the interval reaches below and above the value, on a logarithmic scale."""
+    """The distances of the interval below and above the value, on a logarithmic scale."""
     assert summary.ci is not None
     assert summary.value is not None
     low, high = summary.ci
@@ -241,7 +242,7 @@ def _log_sides(summary: _Summary) -> tuple[float, float]:
 def _decision(
     baseline: _Summary, candidate: _Summary, bounds: tuple[float, float] | None
 ) -> tuple[Decision, str | None]:
-    """The decision, and why there is none."""
+    """The decision; if it is undecided, the reason where the interval does not show it."""
     if min(baseline.replicates, candidate.replicates) < 2:
         return Decision.UNDECIDED, SINGLE_REPLICATE
     if bounds is None:
@@ -255,8 +256,8 @@ def _decision(
     return Decision.BETTER if rises == (baseline.better is Better.HIGHER) else Decision.WORSE, None
 
 
-def _differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Difference]:
-    """Where, by what and how the two were made, as far as it differs."""
+def _differences(baseline: Document, candidate: Document) -> Iterator[Difference]:
+    """The fields of environment, provenance and seed that differ."""
     ours, theirs = (
         _leaves({name: document.get(name) for name in ("environment", "provenance", "seed")})
         for document in (baseline, candidate)
@@ -266,9 +267,9 @@ def _differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> I
             yield Difference(field=field, baseline=ours.get(field), candidate=theirs.get(field))
 
 
-def _leaves(document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Every value that is no object, by its dotted path; lists are values."""
-    found: dict[str, Any] = {}
+def _leaves(document: Document, path: str = "") -> dict[str, object]:
+    """Every value that is not an object, by its dotted path."""
+    found: dict[str, object] = {}
     for name, value in document.items():
         found |= _leaves(value, f"{path}{name}.") if isinstance(value, Mapping) else {f"{path}{name}": value}
     return found

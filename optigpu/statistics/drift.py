@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LEAST_CHANGE = 0.25
-"""Of the medians, relative to the smaller one."""
+"""The smallest change of the median that counts, relative to the smaller one."""
 STRETCHES = 4
-"""Of equal time within each third."""
+"""Stretches of equal time within each third."""
 RISK = 0.001
 FEWEST_REQUESTS = 24
-"""With fewer of them, thirds that do not overlap at all would still be a chance of more than one in a thousand."""
+"""With fewer requests, even thirds that do not overlap occur by chance more often than once in a thousand."""
 
 _STRONGEST = 0.9
 """A higher correlation of neighbours cannot be told from a trend."""

@@ -9,6 +9,10 @@ percentile bootstrap on the highest level that has more than one unit:
   that is far too short (Hesterberg, What Teachers Should Know About the Bootstrap, 2015, section 4.3).
 - one process: its requests are resampled; the interval then says nothing about other processes.
 
+A percentile is that of all requests of all processes. Its upper bound is made from each process by itself, and the
+highest is shown: with 99% confidence it lies above the percentile of every process that was measured. It says nothing
+about other processes, which may differ by more.
+
 Assumed: processes are independent, and the requests of one process are exchangeable (no trend, no autocorrelation).
 """
 
@@ -16,7 +20,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +41,18 @@ _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.262
 
 
 def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
-    """The summary of a measurement. Times of requests also get percentiles with 99% upper bounds.
+    """The summary of a measurement. Times of requests also get percentiles, and an upper bound for each.
 
-    Where a percentile is null, `reason` says how many requests it needs.
+    Where a percentile or its bound is null, `reason` says how many requests it needs.
     """
     metric = METRICS[measurement.name]
     samples = _filled(measurement.samples)
     if not samples:
         return MetricSummary(unit=metric.unit, value=None, better=metric.better, reason=measurement.reason)
-    every = np.sort(np.concatenate(samples))
+    every = np.concatenate(samples)
     medians = [float(np.median(process)) for process in samples]
     times_requests = metric.unit == "s" and metric.better is Better.LOWER and len(every) > len(samples)
-    return MetricSummary(
+    summary = MetricSummary(
         unit=metric.unit,
         value=value_of(measurement.samples),
         ci=interval(measurement.samples, seed),
@@ -60,12 +63,12 @@ def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
         cv_within=_cv_within(samples),
         cv_between=_variation(np.array(medians)),
         per_replicate=tuple(medians),
-        **(_percentiles(every) if times_requests else {}),
     )
+    return summary.model_copy(update=_percentiles(samples)) if times_requests else summary
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
-    """Count, quantiles and extremes of values that only describe: they are neither independent nor exchangeable."""
+    """Count, quantiles and extremes, for values that are neither independent nor exchangeable."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     quantiles = {f"p{percent}": float(np.quantile(ordered, percent / 100)) for percent in PERCENTILES}
     return {"n": len(ordered), **quantiles, "min": float(ordered[0]), "max": float(ordered[-1])}
@@ -95,7 +98,7 @@ def interval(samples: Samples, seed: int = 0) -> tuple[float, float] | None:
 
 
 def relative_width(requests: Sequence[float], seed: int = 0) -> float:
-    """Width of one process's 95% interval, relative to its median; infinite where that is not known yet."""
+    """Width of one process's 95% interval relative to its median; infinite if it has no interval."""
     bounds = interval((tuple(requests),), seed)
     median = float(np.median(requests)) if requests else 0.0
     return (bounds[1] - bounds[0]) / abs(median) if bounds and median else math.inf
@@ -141,7 +144,7 @@ def paired_ratio(
 
 @lru_cache
 def upper_bound_rank(n: int, percent: int) -> int | None:
-    """Which of `n` sorted samples (counted from 1) bounds a percentile from above with 99% confidence.
+    """The rank (from 1) among `n` sorted samples that bounds a percentile from above with 99% confidence.
 
     None where only the largest sample would, which says nothing about how far it is: p50 needs 11 samples,
     p90 64, p95 130, p99 662. Source: order statistics, David and Nagaraja, Order Statistics, 2003, section 7.1.
@@ -241,18 +244,37 @@ def _variation(values: Array) -> float | None:
     return float(values.std(ddof=1) / abs(values.mean()))
 
 
-def _percentiles(ordered: Array) -> dict[str, Any]:
-    """The percentiles that `ordered` [n] can bound, under the field names of a MetricSummary."""
-    found: dict[str, Any] = {}
-    missing = []
-    for percent in PERCENTILES:
-        rank = upper_bound_rank(len(ordered), percent)
-        if rank is None:
-            missing.append(f"p{percent} {fewest_for(percent)}")
-            continue
-        found[f"p{percent}"] = float(np.quantile(ordered, percent / 100))
-        if percent > 50:
-            found[f"p{percent}_upper"] = float(ordered[rank - 1])
-    if missing:
-        found["reason"] = f"Percentiles need more than {len(ordered)} requests: {', '.join(missing)}."
-    return found
+def _percentiles(processes: Sequence[Array]) -> dict[str, object]:
+    """The percentiles of all requests and their upper bounds, under the field names of a MetricSummary.
+
+    A bound holds for each process by itself, since requests of one process are alike and those of two are not: it is
+    the highest of the processes' own bounds, and needs enough requests in each of them.
+    """
+    every = np.concatenate(processes)
+    fewest = min(map(len, processes))
+    known = [percent for percent in PERCENTILES if upper_bound_rank(len(every), percent)]
+    bounded = [percent for percent in known if percent > 50 and upper_bound_rank(fewest, percent)]
+    found: dict[str, object] = {f"p{percent}": float(np.quantile(every, percent / 100)) for percent in known}
+    found |= {f"p{percent}_upper": _highest_bound(processes, percent) for percent in bounded}
+    unknown = [percent for percent in PERCENTILES if percent not in known]
+    unbounded = [percent for percent in known if percent > 50 and percent not in bounded]
+    reasons = []
+    if unknown:
+        reasons.append(f"Percentiles need more than {len(every)} requests: {_needs(unknown)}.")
+    if unbounded:
+        reasons.append(
+            f"Upper bounds of percentiles need more than the {fewest} requests of one process: {_needs(unbounded)}."
+        )
+    return found | ({"reason": " ".join(reasons)} if reasons else {})
+
+
+def _highest_bound(processes: Sequence[Array], percent: int) -> float:
+    """The highest of the processes' own upper bounds. Each process must have enough requests for one."""
+    ranks = [upper_bound_rank(len(process), percent) for process in processes]
+    return max(
+        float(np.sort(process)[rank - 1]) for process, rank in zip(processes, ranks, strict=True) if rank
+    )
+
+
+def _needs(percents: Sequence[int]) -> str:
+    return ", ".join(f"p{percent} {fewest_for(percent)}" for percent in percents)

@@ -37,14 +37,23 @@ class Attention(Workload):
     needs_model: ClassVar[bool] = False
 
     kind: Literal["attention"] = "attention"
-    lengths: tuple[Length, ...] = Field((512, 1024, 2048, 4096, 8192), min_length=1, max_length=16)
-    implementations: tuple[Implementation, ...] = Field(("standard", "fused"), min_length=1, max_length=2)
-    batch_size: int = Field(1, ge=1, le=1024)
-    heads: int = Field(12, ge=1, le=1024)
-    kv_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    head_size: int = Field(64, ge=8, le=256)
-    causal: bool = True
-    dtype: Dtype = "float32"
+    lengths: tuple[Length, ...] = Field(
+        (512, 1024, 2048, 4096, 8192),
+        min_length=1,
+        max_length=16,
+        description="Lengths of the sequences in tokens.",
+    )
+    implementations: tuple[Implementation, ...] = Field(
+        ("standard", "fused"), min_length=1, max_length=2, description="Which implementations to measure."
+    )
+    batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
+    heads: int = Field(12, ge=1, le=1024, description="How many query heads.")
+    kv_heads: int | None = Field(
+        None, ge=1, le=1024, description="How many key and value heads; by default as many as query heads."
+    )
+    head_size: int = Field(64, ge=8, le=256, description="How many numbers the vectors of a head have.")
+    causal: bool = Field(True, description="Whether a token attends only to itself and the tokens before it.")
+    dtype: Dtype = Field("float32", description="Dtype of the inputs.")
 
     @model_validator(mode="after")
     def _shared_evenly(self) -> Self:

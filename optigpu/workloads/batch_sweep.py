@@ -20,9 +20,11 @@ class BatchSweep(Workload):
     metrics: ClassVar[tuple[str, ...]] = METRICS
 
     kind: Literal["batch_sweep"] = "batch_sweep"
-    batch_sizes: tuple[BatchSize, ...] = Field((1, 2, 4, 8), min_length=1, max_length=16)
-    prompt_tokens: Annotated[int, Field(ge=1, le=131072)] = 64
-    new_tokens: Annotated[int, Field(ge=2, le=131072)] = 64
+    batch_sizes: tuple[BatchSize, ...] = Field(
+        (1, 2, 4, 8), min_length=1, max_length=16, description="Batch sizes to measure."
+    )
+    prompt_tokens: int = Field(64, ge=1, le=131072, description="Length of the prompt in tokens.")
+    new_tokens: int = Field(64, ge=2, le=131072, description="How many tokens to decode.")
 
     def expand(self) -> tuple[Workload, ...]:
         """One workload for each batch size."""

@@ -1,7 +1,7 @@
 """classify: batches of images through a classifier."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,13 @@ class Classify(Workload):
     example_model: ClassVar[str] = "preset:resnet-50"
 
     kind: Literal["classify"] = "classify"
-    batch_size: int = Field(1, ge=1, le=1024)
-    image_size: Annotated[int, Field(ge=32, le=4096)] | None = None
+    batch_size: int = Field(1, ge=1, le=1024, description="How many images at once.")
+    image_size: int | None = Field(
+        None,
+        ge=32,
+        le=4096,
+        description="Side of the images in pixels; by default the one that the model was trained with.",
+    )
 
     @property
     def classified_images(self) -> int:

@@ -20,9 +20,9 @@ class Generate(Workload):
     metrics: ClassVar[tuple[str, ...]] = METRICS
 
     kind: Literal["generate"] = "generate"
-    prompt_tokens: Tokens = 128
-    new_tokens: Annotated[int, Field(ge=2, le=131072)] = 128
-    batch_size: int = Field(1, ge=1, le=1024)
+    prompt_tokens: Tokens = Field(128, description="Length of the prompt in tokens.")
+    new_tokens: int = Field(128, ge=2, le=131072, description="How many tokens to decode.")
+    batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     @property
     def scenario(self) -> Literal["SingleStream", "Offline"]:

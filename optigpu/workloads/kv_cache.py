@@ -24,9 +24,14 @@ class KvCache(Workload):
     metrics: ClassVar[tuple[str, ...]] = ("tpot_s", "tokens_per_s")
 
     kind: Literal["kv_cache"] = "kv_cache"
-    positions: tuple[Position, ...] = Field((32, 128, 256, 448), min_length=1, max_length=16)
-    new_tokens: int = Field(16, ge=2, le=1024)
-    batch_size: int = Field(1, ge=1, le=1024)
+    positions: tuple[Position, ...] = Field(
+        (32, 128, 256, 448),
+        min_length=1,
+        max_length=16,
+        description="Positions in the sequence at which tokens are timed.",
+    )
+    new_tokens: int = Field(16, ge=2, le=1024, description="How many tokens to decode.")
+    batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     def expand(self) -> tuple[Workload, ...]:
         """One workload for each position."""

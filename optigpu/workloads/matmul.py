@@ -23,9 +23,11 @@ class Matmul(Workload):
 
     kind: Literal["matmul"] = "matmul"
     sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
-        (1024, 2048), min_length=1, max_length=16
+        (1024, 2048), min_length=1, max_length=16, description="Sides of the matrices."
     )
-    dtypes: tuple[Dtype, ...] = Field(("float32",), min_length=1, max_length=4)
+    dtypes: tuple[Dtype, ...] = Field(
+        ("float32",), min_length=1, max_length=4, description="Dtypes to measure."
+    )
 
     def expand(self) -> tuple[Workload, ...]:
         """One workload for each size and dtype."""

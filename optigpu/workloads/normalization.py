@@ -42,12 +42,20 @@ class Normalization(Workload):
     needs_model: ClassVar[bool] = False
 
     kind: Literal["normalization"] = "normalization"
-    norms: tuple[Norm, ...] = Field(("layer_norm", "rms_norm"), min_length=1, max_length=2)
-    residuals: tuple[bool, ...] = Field((False, True), min_length=1, max_length=2)
-    implementations: tuple[Implementation, ...] = Field(("standard", "fused"), min_length=1, max_length=2)
-    widths: tuple[Width, ...] = Field((2048,), min_length=1, max_length=16)
-    rows: int = Field(2048, ge=1, le=2**24)
-    dtype: Dtype = "float32"
+    norms: tuple[Norm, ...] = Field(
+        ("layer_norm", "rms_norm"), min_length=1, max_length=2, description="Which norms to measure."
+    )
+    residuals: tuple[bool, ...] = Field(
+        (False, True), min_length=1, max_length=2, description="Whether a residual is added before the norm."
+    )
+    implementations: tuple[Implementation, ...] = Field(
+        ("standard", "fused"), min_length=1, max_length=2, description="Which implementations to measure."
+    )
+    widths: tuple[Width, ...] = Field(
+        (2048,), min_length=1, max_length=16, description="Lengths of the rows."
+    )
+    rows: int = Field(2048, ge=1, le=2**24, description="How many rows.")
+    dtype: Dtype = Field("float32", description="Dtype of the inputs.")
 
     def expand(self) -> tuple[Workload, ...]:
         """One workload for each width, norm, residual and implementation."""

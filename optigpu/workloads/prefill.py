@@ -1,7 +1,7 @@
 """prefill: the pass over a prompt by itself, up to the first token."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,8 +24,8 @@ class Prefill(Workload):
     task: ClassVar[Task] = Task.PREFILL
 
     kind: Literal["prefill"] = "prefill"
-    prompt_tokens: Annotated[int, Field(ge=1, le=131072)] = 512
-    batch_size: int = Field(1, ge=1, le=1024)
+    prompt_tokens: int = Field(512, ge=1, le=131072, description="Length of the prompt in tokens.")
+    batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     @property
     def work_shape(self) -> PrefillShape:

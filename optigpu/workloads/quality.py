@@ -25,8 +25,8 @@ class Quality(Workload):
     meters: ClassVar[tuple[str, ...]] = ("quality",)
 
     kind: Literal["quality"] = "quality"
-    window: int = Field(128, ge=16, le=131072)
-    batch_size: int = Field(1, ge=1, le=1024)
+    window: int = Field(128, ge=16, le=131072, description="Length of a window of text in tokens.")
+    batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
 
     def check(self, model: ModelFacts) -> str | None:
         """A window must fit the model's context."""

@@ -82,4 +82,7 @@ def test_a_replay_that_cannot_run_here_ends_with_status_1_and_the_reason(
     measured.write_text(json.dumps(report))
     ran = optigpu(environment, "replay", str(measured))
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "It was not measured again: unsupported: tf32 is a mode of NVIDIA's tensor cores" in ran.stderr
+    assert (
+        "The result was not measured again: unsupported: tf32 is a mode of NVIDIA's tensor cores"
+        in ran.stderr
+    )

@@ -187,7 +187,7 @@ def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> No
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("refuses", "refuses its energy counter"),
+        ("refuses", "does not let this user read its energy counter"),
         ("lost", "The GPU is lost"),
         ("falls", "fell from"),
         ("jumps", "jumped from"),

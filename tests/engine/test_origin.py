@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.hardware import origin
+import optigpu
+from optigpu.hardware import origin, probe
 from optigpu.hardware.origin import container, git_revision, image
 from tests.engine.trees import tree
 from tests.readme import ROOT
@@ -59,6 +60,33 @@ def test_to_ask_changes_nothing(package: Path) -> None:
     index = (package.parent / ".git/index").read_bytes()
     git_revision(package)
     assert (package.parent / ".git/index").read_bytes() == index
+
+
+def test_the_commit_is_that_of_the_moment(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children import what lies on disk when they start, so a worker must not name the commit that it started with."""
+    monkeypatch.setattr(optigpu, "__file__", str(package / "__init__.py"))
+    first = probe()
+    assert (first.git_revision, first.git_dirty) == (git(package, "rev-parse", "HEAD"), False)
+    (package / "code.py").write_text("two")
+    assert probe().git_dirty
+    git(package, "commit", "--quiet", "--all", "--message", "two")
+    second = probe()
+    assert (second.git_revision, second.git_dirty) == (git(package, "rev-parse", "HEAD"), False)
+    assert second.git_revision != first.git_revision
+    assert second.software_fingerprint != first.software_fingerprint
+    assert second.hardware_fingerprint == first.hardware_fingerprint
+
+
+def test_versions_are_those_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(version: str) -> None:
+        tree(tmp_path, **{f"numpy-{version}.dist-info__METADATA": f"Name: numpy\nVersion: {version}\n"})
+
+    install("98.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert probe().software["numpy"] == "98.0"
+    shutil.rmtree(tmp_path / "numpy-98.0.dist-info")
+    install("99.0")
+    assert probe().software["numpy"] == "99.0"
 
 
 def test_variables_that_lead_git_elsewhere_are_not_followed(

@@ -15,6 +15,7 @@ import pytest
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import cpu, gpu, hardware_class, probe
 from optigpu.hardware.cgroup import cpu_quota, memory_limit, oom_kills
+from optigpu.hardware.probe import probed
 from optigpu.vocabulary import DeviceKind
 from tests.engine.trees import tree
 
@@ -32,7 +33,22 @@ def test_this_machine() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", here.hardware_fingerprint or "")
     assert re.fullmatch(r"[0-9a-f]{16}", here.software_fingerprint or "")
     assert here.host_id_source
-    assert probe() is here, "asked once"
+    assert probe() == here
+
+
+def test_the_hardware_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = probe()
+    answering(monkeypatch)
+    assert probe() == here
+    assert probed(Path("/")).accelerators == (H200,)
+
+
+def test_the_hardware_is_asked_again_when_other_gpus_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    assert probe().accelerators == (H200,)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-hidden")
+    assert probe().accelerators == ()
 
 
 def test_the_cuda_that_torch_was_built_with_is_read_without_loading_torch(tmp_path: Path) -> None:
@@ -207,7 +223,7 @@ def test_what_a_driver_says_of_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     }
     h200 = H200.model_copy(update=setup)
     assert gpu.gpus() == gpu.Gpus((h200,), ("GPU-a",), "570.1", "12.8")
-    here = probe.__wrapped__()
+    here = probed(Path("/"))
     assert (here.hardware_class, here.driver, here.cuda) == ("1x NVIDIA H200 140 GiB", "570.1", "12.8")
 
 
@@ -228,9 +244,9 @@ def test_what_a_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_worker_that_hides_a_gpu_is_on_the_same_host(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch)
-    shown = probe.__wrapped__()
+    shown = probed(Path("/"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden = probe.__wrapped__()
+    hidden = probed(Path("/"))
     assert (len(shown.accelerators), len(hidden.accelerators)) == (1, 0)
     assert shown.host_id == hidden.host_id
     assert shown.hardware_fingerprint != hidden.hardware_fingerprint, "it has another share of the machine"
@@ -245,7 +261,7 @@ def test_a_missing_library_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, "/nowhere")
-    assert probe.__wrapped__().compiler is None
+    assert probed(Path("/")).compiler is None
 
 
 @pytest.mark.gpu

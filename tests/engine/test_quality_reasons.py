@@ -58,7 +58,7 @@ def test_a_dataset_that_changed_while_the_job_ran_is_a_reason(tmp_path: Path, la
 def test_a_reference_for_another_setting_is_none(change: dict[str, Any], name: str, tmp_path: Path) -> None:
     make_reference(scene(tmp_path))
     reading = QualityMeter().read(replace(scene(tmp_path), **change))
-    assert_nothing(reading, f"was made for {name} and this variant has")
+    assert_nothing(reading, f"was made for {name} but this variant has")
 
 
 def test_a_text_shorter_than_one_window_is_a_reason(tmp_path: Path, language_dir: Path) -> None:
@@ -80,23 +80,23 @@ def test_a_stride_that_leaves_no_context_is_a_reason(tmp_path: Path, language_di
 def test_a_corrupt_dataset_is_a_reason(text: str, tmp_path: Path, language_dir: Path) -> None:
     for path in (language_dir / "mine.txt", language_dir / "hellaswag" / "hellaswag_val_full.txt.bz2"):
         path.write_bytes(b"\xff\xfe" * 100)
-    assert_nothing(make_reference(scene(tmp_path, text=text)), "corrupt|no UTF-8")
+    assert_nothing(make_reference(scene(tmp_path, text=text)), "corrupt|not UTF-8")
 
 
 def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -> None:
     make_reference(scene(tmp_path))
     logits = tmp_path / FOLDER / "logits.f32"
     logits.write_bytes(logits.read_bytes()[:-4])
-    assert_nothing(QualityMeter().read(scene(tmp_path)), "cut short")
+    assert_nothing(QualityMeter().read(scene(tmp_path)), "truncated")
     manifest = tmp_path / FOLDER / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"passages_sha256": "0" * 64}))
-    assert_nothing(QualityMeter().read(scene(tmp_path)), "not those that it was made for")
+    assert_nothing(QualityMeter().read(scene(tmp_path)), "do not match its manifest")
 
 
 def test_a_disk_without_room_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert_nothing(make_reference(scene(tmp_path)), r"need 0\.0 GB on disk and 0\.0 GB are free")
+    assert_nothing(make_reference(scene(tmp_path)), r"need 0\.0 GB on disk, but only 0\.0 GB are free")
 
 
 def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(

@@ -226,4 +226,4 @@ def test_an_older_gpu_is_refused_with_what_it_lacks(
 def test_a_machine_without_a_gpu_is_told_so() -> None:
     environment = probe().model_copy(update={"accelerators": ()})
     for technique in (Tf32(), Fp8()):
-        assert "there is none" in str(technique.check(environment, DeviceKind.CUDA, None))
+        assert "this machine has none" in str(technique.check(environment, DeviceKind.CUDA, None))

@@ -252,7 +252,7 @@ def test_the_command_draws_what_a_run_printed(
         ('{"spec": {}, "results": [{}]}', "holds no results"),
         (
             '{"spec": {"workload": {"kind": "matmul"}, "model": null}, "results": []}',
-            "No result has a figure",
+            "No result has a value",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_an_efficiency_above_the_peak_is_as_impossible_as_its_rate() -> None:
 
 def test_hardware_that_the_catalog_does_not_know_is_said_to_be_unknown() -> None:
     book = changed("t4-gpt2-fp16", hardware="NVIDIA T40")
-    assert "does not know the NVIDIA T40" in finding("t4-gpt2-fp16", "unnamed_hardware", book).sentence
+    assert "has no entry for the NVIDIA T40" in finding("t4-gpt2-fp16", "unnamed_hardware", book).sentence
 
 
 def test_a_model_that_fits_a_cache_is_not_bound_by_memory_bandwidth() -> None:
@@ -256,9 +256,9 @@ def test_a_claim_takes_from_its_text_what_it_does_not_say() -> None:
     ("claims", "message"),
     [
         ('{ id = "a" }, { id = "a" }', "same id"),
-        ('{ id = "a", series = ["b"] }', "which are no claims"),
-        ('{ id = "a", unit = "furlongs" }', "is no unit"),
-        ('{ id = "a", model = "gpt5" }', "nothing is known of the model"),
+        ('{ id = "a", series = ["b"] }', "refers to unknown claims: b"),
+        ('{ id = "a", unit = "furlongs" }', "unknown unit 'furlongs'"),
+        ('{ id = "a", model = "gpt5" }', "unknown model 'gpt5'"),
         ('{ id = "a", value = 0 }', "greater than 0"),
         ('{ id = "a", colour = "red" }', "Extra inputs"),
     ],

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from optigpu.claims import Measured, baselines, from_leaderboard, from_results, measured_for, weigh
-from optigpu.claims.thesis import Verdict
+from optigpu.claims.thesis import ClaimVerdict
 from optigpu.cli import main
 from optigpu.documents.views import LeaderboardRow
 from optigpu.vocabulary import SpecError, utc_now
@@ -192,15 +192,15 @@ def a_report(ratio: float, ci: tuple[float, float] | None = None, hardware: str 
     ("ratio", "ci", "verdict"),
     [
         # 1792 / 320 = 5.6 times the bandwidth, 209.5 / 65 = 3.2 times the arithmetic
-        (8.0, (7.0, 9.0), Verdict.HOLDS),
-        (8.0, (5.0, 11.0), Verdict.UNDECIDED),
-        (4.0, (3.9, 4.1), Verdict.UNDECIDED),
-        (2.0, (1.9, 2.1), Verdict.DOES_NOT_HOLD),
-        (8.0, None, Verdict.HOLDS),
+        (8.0, (7.0, 9.0), ClaimVerdict.HOLDS),
+        (8.0, (5.0, 11.0), ClaimVerdict.UNDECIDED),
+        (4.0, (3.9, 4.1), ClaimVerdict.UNDECIDED),
+        (2.0, (1.9, 2.1), ClaimVerdict.DOES_NOT_HOLD),
+        (8.0, None, ClaimVerdict.HOLDS),
     ],
 )
 def test_the_thesis_is_weighed_by_the_interval_of_the_gap(
-    ratio: float, ci: tuple[float, float] | None, verdict: Verdict
+    ratio: float, ci: tuple[float, float] | None, verdict: ClaimVerdict
 ) -> None:
     thesis = weigh(BOOK.thesis, [a_report(1.5), a_report(ratio, ci)])
     assert thesis.optimization is not None
@@ -222,7 +222,7 @@ def test_the_thesis_is_weighed_by_the_interval_of_the_gap(
 )
 def test_without_a_gain_on_one_machine_the_thesis_is_not_measured(report: dict[str, Any]) -> None:
     thesis = weigh(BOOK.thesis, [report])
-    assert (thesis.optimization, thesis.verdict) == (None, Verdict.NOT_MEASURED)
+    assert (thesis.optimization, thesis.verdict) == (None, ClaimVerdict.NOT_MEASURED)
 
 
 def test_the_machine_that_was_measured_is_weighed_against_a_named_one() -> None:
@@ -332,7 +332,7 @@ def test_a_file_that_is_no_report_is_refused_and_says_how_to_make_one(
     path.write_text(text)
     ran = claims(capsys, monkeypatch, "--results", str(path))
     assert (ran.status, ran.out) == (2, "")
-    assert "is no report of a job; write one with `optigpu run --json" in ran.err
+    assert "is not the report of a job; write one with `optigpu run --json" in ran.err
 
 
 def test_a_file_that_is_not_there_and_unknown_hardware_are_refused(

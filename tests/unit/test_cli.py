@@ -6,21 +6,27 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import stamina
+import typer
+from pydantic import BaseModel, Field
 
 from optigpu.cli import main
+from optigpu.cli.flagged import Given, add_flagged
+from optigpu.cli.flags import Flag, job_flags, measure_flags, read_flags, workload_flags
 from optigpu.cli.local import default_device, with_default_stack
-from optigpu.cli.options import JobOptions, parse_stack, spec_of
+from optigpu.cli.options import parse_stack, spec_of
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
 from optigpu.job.plan import default_stack
-from optigpu.job.spec import JobSpec, PlanName
+from optigpu.job.spec import JobSpec, Measure, PlanName
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
+from optigpu.workloads.base import Workload
+from optigpu.workloads.generate import Generate
 from tests.unit.made_results import ATTRIBUTION, RESULTS
 from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
@@ -58,7 +64,7 @@ def on_cpu() -> DeviceKind:
 
 
 def spec(**flags: Any) -> JobSpec:
-    return spec_of(JobOptions(**flags), on_cpu)
+    return spec_of(flags, on_cpu)
 
 
 def test_the_entry_point_is_this_command() -> None:
@@ -163,6 +169,73 @@ def test_every_workload_has_its_flags_and_a_model_of_its_own(
     assert made.workload.model_dump().items() >= shapes.items()
 
 
+class Sort(Workload):
+    """A workload that the command line has never heard of."""
+
+    kind: Literal["sort"] = "sort"
+    lengths: tuple[Annotated[int, Field(ge=1)], ...] = Field((10, 20), description="Lengths of the lists.")
+    batch_size: int = Field(1, ge=1, le=8, description="How many lists at once.")
+    stable: bool = Field(True, description="Whether equal items keep their order.")
+    pivot: Literal["first", "middle"] | None = Field(None, description="Which item is the pivot.")
+
+
+def test_a_new_workload_has_its_flags() -> None:
+    flags = {flag.field: flag for flag in workload_flags({"generate": Generate, "sort": Sort})}
+    assert flags["lengths"] == Flag(
+        "lengths", int, True, "sort: lengths of the lists, comma separated, for example 10,20."
+    )
+    assert flags["batch_size"] == Flag(
+        "batch_size",
+        int,
+        False,
+        "generate: how many sequences at once (1 to 1024). sort: how many lists at once (1 to 8).",
+    )
+    assert flags["stable"] == Flag("stable", bool, False, "sort: whether equal items keep their order.")
+    assert flags["pivot"] == Flag("pivot", str, False, "sort: which item is the pivot: first or middle.")
+    document = read_flags(flags.values(), {"lengths": "5, 6", "batch_size": 2, "stable": False})
+    assert document == {"lengths": ["5", "6"], "batch_size": 2, "stable": False}
+
+
+def test_the_command_has_the_flags_of_a_new_workload() -> None:
+    taken: list[Given] = []
+
+    def sort(given: Given, twice: bool = False) -> None:
+        taken.append({**given, "twice": twice})
+
+    app = typer.Typer()
+    add_flagged(app, sort, lambda: {"Workload": workload_flags({"sort": Sort})})
+    app.command()(lambda: None)  # with one command alone typer leaves its name out
+    app(["sort", "--lengths", "5,6", "--no-stable", "--twice"], standalone_mode=False)
+    assert taken == [{"lengths": "5,6", "stable": False, "twice": True}]
+
+
+def test_each_field_has_one_flag_and_a_description() -> None:
+    flags = [*job_flags(), *workload_flags(), *measure_flags()]
+    names = [flag.field for flag in flags]
+    assert len(names) == len(set(names))
+    assert not {"format", "json", "plan", "spec_file", "url", "api_key", "watch"} & set(names)
+    fields = {name for kind in WORKLOADS.values() for name in kind.model_fields} - {"kind"}
+    assert fields | {"model", "backend", "device", "stack", "seed"} <= set(names)
+    described: list[type[BaseModel]] = [*WORKLOADS.values(), Measure, JobSpec]
+    assert [
+        name
+        for model in described
+        for name, field in model.model_fields.items()
+        if name in names and name != "workload" and not field.description
+    ] == []
+
+
+def test_every_field_of_measure_reaches_the_job() -> None:
+    made = spec(workload="matmul", meters="latency,memory", rel_ci=0.05, backend="torch")
+    assert (made.measure.meters, made.measure.rel_ci, made.backend) == (("latency", "memory"), 0.05, "torch")
+
+
+def test_a_replay_names_no_defaults(optigpu: Command) -> None:
+    words = optigpu("replay", "--help").out
+    assert "--replicates" in words
+    assert "Default: 3" not in words
+
+
 def test_help_names_every_workload(optigpu: Command) -> None:
     words = set(optigpu("run", "--help").out.replace(",", " ").replace(".", " ").split())
     assert words >= set(WORKLOADS)
@@ -171,7 +244,7 @@ def test_help_names_every_workload(optigpu: Command) -> None:
 def test_a_file_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text('{"workload": {"kind": "matmul", "sizes": [64]}, "seed": 3}')
-    made = spec_of(JobOptions(spec_file=path), on_cpu, plan="ladder")
+    made = spec_of({}, on_cpu, path, plan="ladder")
     assert (made.seed, made.device, made.plan) == (3, DeviceKind.CPU, PlanName.LADDER)
 
 
@@ -179,7 +252,7 @@ def test_the_device_is_asked_for_only_when_none_is_named() -> None:
     def fail() -> DeviceKind:
         raise AssertionError("the device was named")
 
-    assert spec_of(JobOptions(device=DeviceKind.CUDA), fail).device is DeviceKind.CUDA
+    assert spec_of({"device": "cuda"}, fail).device is DeviceKind.CUDA
     assert default_device() is (DeviceKind.CUDA if probe().accelerators else DeviceKind.CPU)
 
 
@@ -339,6 +412,12 @@ def test_watching_a_job_that_failed_ends_with_status_1_and_the_reason(optigpu: C
         ran = optigpu("watch", JOB_ID, "--url", url)
     assert ran.status == 1
     assert ran.err == "The job failed: The worker vanished three times.\n"
+
+
+def test_watching_a_job_that_was_cancelled_says_so(optigpu: Command) -> None:
+    with scripted_service(finished_job("cancelled", None)) as (url, _):
+        ran = optigpu("watch", JOB_ID, "--url", url)
+    assert (ran.status, ran.err) == (1, "The job was cancelled: no reason was given\n")
 
 
 def test_jobs_are_a_table(optigpu: Command) -> None:

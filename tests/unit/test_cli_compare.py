@@ -73,15 +73,16 @@ def test_what_does_not_compare_needs_anyway(optigpu: Command, report: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "label", "sentence"),
     [
-        (None, "", "is no result's id, and no file to read: No such file"),
+        (None, "", "is neither the id of a result nor a readable file: No such file"),
         ("{", "", "is not JSON"),
         ("\udcff", "", "is not JSON"),
         ("[]", "", "holds no result"),
-        ('{"results": 7}', "", "holds what is no result"),
-        ('{"results": [{"variant": null}]}', "", "holds what is no result"),
-        ('{"variant": {"label": "x"}}', "", "holds what is no result"),
-        ('{"results": []}', "", "holds 0 such results"),
-        (json.dumps(REPORT), "", "holds 3 such results; name one as"),
+        ('{"results": 7}', "", "holds something that is not a result"),
+        ('{"results": [{"variant": null}]}', "", "holds something that is not a result"),
+        ('{"variant": {"label": "x"}}', "", "holds something that is not a result"),
+        ('{"results": []}', "", "holds no result; give a file"),
+        (json.dumps(REPORT), "", "holds 3 results; choose one with"),
+        (json.dumps(REPORT), "#nothing", "holds 0 results labelled 'nothing'"),
         (json.dumps(REPORT), "#nothing", "#LABEL: baseline, int8_weight_only, int8_weight_only + static"),
     ],
 )

@@ -94,14 +94,14 @@ def test_logits_come_back_from_disk_as_they_were_in_any_order(tmp_path: Path) ->
             logits.write(position, rows[position])
     with LogitsFile(tmp_path / "logits", 7) as logits:
         assert all((logits.read(position) == rows[position]).all() for position in order)
-        with pytest.raises(OptiGPUError, match="cut short"):
+        with pytest.raises(OptiGPUError, match="truncated"):
             logits.read(5)
 
 
 def test_logits_of_another_width_are_refused(tmp_path: Path) -> None:
     with (
         LogitsFile(tmp_path / "logits", 7, new=True) as logits,
-        pytest.raises(OptiGPUError, match="gives 8 logits and its configuration says 7"),
+        pytest.raises(OptiGPUError, match="gives 8 logits, but its configuration says 7"),
     ):
         logits.write(0, np.zeros(8, np.float32))
 

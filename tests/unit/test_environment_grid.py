@@ -64,7 +64,7 @@ def test_what_is_unknown_is_said_to_be_and_never_off_or_zero() -> None:
     )
     assert shown["hardware fingerprint"] == shown["software fingerprint"] == "unknown"
     assert (shown["GPUs"], shown["GPU driver"]) == ("none", "none")
-    assert shown["container"] == "no sign of one"
+    assert shown["container"] == "none detected"
     assert shown["code"] == "commit unknown"
     partly = ENVIRONMENT.model_copy(update={"cpu_setup": CpuSetup(smt=False, numa_nodes=1)})
     assert cells(partly)["CPU setup"].startswith("SMT off, NUMA nodes 1; unknown: base, ")

@@ -109,6 +109,25 @@ def test_heat_and_clocks_are_read_where_the_kernel_shows_them(tmp_path: Path) ->
     assert counters.heat_files({0, 1}, tmp_path / "nothing") == ()
 
 
+def test_heat_is_counted_once_for_each_core_and_each_package(tmp_path: Path) -> None:
+    """Two packages of two cores of two threads: the kernel shows a package's count at each of its four CPUs."""
+    for cpu in range(8):
+        package, core = cpu % 4 // 2, cpu % 4
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}"
+        for name, text in {
+            "topology/physical_package_id": package,
+            "topology/thread_siblings_list": f"{core},{core + 4}",
+            "thermal_throttle/core_throttle_count": 10**core,
+            "thermal_throttle/package_throttle_count": (package + 1) * 10**4,
+        }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{text}\n")
+    assert sum(counters.numbers(counters.heat_files(range(8), tmp_path))) == 31111
+    assert sum(counters.numbers(counters.heat_files({1, 5, 6}, tmp_path))) == 30110, (
+        "those that are asked for"
+    )
+
+
 def test_waiting_for_a_quota_is_summed_up_to_the_root_group_in_both_versions(tmp_path: Path) -> None:
     group = "sys/fs/cgroup"
     root = tree(

@@ -35,12 +35,14 @@ def test_readings_are_in_si_units(library: Path) -> None:
 
 def test_what_is_refused_is_a_sentence_and_the_rest_is_read(library: Path) -> None:
     readings = ask(library, "readings", "refuses")
-    assert readings["energy_j"].startswith("The NVIDIA driver refuses its energy counter to this user")
+    assert readings["energy_j"].startswith("The NVIDIA driver does not let this user read its energy counter")
     assert readings["temperature_c"] == 55.0
 
 
 def test_what_a_gpu_does_not_count_is_a_sentence(library: Path) -> None:
-    assert ask(library, "readings", "no_counter")["energy_j"] == "This GPU does not give its energy counter."
+    assert (
+        ask(library, "readings", "no_counter")["energy_j"] == "This GPU does not report its energy counter."
+    )
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_a_sentence_from_then_on(library: Path) -> None:
@@ -68,7 +70,7 @@ def test_no_library_is_a_sentence() -> None:
 
 def test_an_older_driver_says_what_it_lacks(tmp_path: Path) -> None:
     readings = ask(build(tmp_path, "-DOLD"), "readings")
-    assert readings["compute_pids"] == "The NVIDIA driver is too old to give its processes; update it."
+    assert readings["compute_pids"] == "The NVIDIA driver is too old to report its processes; update it."
     assert readings["power_w"] == 10.0
 
 

@@ -55,7 +55,7 @@ def test_a_platform_counter_alone_is_no_counter_of_the_cpu(tmp_path: Path) -> No
 
 
 def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SensorError, match="as most virtual machines"):
+    with pytest.raises(SensorError, match="like most virtual machines"):
         cpu_energy(tmp_path)
 
 
@@ -64,14 +64,14 @@ def test_a_counter_for_root_alone_is_a_reason(tmp_path: Path) -> None:
     folder = zone(tmp_path, "intel-rapl:0", "package-0")
     (folder / "energy_uj").unlink()
     (folder / "energy_uj").symlink_to("/proc/sys/vm/drop_caches")
-    with pytest.raises(SensorError, match="lets only root read"):
+    with pytest.raises(SensorError, match="Only root may read"):
         cpu_energy(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "many", "-5"])
 def test_a_counter_that_holds_no_number_is_a_reason(tmp_path: Path, text: str) -> None:
     zone(tmp_path, "intel-rapl:0", "package-0", energy_uj=text)
-    with pytest.raises(SensorError, match="which is no number"):
+    with pytest.raises(SensorError, match="which is not a number"):
         cpu_energy(tmp_path)
 
 

@@ -199,7 +199,7 @@ def test_the_leaderboard_as_csv_has_the_raw_figures() -> None:
 def test_an_empty_leaderboard_says_what_to_do() -> None:
     page = LeaderboardPage(metric="tokens_per_s", unit="1/s", better="higher", rows=())
     assert leaderboard_grid(page).notes == (
-        "No valid result yet: submit a job and come back when it has ended.",
+        "No valid results yet. Submit a job; its results appear here when it has ended.",
     )
     assert leaderboard_csv(page).startswith("rank,label,")
 

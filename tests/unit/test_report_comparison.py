@@ -61,7 +61,7 @@ def test_what_speaks_against_the_comparison_comes_first() -> None:
 def test_without_a_common_figure_it_says_so() -> None:
     grid = comparison_grid(compare(SLOW, INT8.model_dump(mode="json") | {"metrics": {}}))
     assert grid.rows == ()
-    assert "They have no figure in common." in grid.notes
+    assert "The two results have no metric in common." in grid.notes
 
 
 def test_a_long_difference_is_cut() -> None:

@@ -104,6 +104,43 @@ def test_upper_bounds_hold(percent: int) -> None:
     assert 0.985 <= np.mean(bounds >= percent / 100) <= 1
 
 
+@pytest.mark.parametrize("replicates", [1, 3, 5])
+def test_the_upper_bound_holds_for_each_process_that_was_measured(replicates: int) -> None:
+    """Processes differ by 1.7%, requests of one process by 0.2%: what is claimed is at least 99%."""
+    rng = np.random.default_rng(replicates)
+    z90 = 1.2815515655
+    held = 0
+    for _ in range(DRAWS):
+        centres = rng.normal(TRUE, 0.017 * TRUE, replicates)
+        drawn = centres[:, None] + 0.002 * TRUE * rng.normal(size=(replicates, 100))
+        summary = summarise(Measurement(name="latency_s", samples=tuple(map(tuple, drawn.tolist()))))
+        assert summary.p90 is not None
+        assert summary.p90_upper is not None
+        assert summary.p90 <= summary.p90_upper
+        held += summary.p90_upper >= centres.max() + 0.002 * TRUE * z90
+    assert held / DRAWS >= 0.985
+
+
+def test_the_upper_bound_is_that_of_the_slowest_process() -> None:
+    fast, slow = tuple(0.001 * i for i in range(1, 101)), tuple(0.002 * i for i in range(1, 101))
+    rank = upper_bound_rank(100, 90)
+    assert rank is not None
+    summary = summarise(Measurement(name="latency_s", samples=(fast, slow, fast)))
+    assert summary.p90_upper == slow[rank - 1]
+    alone = summarise(Measurement(name="latency_s", samples=(slow,)))
+    assert summary.p90_upper == alone.p90_upper
+
+
+def test_a_process_with_few_requests_leaves_no_upper_bound() -> None:
+    many, few = tuple(0.001 * i for i in range(1, 701)), tuple(0.001 * i for i in range(1, 101))
+    summary = summarise(Measurement(name="latency_s", samples=(many, few)))
+    assert None not in (summary.p90, summary.p95, summary.p99, summary.p90_upper)
+    assert (summary.p95_upper, summary.p99_upper) == (None, None)
+    assert summary.reason == (
+        "Upper bounds of percentiles need more than the 100 requests of one process: p95 130, p99 662."
+    )
+
+
 def test_a_summary_of_times_has_percentiles_and_says_which_are_missing() -> None:
     rng = np.random.default_rng(5)
     summary = summarise(Measurement(name="latency_s", samples=(tuple(rng.exponential(size=200).tolist()),)))

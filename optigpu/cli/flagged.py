@@ -1,0 +1,68 @@
+"""Commands with flags that are read from models, and read only when the command is called.
+
+JobSpec loads every technique, which `optigpu --help` need not wait for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from optigpu.cli.flags import Flag
+
+FlagValue = int | float | str | bool
+Given = Mapping[str, FlagValue]
+"""The flags that were used, by their field's name."""
+
+Panels = Mapping[str, Sequence["Flag"]]
+"""Flags by the heading that they stand under in the help."""
+
+
+def job_panels() -> Panels:
+    """Every flag of a job."""
+    from optigpu.cli.flags import job_flags, measure_flags, workload_flags
+
+    return {"Job": job_flags(), "Workload": workload_flags(), "Measurement": measure_flags()}
+
+
+def replay_panels() -> Panels:
+    """The flags that say how to measure a result again; what is not given stays as it was."""
+    from optigpu.cli.flags import measure_flags
+
+    return {"Measurement": measure_flags(with_defaults=False)}
+
+
+def add_flagged(app: typer.Typer, command: Callable[..., None], panels: Callable[[], Panels]) -> None:
+    """Adds a command whose first parameter is the mapping of the flags that were used."""
+
+    class Flagged(TyperCommand):
+        """Stands for the command until it is called."""
+
+        def make_context(self, *arguments: Any, **options: Any) -> Any:
+            alone = typer.Typer(add_completion=False)
+            alone.command(command.__name__)(_with_flags(command, panels()))
+            return typer.main.get_command(alone).make_context(*arguments, **options)
+
+    app.command(command.__name__, cls=Flagged, help=command.__doc__)(lambda: None)
+
+
+def _with_flags(command: Callable[..., None], panels: Panels) -> Callable[..., None]:
+    """The command with the flags in place of its first parameter."""
+    flags = [flag.parameter(panel) for panel, flags in panels.items() for flag in flags]
+    _, *own = signature(command).parameters.values()
+
+    def with_flags(**values: object) -> None:
+        given = {flag.name: values.pop(flag.name) for flag in flags}
+        command({name: value for name, value in given.items() if value is not None}, **values)
+
+    with_flags.__doc__ = command.__doc__
+    with_flags.__dict__["__signature__"] = Signature(sorted([*flags, *own], key=_has_default))
+    return with_flags
+
+
+def _has_default(parameter: Parameter) -> bool:
+    """The order that a signature needs: parameters without a default stand first."""
+    return parameter.default is not Parameter.empty

@@ -1,0 +1,205 @@
+"""The flags that describe a job, read from the fields of JobSpec, Measure and the workloads.
+
+A new field, and a new workload, has its flag without a change here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from pydantic import BaseModel, Field, JsonValue
+
+from optigpu.cli.flagged import FlagValue, Given
+from optigpu.workloads import WORKLOADS
+from optigpu.workloads.base import Workload
+
+KINDS: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
+DEFAULT_WORKLOAD = "generate"
+OWN_SYNTAX = ("workload", "stack")
+NO_FLAG = ("plan",)
+"""Fields of JobSpec that commands set themselves."""
+
+
+class FieldSchema(BaseModel):
+    """What is read of a field's JSON schema."""
+
+    type: str | None = None
+    ref: str | None = Field(None, alias="$ref")
+    any_of: tuple["FieldSchema", ...] = Field((), alias="anyOf")
+    items: "FieldSchema | None" = None
+    const: str | None = None
+    enum: tuple[JsonValue, ...] = ()
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    description: str = ""
+    default: JsonValue = None
+
+
+class ModelSchema(BaseModel):
+    """What is read of a model's JSON schema."""
+
+    properties: dict[str, FieldSchema]
+    definitions: dict[str, FieldSchema] = Field({}, alias="$defs")
+
+
+class Flag(NamedTuple):
+    """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help."""
+
+    field: str
+    kind: type[FlagValue]
+    takes_several: bool
+    help: str
+
+    def parameter(self, panel: str) -> Parameter:
+        """The flag as typer reads it; `panel` is the heading that it stands under in the help."""
+        given: Any = str if self.takes_several else self.kind
+        option = typer.Option(help=self.help, rich_help_panel=panel)
+        annotation = Annotated[given | None, option]
+        return Parameter(self.field, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+    def read(self, value: FlagValue) -> FlagValue | list[str]:
+        """The value for the job's document."""
+        return split(str(value)) if self.takes_several else value
+
+
+def job_flags() -> list[Flag]:
+    """The flags of JobSpec's own fields."""
+    from optigpu.job.spec import JobSpec
+
+    schemas = _schemas(JobSpec)
+    helps = {
+        "workload": _workload_help(),
+        "model": f"{schemas['model'].description} {_default_models()}",
+        "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
+        "stack": f"{_clause(schemas['stack'])}, comma separated, "
+        "for example int8_weight_only,torch_compile:mode=max-autotune.",
+    }
+    fields = {name: schema for name, schema in schemas.items() if name not in NO_FLAG}
+    return [
+        Flag(name, str, False, helps[name])
+        if name in OWN_SYNTAX
+        else Flag(name, _kind(schema), schema.items is not None, helps.get(name) or _with_default(schema))
+        for name, schema in fields.items()
+        if name in OWN_SYNTAX or _is_plain(schema)
+    ]
+
+
+def workload_flags(workloads: Mapping[str, type[Workload]] = WORKLOADS) -> list[Flag]:
+    """The flags of the workloads' fields. A flag's help names the workloads that it is for."""
+    owners: dict[str, dict[str, FieldSchema]] = {}
+    for kind, workload in workloads.items():
+        for name, schema in _schemas(workload).items():
+            if name != "kind":
+                owners.setdefault(name, {})[kind] = schema
+    return [_workload_flag(name, schemas) for name, schemas in owners.items()]
+
+
+def measure_flags(with_defaults: bool = True) -> list[Flag]:
+    """The flags of Measure's fields. The help names the defaults if asked to."""
+    from optigpu.job.spec import Measure
+
+    text = _with_default if with_defaults else _sentence
+    return [
+        Flag(name, _kind(schema), schema.items is not None, text(schema))
+        for name, schema in _schemas(Measure).items()
+        if _is_plain(schema)
+    ]
+
+
+def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, FlagValue | list[str]]:
+    """The part of the job's document that the flags say."""
+    return {flag.field: flag.read(given[flag.field]) for flag in flags if flag.field in given}
+
+
+def split(text: str) -> list[str]:
+    """The parts of a comma separated text."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _schemas(model: type[BaseModel]) -> dict[str, FieldSchema]:
+    """The schema of each field, with what it refers to filled in."""
+    schema = ModelSchema.model_validate(model.model_json_schema())
+    return {name: _resolved(field, schema.definitions) for name, field in schema.properties.items()}
+
+
+def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> FieldSchema:
+    """The schema of the values: what a reference names, and what may be null without the null."""
+    target = definitions[schema.ref.rpartition("/")[2]] if schema.ref else schema
+    chosen = next((each for each in target.any_of if each.type != "null"), target)
+    items = chosen.items and _resolved(chosen.items, definitions)
+    own = {"description": schema.description, "default": schema.default, "items": items}
+    return chosen.model_copy(update=own)
+
+
+def _is_plain(schema: FieldSchema) -> bool:
+    """Whether the values are numbers or words, or lists of them: what a flag can say."""
+    return (schema.items or schema).type in ("integer", "number", "boolean", "string")
+
+
+def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
+    owners: dict[str, list[str]] = {}
+    for kind, schema in schemas.items():
+        clause = _clause(schema)
+        owners.setdefault(clause[:1].lower() + clause[1:] + _values(schema), []).append(kind)
+    text = " ".join(f"{', '.join(kinds)}: {clause}." for clause, kinds in owners.items())
+    first, *others = schemas.values()
+    same = all(_kind(schema) is _kind(first) for schema in others)
+    return Flag(name, _kind(first) if same else str, first.items is not None, text)
+
+
+def _kind(schema: FieldSchema) -> type[FlagValue]:
+    return KINDS.get(schema.items.type if schema.items else schema.type, str)
+
+
+def _clause(schema: FieldSchema) -> str:
+    return schema.description.removesuffix(".")
+
+
+def _sentence(schema: FieldSchema) -> str:
+    return f"{_clause(schema)}{_values(schema)}."
+
+
+def _with_default(schema: FieldSchema) -> str:
+    default = schema.default if isinstance(schema.default, list) else [schema.default]
+    return f"{_sentence(schema)} Default: {_joined(default)}."
+
+
+def _values(schema: FieldSchema) -> str:
+    """What the values may be, as the end of a sentence; for a list of numbers, an example."""
+    each = schema.items or schema
+    several = ", comma separated" if schema.items else ""
+    choices = [str(choice) for choice in each.enum] or ([each.const] if each.const else [])
+    if choices:
+        return f"{several}: {', '.join(choices) if schema.items else _listed(choices)}"
+    if isinstance(schema.default, list):
+        return f"{several}, for example {_joined(schema.default)}"
+    if each.minimum is not None and each.maximum is not None:
+        return f"{several} ({each.minimum} to {each.maximum})"
+    return several
+
+
+def _joined(values: Sequence[JsonValue]) -> str:
+    """The values as they are written on the command line."""
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in values)
+
+
+def _listed(names: list[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _workload_help() -> str:
+    names = [f"{name} (the default)" if name == DEFAULT_WORKLOAD else name for name in WORKLOADS]
+    return f"What to run: {_listed(names)}."
+
+
+def _default_models() -> str:
+    """The model of each workload that needs one, where none is named."""
+    usual = WORKLOADS[DEFAULT_WORKLOAD].example_model
+    others = [
+        f"for {name} {workload.example_model}"
+        for name, workload in WORKLOADS.items()
+        if workload.needs_model and workload.example_model != usual
+    ]
+    return f"Default: {'; '.join([usual, ', '.join(others)])}."

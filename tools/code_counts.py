@@ -1,0 +1,118 @@
+"""Counts what the code should have little of: `python -m tools.code_counts`, with `--check` exit 1 above a bound."""
+
+import argparse
+import ast
+import io
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("optigpu", "api", "worker")
+LIBRARIES = ("torch", "transformers")
+CACHES = ("cache", "lru_cache")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted; of BOUNDS, the most of each that is allowed."""
+
+    inner_imports: int
+    """Functions that import torch or transformers inside."""
+    any_types: int
+    """Uses of typing.Any."""
+    type_ignores: int
+    """Comments that silence the type checker."""
+    cached_classes: int
+    """Cached functions that define a class."""
+
+
+BOUNDS = Counts(inner_imports=60, any_types=350, type_ignores=20, cached_classes=3)
+
+
+def count(folders: Sequence[Path]) -> Counts:
+    """The counts over all Python files under the folders."""
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py"))]
+    trees = [ast.parse(text) for text in texts]
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
+    return Counts(
+        inner_imports=sum(map(_imports_library, functions)),
+        any_types=sum(_is_any(node) for tree in trees for node in ast.walk(tree)),
+        type_ignores=sum(map(_type_ignores, texts)),
+        cached_classes=sum(map(_is_cached_class, functions)),
+    )
+
+
+def report(counts: Counts) -> str:
+    """A line for each count with its bound."""
+    names = [field.name for field in fields(counts)]
+    return "\n".join(
+        f"{name:15} {getattr(counts, name):5} (at most {getattr(BOUNDS, name)})" for name in names
+    )
+
+
+def exceeds(counts: Counts) -> bool:
+    """Whether one of the counts is above its bound."""
+    return any(getattr(counts, field.name) > getattr(BOUNDS, field.name) for field in fields(counts))
+
+
+def _imports_library(function: Function) -> bool:
+    """Whether the function itself imports one; what a function inside it imports is counted there."""
+    return any(name.split(".")[0] in LIBRARIES for node in _own_nodes(function) for name in _imported(node))
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of the functions and classes inside it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Function | ast.ClassDef):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+
+
+def _is_any(node: ast.AST) -> bool:
+    """`Any`, or `typing.Any`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "Any" and isinstance(node.value, ast.Name) and node.value.id == "typing"
+    return isinstance(node, ast.Name) and node.id == "Any"
+
+
+def _type_ignores(text: str) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type == tokenize.COMMENT and "type: ignore" in token.string for token in tokens)
+
+
+def _is_cached_class(function: Function) -> bool:
+    cached = any(_name(decorator) in CACHES for decorator in function.decorator_list)
+    return cached and any(isinstance(node, ast.ClassDef) for node in ast.walk(function))
+
+
+def _name(decorator: ast.expr) -> str:
+    """`cache` of `@cache`, `@functools.cache` and `@cache(...)`."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the counts. 1 when --check finds one above its bound, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="exit with status 1 when a count is above its bound"
+    )
+    check = parser.parse_args(arguments).check
+    counts = count([ROOT / folder for folder in FOLDERS])
+    print(report(counts))
+    return 1 if check and exceeds(counts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
