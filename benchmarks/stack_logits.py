@@ -20,7 +20,7 @@ from optigpu.child.replicate import refusal
 from optigpu.cli.options import validated
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 def _runtime(options: argparse.Namespace) -> Any:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
-    from optigpu.backends.torch.runtime import ModelRuntime
+    from optigpu.backends.torch.applied import DecodingModel
 
     spec = validated(
         {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}
@@ -76,7 +76,7 @@ def _runtime(options: argparse.Namespace) -> Any:
     reason = refusal(assignment)
     if reason:
         raise UnsupportedError(reason)
-    return ModelRuntime(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
+    return DecodingModel(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
 
 
 if __name__ == "__main__":
