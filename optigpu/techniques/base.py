@@ -12,16 +12,14 @@ from typing import Any, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.vocabulary import DeviceKind, Frozen, Layer
+from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
-DECODING = ("generate", "kv_cache", "batch_sweep", "quality")
-"""The workloads that decode: through the cache, the step and the loop of a stack."""
-FORWARD = ("prefill", "classify")
-"""The workloads that run one whole forward pass and decode nothing: through the hook `forward`."""
-ON_TEXT = (*DECODING, "prefill")
-"""The workloads of a model that generates text."""
-ON_MODELS = (*DECODING, *FORWARD)
-"""The workloads of any model."""
+DECODING = (Task.DECODING,)
+"""Workloads that decode: through the cache, the step and the loop of a stack."""
+ON_TEXT = (Task.DECODING, Task.PREFILL)
+"""Workloads of a model that generates text; a prefill goes through the hook `forward`."""
+ON_MODELS = (*ON_TEXT, Task.IMAGES)
+"""Workloads of any model; those that decode nothing go through the hook `forward`."""
 
 
 class Phase(IntEnum):
@@ -161,7 +159,7 @@ class Technique(Frozen):
     summary: ClassVar[str]
     citation: ClassVar[str]
     expected: ClassVar[str]
-    workloads: ClassVar[tuple[str, ...]] = DECODING
+    tasks: ClassVar[tuple[Task, ...]] = DECODING
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     requires: ClassVar[tuple[str, ...]] = ()
