@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import answer, refusing, write_logits
-from optigpu.child.connection import use_threads
+from optigpu.backends import BACKENDS
 from optigpu.child.messages import Assignment
 from optigpu.child.replicate import refusal
 from optigpu.cli.options import validated
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
     options = parser.parse_args()
-    use_threads(options.threads)
+    BACKENDS["torch"].use_threads(options.threads)
     with refusing():
         runtime = _runtime(options)
         if options.sample:
@@ -64,7 +64,7 @@ def main() -> None:
 
 def _runtime(options: argparse.Namespace) -> Any:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
-    from optigpu.backends.torch import ModelRuntime
+    from optigpu.backends.torch.applied import DecodingModel
 
     spec = validated(
         {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}
@@ -76,7 +76,7 @@ def _runtime(options: argparse.Namespace) -> Any:
     reason = refusal(assignment)
     if reason:
         raise UnsupportedError(reason)
-    return ModelRuntime(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
+    return DecodingModel(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator
     with session.child(variant) as child:
         ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
         memory = ask(child, RunMeter(meter="memory"), Metered, session.progress)
-        yield _Ours(case, session, child, int(memory.values["weight_bytes"]), ready.details)
+        yield _Ours(case, session, child, int(memory.values["weight_bytes"]), dict(ready.facts.recorded))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from optigpu import __version__
+from optigpu.backends import BACKENDS
 from optigpu.conductor.processes.locks import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import hardware_class
@@ -15,7 +16,6 @@ from optigpu.hardware.probe import probed
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
 
-BACKENDS = ("torch",)
 ROOT = Path("/")
 """Asked anew, not by way of `probe`, which remembers the hardware: each job's own probe must see one GPU alone."""
 
@@ -48,7 +48,7 @@ def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
         gpus=tuple(gpu.name for gpu in gpus),
         memory_bytes=environment.memory_bytes,
         vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
-        backends=BACKENDS,
+        backends=tuple(name for name, backend in BACKENDS.items() if not backend.missing(environment)),
         version=__version__,
     )
 

@@ -200,6 +200,6 @@ def _default_models() -> str:
     others = [
         f"for {name} {workload.example_model}"
         for name, workload in WORKLOADS.items()
-        if workload.needs_model and workload.example_model != usual
+        if workload.task.needs_model and workload.example_model != usual
     ]
     return f"Default: {'; '.join([usual, ', '.join(others)])}."

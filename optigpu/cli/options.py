@@ -75,7 +75,7 @@ def _from_flags(given: Given) -> dict[str, object]:
 
     kind = str(given.get("workload", DEFAULT_WORKLOAD))
     _known(kind, list(WORKLOADS), "workload")
-    model = {"model": WORKLOADS[kind].example_model} if WORKLOADS[kind].needs_model else {}
+    model = {"model": WORKLOADS[kind].example_model} if WORKLOADS[kind].task.needs_model else {}
     return {
         **model,
         **read_flags(job_flags(), given),

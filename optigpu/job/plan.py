@@ -33,7 +33,7 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
 
 def default_stack(environment: Environment, device: DeviceKind, workload: Workload) -> tuple[Technique, ...]:
     """The techniques that suit a device, for a ladder whose stack was not named."""
-    every = (kind(name=name) for name, kind in TECHNIQUES.items() if workload.kind in kind.workloads)
+    every = (kind(name=name) for name, kind in TECHNIQUES.items() if workload.task in kind.tasks)
     return resolve((technique for technique in every if technique.suits(environment, device)), workload.kind)
 
 

@@ -5,22 +5,38 @@ What can be known from the request alone is checked here; what only a machine ca
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
+from optigpu.backends import BACKENDS
+from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
 from optigpu.models.facts import ImageFacts, known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_json
-from optigpu.workloads import AnyWorkload
-from optigpu.workloads.base import Task, Workload
+from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, Task, canonical_json
+from optigpu.workloads import WORKLOADS, AnyWorkload, kinds_with
+from optigpu.workloads.base import Workload
 
-MeterName = Literal["latency", "memory", "energy", "quality", "gpu_utilization", "profile", "telemetry"]
+
+@dataclass(frozen=True)
+class OneOf:
+    """Validates a string as a Literal of these names would, which a registry knows and a type cannot."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.names))
+
+
+MeterName = Annotated[str, OneOf(METER_NAMES)]
+BackendName = Annotated[str, OneOf(tuple(BACKENDS))]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -94,7 +110,7 @@ class Variant(Frozen):
     rung: str | None = None
     workload: AnyWorkload
     model: str | None
-    backend: Literal["torch"] = "torch"
+    backend: BackendName = "torch"
     device: DeviceKind
     stack: tuple[AnyTechnique, ...] = ()
     weights: str | None = None
@@ -103,7 +119,7 @@ class Variant(Frozen):
     def workload_digest(self) -> str:
         """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
         weights = {"weights": self.weights} if self.weights else {}
-        return digest({"workload": self.workload.model_dump(mode="json"), "model": self.model} | weights)
+        return digest({"workload": self.workload.identity(), "model": self.model} | weights)
 
     @property
     def digest(self) -> str:
@@ -114,6 +130,8 @@ class Variant(Frozen):
             "backend": self.backend,
             "device": self.device,
         }
+        if self.workload.implementation is not None:
+            parts["implementation"] = self.workload.implementation
         return digest(parts)
 
 
@@ -127,7 +145,7 @@ class JobSpec(Frozen):
         examples=["preset:gpt2"],
         description="The model: preset:NAME, bundled:tiny, hub:ORG/NAME@REVISION or path:DIR.",
     )
-    backend: Literal["torch"] = Field("torch", description="The engine that runs the model.")
+    backend: BackendName = Field("torch", description="The engine that runs the model.")
     device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
     plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
@@ -147,6 +165,7 @@ class JobSpec(Frozen):
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
         _as_value_error(_check_stack, self)
+        _as_value_error(_check_backend, self)
         _as_value_error(_check_gates, self)
         return self
 
@@ -168,9 +187,9 @@ def _check_target(spec: JobSpec) -> None:
 
 def _check_model(spec: JobSpec) -> None:
     workload: Workload = spec.workload
-    if not workload.needs_model and spec.model is not None:
+    if not workload.task.needs_model and spec.model is not None:
         raise SpecError(f"model: {workload.kind} runs no model; leave the field out.")
-    if not workload.needs_model:
+    if not workload.task.needs_model:
         return
     if spec.model is None:
         raise SpecError(f"model: {workload.kind} needs a model, for example {workload.example_model}.")
@@ -219,16 +238,38 @@ def _check_gates(spec: JobSpec) -> None:
 def _check_stack(spec: JobSpec) -> None:
     resolve(spec.stack, spec.workload.kind)
     for technique in spec.stack:
-        if spec.workload.kind not in technique.workloads:
+        if spec.workload.task not in technique.tasks:
             raise SpecError(
                 f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
-                f"{', '.join(technique.workloads)}."
+                f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
             raise SpecError(
                 f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
             )
         problem = technique.fits(spec.workload)
+        if problem:
+            raise SpecError(f"stack: {problem}")
+
+
+def _check_backend(spec: JobSpec) -> None:
+    """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
+    backend = BACKENDS[spec.backend]
+    if spec.device not in backend.devices:
+        raise SpecError(
+            f"backend: {spec.backend} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
+            "device."
+        )
+    problem = backend.supports(spec.workload, None)
+    if problem:
+        raise SpecError(f"backend: {problem}")
+    for technique in resolve(spec.stack, spec.workload.kind):
+        if spec.backend not in technique.backends:
+            raise SpecError(
+                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {spec.backend}; "
+                "leave it out or name that backend."
+            )
+        problem = backend.supports(spec.workload, technique)
         if problem:
             raise SpecError(f"stack: {problem}")
 
@@ -246,7 +287,7 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
     queue = list(chosen.values())
     while queue:
         for name in queue.pop().requires:
-            if name not in chosen and workload in TECHNIQUES[name].workloads:
+            if name not in chosen and WORKLOADS[workload].task in TECHNIQUES[name].tasks:
                 chosen[name] = TECHNIQUES[name](name=name)
                 queue.append(chosen[name])
     _refuse_conflicts(chosen)

@@ -10,6 +10,7 @@ from optigpu.report.leaderboard import workload_text
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, Document
+from optigpu.workloads import kinds_with
 
 
 def technique_facts(environment: Environment, device: DeviceKind) -> list[Document]:
@@ -37,7 +38,8 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "requires": list(kind.requires),
         "conflicts": _conflicts(kind),
         "compared_with": list(kind.compared_with),
-        "workloads": list(kind.workloads),
+        "workloads": list(kinds_with(kind.tasks)),
+        "backends": list(kind.backends),
         "devices": [str(device) for device in kind.devices],
         "cautionary": kind.cautionary,
         "parameters": {

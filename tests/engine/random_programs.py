@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, WeightKind

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253 - what a fallback computes
+import torch
 
 from optigpu.ops import build
 from optigpu.ops.decode.cpu import interface

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.linear.int8_dynamic import (
     INSTRUCTION_SETS,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 
 from benchmarks.peers.gguf_tensors import metadata, permuted, rope_factors, tensors
 from optigpu.vocabulary import UnsupportedError

@@ -1,0 +1,170 @@
+"""What a backend offers to workloads and meters inside the measuring process; everything that crosses is numpy.
+
+A backend converts to and from its own arrays before and after what is timed, never within.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.hardware.kernel_shares import Kernel
+from optigpu.models.facts import Facts
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import DeviceKind
+
+Ids = NDArray[np.int64]
+"""Token ids, [batch, length]."""
+Logits = NDArray[np.float32]
+"""[batch, vocabulary], or [batch, classes] of a classifier."""
+Images = NDArray[np.float32]
+"""[batch, channels, height, width]."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generated batch. `tokens` is [batch, new_tokens] of ids; `gaps_s` are the seconds from the request's start
+    to the first token, then between successive tokens: shape [new_tokens].
+    """
+
+    tokens: Ids
+    gaps_s: list[float]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass. `chosen` are the most likely tokens or classes, [batch], as the timed pass found them."""
+
+    logits: Logits
+    chosen: NDArray[np.int64]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryPeaks:
+    """The most accelerator memory in use and set aside during a run, in bytes.
+
+    `reasons` say why one is None, by the metric's name: peak_bytes, peak_reserved_bytes.
+    """
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one request, which decoded `steps` tokens after its first; `recorded_steps` of them were recorded.
+
+    Without any kernel no trace was written.
+    """
+
+    kernels: tuple[Kernel, ...]
+    steps: int
+    recorded_steps: int
+
+
+class Runtime(Protocol):
+    """What every workload and meter can ask. `notes` collect what the result says of the run."""
+
+    device: DeviceKind
+    seed: int
+    notes: Notes
+
+    def weights(self) -> WeightFacts | None:
+        """Which weights were loaded and how many bytes they take with the stack applied; None without a model."""
+
+    def footprint(self) -> Footprint | ImageFootprint | None:
+        """What a step reads of the model, for the roofline; None without a model."""
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """The peaks of accelerator memory while `run` runs once, or the reasons why there are none."""
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """The kernels that `run`, one request, executes: the first token and `steps` decode steps, or all of it.
+
+        Writes Chrome's trace format, gzipped, to `trace`. Raises UnsupportedError if the engine has no profiler.
+        """
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """A named range for a profiler that watches from outside (NVTX), or nothing."""
+
+
+class DecodingRuntime(Runtime, Protocol):
+    """What a workload that generates text can ask.
+
+    `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
+    before one.
+    """
+
+    facts: ModelFacts
+
+    @property
+    def decoded(self) -> tuple[int, int] | None:
+        """See above."""
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""
+
+    def logits(self, tokens: Ids) -> Logits:
+        """Logits after `tokens` ([batch, length], length >= 2), [batch, vocabulary].
+
+        The last token goes through the very step that is timed, the others through the prefill. Raises
+        UnsupportedError if what is timed gives no logits.
+        """
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, [batch, vocabulary].
+
+        The first `prefill` tokens (0 and more) go through the prefill, each other through the very step that is timed.
+        What is timed takes the batch and at most the length that were `decoded`. Nothing else may be decoded before
+        the iteration has ended. Raises UnsupportedError if what is timed gives no logits.
+        """
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Seconds of what `score` does, all positions together; the logits stay where the engine has them."""
+
+    def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
+        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+
+    def sample(self, rows: int, length: int) -> Ids:
+        """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
+
+    def observe(self, prompt: Ids) -> None:
+        """Records in the notes which kernels run for this prompt; never called within a timed request."""
+
+
+class PassRuntime(Runtime, Protocol):
+    """What a workload that runs whole forward passes and decodes nothing can ask."""
+
+    facts: Facts
+
+    def forward(self, inputs: Ids | Images) -> Pass:
+        """One timed pass over ids [batch, length] with an empty cache, or over images."""
+
+    def observe(self, inputs: Ids | Images) -> None:
+        """Records in the notes which kernels run for these inputs; never called within a timed request."""
+
+    def compute_exactly(self) -> None:
+        """Rounds nothing below float32 from now on, for a process that makes a reference and times nothing."""
+
+
+class PromptRuntime(PassRuntime, Protocol):
+    """A PassRuntime of a model that generates text."""
+
+    facts: ModelFacts
+
+
+class ImageRuntime(PassRuntime, Protocol):
+    """A PassRuntime of a model that classifies images."""
+
+    facts: ImageFacts
