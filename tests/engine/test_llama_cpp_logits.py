@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.gguf_cache import quantize
-from benchmarks.peers.gguf_file import tensor_types, write
-from benchmarks.peers.llama_cpp_model import LlamaCppModel
+from optigpu.backends.llama_cpp.gguf_cache import quantize
+from optigpu.backends.llama_cpp.gguf_file import tensor_types, write
+from optigpu.backends.llama_cpp.model import LlamaCppModel
 from optigpu.report import console
 
 EXACT, ROUNDED = 1e-3, 1e-2

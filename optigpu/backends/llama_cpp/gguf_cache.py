@@ -11,8 +11,8 @@ from pathlib import Path
 
 import llama_cpp
 
-from benchmarks.peers import gguf_file, gguf_tensors
-from benchmarks.peers.llama_cpp_model import print_errors_only
+from optigpu.backends.llama_cpp import gguf_file, gguf_tensors
+from optigpu.backends.llama_cpp.model import print_errors_only
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.reference import ModelReference, parse_reference, preset_of
 from optigpu.vocabulary import UnsupportedError

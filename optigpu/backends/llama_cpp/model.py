@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.peers.gguf_file import tensor_types
+from optigpu.backends.llama_cpp.gguf_file import tensor_types
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 SMALLEST_CONTEXT = 256

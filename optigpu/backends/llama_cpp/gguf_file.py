@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.gguf_tensors import metadata, tensors
+from optigpu.backends.llama_cpp.gguf_tensors import metadata, tensors
 
 
 def write(model: Any, path: Path, matrices: str = "float16") -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types
 
-from benchmarks.peers.gguf_tensors import metadata, permuted, rope_factors, tensors
+from optigpu.backends.llama_cpp.gguf_tensors import metadata, permuted, rope_factors, tensors
 from optigpu.vocabulary import UnsupportedError
 
 LLAMA = {

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import parse, serve
-from benchmarks.peers.gguf_cache import TYPES, kept
-from benchmarks.peers.llama_cpp_model import LlamaCppModel
+from optigpu.backends.llama_cpp.gguf_cache import TYPES, kept
+from optigpu.backends.llama_cpp.model import LlamaCppModel
 
 
 class LlamaCppLoop:
