@@ -1,91 +1,146 @@
-"""GGUF files of this project's models, written and quantized once and kept: a large one takes minutes."""
+"""GGUF files of this project's models, written once and kept: a large one takes minutes.
 
-import ctypes
+They lie in `gguf` of the cache folder; a file's name changes with the weights, the writer and the libraries' versions.
+The least recently used are removed when the folder holds more than the bound.
+"""
+
 import hashlib
-import json
+import math
 import os
-import tempfile
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import llama_cpp
-
-from optigpu.backends.llama_cpp import gguf_file, gguf_tensors
-from optigpu.backends.llama_cpp.model import print_errors_only
+from optigpu.backends.llama_cpp import convert
+from optigpu.backends.llama_cpp.file_types import FileType
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.reference import ModelReference, parse_reference, preset_of
-from optigpu.vocabulary import UnsupportedError
+from optigpu.models.reference import ModelReference, preset_of
+from optigpu.paths import cache_dir
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
-TYPES = {
-    "F16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
-    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
-}
-"""What llama.cpp calls the kinds of weights that are compared."""
+MOST_GIB = "OPTIGPU_GGUF_CACHE_GB"
+"""The environment variable for another bound, in GiB; 0 keeps no file longer than its job."""
+MOST_BYTES = 40 * 2**30
+KEPT, UNFINISHED = ".gguf", ".unfinished"
+_SOURCES = tuple(
+    Path(__file__).with_name(f"{name}.py") for name in ("convert", "file_types", "gguf_file", "gguf_tensors")
+)
+_LIBRARIES = ("torch", "transformers", "gguf", "llama-cpp-python")
 
 
-def kept(folder: Path, model: str, weights: str, seed: int, threads: int) -> Path:
-    """The GGUF file of a model reference with weights of that kind; written into `folder` if it is not there.
+def gguf_of(
+    reference: ModelReference,
+    file_type: FileType,
+    seed: int,
+    threads: int,
+    job_folder: Path,
+    progress: Callable[[str], None],
+) -> Path:
+    """The GGUF file of a model; written if it is not there, into `job_folder` where nothing is kept.
 
-    A preset's random weights are drawn from `seed`, as the engine draws them. Raises UnsupportedError for a model that
-    cannot be written or quantized.
+    A preset's random weights are drawn from `seed`. Raises UnsupportedError for a model that cannot be written or
+    quantized, OptiGPUError when writing fails.
     """
-    reference = parse_reference(model)
-    stem = f"{reference.kind}-{reference.name}-{_digest(reference, seed)}"
+    from filelock import FileLock  # torch depends on it, and so is there
+
+    most = most_bytes()
+    folder = (cache_dir() if most else job_folder) / "gguf"
     folder.mkdir(parents=True, exist_ok=True)
-    plain, target = folder / f"{stem}-F16.gguf", folder / f"{stem}-{weights}.gguf"
-    if target.exists():
-        return target
-    if not plain.exists():
-        _make(plain, lambda path: _write(path, reference, seed))
-    if target != plain:
-        _make(target, lambda path: quantize(plain, path, weights, threads))
+    stem = f"{reference.kind}-{reference.name}-{_digest(reference, seed)}"
+    target = folder / f"{stem}-{file_type.value}{KEPT}"
+    if not target.exists():
+        with FileLock(folder / "gguf.lock"):
+            _make(target, stem, file_type, reference, seed, threads, progress)
+            if most:
+                _make_room(target, most)
+    os.utime(target)
     return target
 
 
-def _write(path: Path, reference: ModelReference, seed: int) -> None:
-    from optigpu.models.loading.load import load_model
+def most_bytes() -> int:
+    """What the folder may hold; 0 where nothing is kept. A file that was just made stays, however large it is.
 
-    gguf_file.write(load_model(reference, device="cpu", dtype="float32", seed=seed), path)
-
-
-def quantize(plain: Path, path: Path, weights: str, threads: int) -> None:
-    """Writes the F16 file `plain` to `path` as llama.cpp quantizes it without an importance matrix.
-
-    Raises UnsupportedError when it cannot.
+    Raises UnsupportedError when the environment's bound is no number, or negative.
     """
-    print_errors_only()
-    parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = TYPES[weights]
-    parameters.nthread = threads
-    names = str(plain).encode(), str(path).encode()
-    if llama_cpp.llama_model_quantize(*names, ctypes.byref(parameters)):
-        raise UnsupportedError(f"llama.cpp could not quantize {plain.name} to {weights}.")
+    text = os.environ.get(MOST_GIB)
+    if not text:
+        return MOST_BYTES
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = math.nan
+    if not 0 <= gib < math.inf:
+        raise UnsupportedError(
+            f"{MOST_GIB} must be the number of GiB that GGUF files may take, not {text!r}; 0 keeps none."
+        )
+    return int(gib * 2**30)
 
 
-def _make(target: Path, write: Callable[[Path], None]) -> None:
-    """A file that is there is whole: it gets its name when it is."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        path = Path(folder) / target.name
-        write(path)
-        os.replace(path, target)
+def _make(
+    target: Path,
+    stem: str,
+    file_type: FileType,
+    reference: ModelReference,
+    seed: int,
+    threads: int,
+    progress: Callable[[str], None],
+) -> None:
+    """Writes the file, and before it the F16 file that llama.cpp quantizes; who held the lock before may have."""
+    common = ("--threads", str(threads))
+    converted = file_type in (FileType.F32, FileType.F16)
+    plain = target if converted else target.with_name(f"{stem}-{FileType.F16.value}{KEPT}")
+    if not plain.exists():
+        progress("writing the GGUF file")
+        plain_type = file_type if converted else FileType.F16
+        model = ("--model", str(reference), "--seed", str(seed))
+        _run(plain, ("--type", plain_type.value, *model, *common))
+    if not target.exists():
+        progress("quantizing the GGUF file")
+        _run(target, ("--type", file_type.value, "--plain", str(plain), *common))
+
+
+def _run(target: Path, arguments: Sequence[str]) -> None:
+    """Runs the converter. The file gets its name when it is whole; only who holds the lock calls this."""
+    draft = target.with_suffix(UNFINISHED)
+    command = [sys.executable, "-P", "-m", convert.__name__, "--output", str(draft), *arguments]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode == convert.REFUSED:
+            raise UnsupportedError(_last_line(done.stdout))
+        if done.returncode:
+            why = _last_line(done.stderr) or f"status {done.returncode}"
+            raise OptiGPUError(f"The GGUF file could not be written: {why}")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].strip()
+
+
+def _make_room(kept: Path, most: int) -> None:
+    """Removes the least recently used files until the folder holds at most `most` bytes, `kept` left in place."""
+    others = [(path, path.stat()) for path in kept.parent.glob(f"*{KEPT}") if path != kept]
+    size = kept.stat().st_size + sum(status.st_size for _, status in others)
+    for path, status in sorted(others, key=lambda item: item[1].st_mtime_ns):
+        if size <= most:
+            return
+        path.unlink(missing_ok=True)
+        size -= status.st_size
 
 
 def _digest(reference: ModelReference, seed: int) -> str:
     """Changes with whatever the file's content depends on: weights, the writer, and the libraries' versions."""
     preset = preset_of(reference)
-    if preset is None and reference.kind != "bundled":
-        raise UnsupportedError(f"{reference} is not written as GGUF here; name a preset or a bundled model.")
     described = {
         "preset": preset and [preset.model_type, preset.config, seed],
-        "versions": [version(name) for name in ("torch", "transformers", "gguf", "llama-cpp-python")],
+        "versions": [version(name) for name in _LIBRARIES],
     }
-    files = [Path(gguf_file.__file__), Path(gguf_tensors.__file__)]
-    if preset is None:
-        files.append(BUNDLED[reference.name] / "model.safetensors")
-    found = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    for path in files:
+    found = hashlib.sha256(canonical_json(described).encode())
+    weights = () if preset else (BUNDLED[reference.name] / "model.safetensors",)
+    for path in (*_SOURCES, *weights):
         found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+    return found.hexdigest()[:16]

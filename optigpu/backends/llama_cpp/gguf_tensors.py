@@ -1,11 +1,13 @@
-"""What llama.cpp calls the tensors of a transformers GPT-2 or Llama, and how it wants them to lie.
+"""What llama.cpp calls the tensors of a transformers GPT-2 or Llama, and how it wants them laid out.
 
-Pure mappings: nothing here needs llama.cpp or the package gguf.
+Mappings only: nothing here needs llama.cpp or the package gguf.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
+
+import torch
+from transformers import GPT2Config, LlamaConfig, PreTrainedModel
 
 from optigpu.vocabulary import UnsupportedError
 
@@ -29,51 +31,64 @@ _LLAMA_BLOCK = {
     "mlp.down_proj": "ffn_down",
 }
 
-Named = Iterator[tuple[str, Any]]
+Metadata = dict[str, int | float]
+Named = Iterator[tuple[str, torch.Tensor]]
 
 
-def metadata(config: Any) -> dict[str, int | float]:
-    """The numbers that a GGUF file has beside its tensors, under llama.cpp's keys.
+def metadata(config: object) -> Metadata:
+    """The numbers that a GGUF file holds beside its tensors, under llama.cpp's keys.
 
-    Raises UnsupportedError for a family that is not written here.
+    `config` is the model's transformers configuration. Raises UnsupportedError for another family.
     """
-    makers = {"gpt2": _gpt2_metadata, "llama": _llama_metadata}
-    found = _of_family(makers, config)(config) | {"vocab_size": config.vocab_size}
-    return {f"{config.model_type}.{key}": value for key, value in found.items()}
+    match config:
+        case GPT2Config():
+            family, found = "gpt2", _gpt2_metadata(config)
+        case LlamaConfig():
+            family, found = "llama", _llama_metadata(config)
+        case _:
+            raise _unknown(config)
+    return {f"{family}.{key}": value for key, value in found.items()}
 
 
-def tensors(model: Any) -> Named:
-    """llama.cpp's names and the model's tensors, one after the other; a tied head is left out, as it expects.
+def tensors(model: PreTrainedModel) -> Named:
+    """llama.cpp's names and the model's tensors, one after the other; a tied head is left out, as llama.cpp expects.
 
-    Raises UnsupportedError for a family or a rotary embedding that is not written here.
+    Raises UnsupportedError for another family and for a rotary embedding that is not written here.
     """
-    makers = {"gpt2": _gpt2_tensors, "llama": _llama_tensors}
-    for name, tensor in _of_family(makers, model.config)(model):
-        yield name, tensor.detach()
-    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        yield "output.weight", model.get_output_embeddings().weight.detach()
+    config = model.config
+    match config:
+        case GPT2Config():
+            yield from _gpt2_tensors(model, config)
+        case LlamaConfig():
+            yield from _llama_tensors(model, config)
+        case _:
+            raise _unknown(config)
+    head = model.get_parameter("lm_head.weight")
+    if head is not model.get_input_embeddings().weight:
+        yield "output.weight", head.detach()
 
 
-def permuted(tensor: Any, heads: int) -> Any:
+def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows of queries or keys [heads * size, ...] with halves interleaved: i and i + size / 2 become neighbours.
 
-    llama.cpp turns neighbouring pairs where transformers turns a row of the first half with one of the second.
+    llama.cpp rotates neighbouring pairs where transformers rotates a row of the first half with one of the second.
     """
     halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def rope_factors(config: Any) -> list[float] | None:
+def rope_factors(config: LlamaConfig) -> list[float] | None:
     """What llama.cpp divides each pair's frequency by for Llama 3's scaling, [head_size / 2]; None without scaling.
 
     Raises UnsupportedError for another scaling. Source: Llama 3.1's `apply_scaling`, as llama.cpp's converter has it.
     """
-    rope = config.rope_parameters
+    rope = dict(config.rope_parameters or {})
     if rope["rope_type"] == "default":
         return None
     if rope["rope_type"] != "llama3":
-        raise UnsupportedError(f"Rotary scaling {rope['rope_type']!r} is not written as GGUF here.")
-    size, low, high = config.head_dim, rope["low_freq_factor"], rope["high_freq_factor"]
+        raise UnsupportedError(f"The rotary scaling {rope['rope_type']!r} cannot be written as GGUF here.")
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    size = _head_size(config)
     factors = []
     for pair in range(size // 2):
         wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / size)
@@ -83,14 +98,12 @@ def rope_factors(config: Any) -> list[float] | None:
     return factors
 
 
-def _of_family(makers: dict[str, Any], config: Any) -> Any:
-    if config.model_type not in makers:
-        known = ", ".join(makers)
-        raise UnsupportedError(f"There is no GGUF writer for {config.model_type} here; it knows {known}.")
-    return makers[config.model_type]
+def _unknown(config: object) -> UnsupportedError:
+    family = getattr(config, "model_type", type(config).__name__)
+    return UnsupportedError(f"{family} models cannot be written as GGUF here, only gpt2 and llama models.")
 
 
-def _gpt2_metadata(config: Any) -> dict[str, int | float]:
+def _gpt2_metadata(config: GPT2Config) -> Metadata:
     return {
         "context_length": config.n_positions,
         "embedding_length": config.n_embd,
@@ -98,54 +111,64 @@ def _gpt2_metadata(config: Any) -> dict[str, int | float]:
         "feed_forward_length": config.n_inner or 4 * config.n_embd,
         "attention.head_count": config.n_head,
         "attention.layer_norm_epsilon": float(config.layer_norm_epsilon),
+        "vocab_size": config.vocab_size,
     }
 
 
-def _llama_metadata(config: Any) -> dict[str, int | float]:
+def _llama_metadata(config: LlamaConfig) -> Metadata:
+    size = _head_size(config)
     return {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
+        "attention.head_count_kv": _kv_heads(config),
+        "attention.key_length": size,
+        "attention.value_length": size,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": size,
+        "rope.freq_base": float(dict(config.rope_parameters or {})["rope_theta"]),
+        "vocab_size": config.vocab_size,
     }
 
 
-def _gpt2_tensors(model: Any) -> Named:
-    body = model.transformer
-    yield "token_embd.weight", body.wte.weight
-    yield "position_embd.weight", body.wpe.weight
-    yield "output_norm.weight", body.ln_f.weight
-    yield "output_norm.bias", body.ln_f.bias
-    for number, block in enumerate(body.h):
+def _head_size(config: LlamaConfig) -> int:
+    return config.head_dim or config.hidden_size // config.num_attention_heads
+
+
+def _kv_heads(config: LlamaConfig) -> int:
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def _gpt2_tensors(model: PreTrainedModel, config: GPT2Config) -> Named:
+    def weight(name: str) -> torch.Tensor:
+        return model.get_parameter(f"transformer.{name}").detach()
+
+    yield "token_embd.weight", weight("wte.weight")
+    yield "position_embd.weight", weight("wpe.weight")
+    yield "output_norm.weight", weight("ln_f.weight")
+    yield "output_norm.bias", weight("ln_f.bias")
+    for number in range(config.n_layer):
         for theirs, ours in _GPT2_BLOCK.items():
-            layer = block.get_submodule(theirs)
-            # Conv1D keeps its matrix the other way round.
-            yield f"blk.{number}.{ours}.weight", layer.weight.T if layer.weight.dim() == 2 else layer.weight
-            yield f"blk.{number}.{ours}.bias", layer.bias
+            matrix = weight(f"h.{number}.{theirs}.weight")
+            # Conv1D keeps its matrix transposed.
+            yield f"blk.{number}.{ours}.weight", matrix.T if matrix.dim() == 2 else matrix
+            yield f"blk.{number}.{ours}.bias", weight(f"h.{number}.{theirs}.bias")
 
 
-def _llama_tensors(model: Any) -> Named:
-    import torch
-
-    config, body = model.config, model.model
-    turned = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    yield "token_embd.weight", body.embed_tokens.weight
-    yield "output_norm.weight", body.norm.weight
+def _llama_tensors(model: PreTrainedModel, config: LlamaConfig) -> Named:
+    rotated = {"attn_q": config.num_attention_heads, "attn_k": _kv_heads(config)}
+    found = {name.removeprefix("model."): tensor.detach() for name, tensor in model.named_parameters()}
+    yield "token_embd.weight", found["embed_tokens.weight"]
+    yield "output_norm.weight", found["norm.weight"]
     factors = rope_factors(config)
     if factors:
         yield "rope_freqs.weight", torch.tensor(factors)
-    for number, block in enumerate(body.layers):
+    for number in range(config.num_hidden_layers):
         for theirs, ours in _LLAMA_BLOCK.items():
-            layer = block.get_submodule(theirs)
             for kind in ("weight", "bias"):
-                tensor = getattr(layer, kind, None)
+                tensor = found.get(f"layers.{number}.{theirs}.{kind}")
                 if tensor is not None:
-                    rows = permuted(tensor, turned[ours]) if ours in turned else tensor
+                    rows = permuted(tensor, rotated[ours]) if ours in rotated else tensor
                     yield f"blk.{number}.{ours}.{kind}", rows

@@ -1,84 +1,118 @@
-"""A model in llama.cpp, by its own C interface."""
+"""A GGUF file in llama.cpp, through llama.cpp's own C interface."""
 
 import ctypes
-import sys
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.llama_cpp.gguf_file import tensor_types
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.backends.llama_cpp.log import print_errors_only
+from optigpu.vocabulary import OptiGPUError, OutOfMemoryError, UnsupportedError
 
-SMALLEST_CONTEXT = 256
-_ERROR = 4
-"""ggml's log level of errors."""
+Ids = NDArray[np.int64]
+Logits = NDArray[np.float32]
 
 
 class LlamaCppModel:
-    """A context of one sequence, whose memory `begin` empties."""
+    """The weights of a GGUF file. `vocabulary` counts its tokens."""
 
-    def __init__(self, path: Path, length: int, threads: int, exact: bool = False) -> None:
-        """`length` tokens are the most that a sequence has.
-
-        An exact one computes attention in float32, where llama.cpp's own choice is flash attention with a float16
-        cache. Raises UnsupportedError when llama.cpp cannot load the file.
-        """
+    def __init__(self, path: Path) -> None:
+        """Raises UnsupportedError when llama.cpp cannot load the file."""
         print_errors_only()
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(path).encode(), llama_cpp.llama_model_default_params()
-        )
-        if not self._model:
-            raise UnsupportedError(f"llama.cpp could not load {path.name}.")
+        defaults = llama_cpp.llama_model_default_params()
+        self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), defaults)
+        if not self.handle:
+            raise UnsupportedError(f"llama.cpp cannot load {path.name}.")
+        vocabulary = llama_cpp.llama_model_get_vocab(self.handle)
+        self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(vocabulary))
+
+    def close(self) -> None:
+        """Frees the weights; their contexts must be closed before."""
+        llama_cpp.llama_model_free(self.handle)
+
+
+class Context:
+    """`rows` sequences of at most `length` tokens that are decoded together."""
+
+    def __init__(self, model: LlamaCppModel, rows: int, length: int, threads: int, exact: bool) -> None:
+        """With `exact`, keys, values and attention are float32; without, llama.cpp's defaults: a float16 cache.
+
+        Raises OutOfMemoryError when llama.cpp cannot make it.
+        """
+        self.rows, self.length = rows, length
+        self._vocabulary = model.vocabulary
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = max(SMALLEST_CONTEXT, length)
+        parameters.n_ctx = rows * length
+        parameters.n_batch = rows * length
+        parameters.n_seq_max = rows
         parameters.n_threads = parameters.n_threads_batch = threads
         if exact:
             parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
             parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
-        if not self._context:
-            raise UnsupportedError(f"llama.cpp could not make a context of {length} tokens.")
-        self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
-        self.weight_bytes = path.stat().st_size
-        self.details = _details(path, threads)
+        self._handle = llama_cpp.llama_init_from_model(model.handle, parameters)
+        if not self._handle:
+            raise OutOfMemoryError(
+                f"out of memory: llama.cpp could not make a context for {rows} sequences of {length} tokens."
+            )
+        self._used = 0
+        self._batches: dict[tuple[int, bool], _Batch] = {}
 
     def begin(self) -> None:
-        """A new sequence."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        """Forgets the sequences."""
+        self._used = 0
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._handle), True)
 
-    def forward(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after the last of `tokens`, float32 [vocabulary]; they are llama.cpp's own, until the next call."""
-        # The batch keeps nothing but the address of this array, which must outlive the call.
-        array = (llama_cpp.llama_token * len(tokens))(*tokens)
-        status = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(array, len(array)))
+    def forward(self, tokens: Ids, every: bool = False) -> Logits:
+        """Appends `tokens` [rows, count] to the sequences. Logits after the last token, [rows, vocabulary].
+
+        With `every`, logits after each token: [rows, count, vocabulary]. They lie in llama.cpp's memory and are valid
+        until the next call. Raises OptiGPUError when the sequences would become longer than the context.
+        """
+        count = tokens.shape[1]
+        if tokens.shape[0] != self.rows or self._used + count > self.length:
+            raise OptiGPUError(
+                f"This context holds {self.rows} sequences of {self.length} tokens; {tokens.shape[0]} sequences of "
+                f"{self._used + count} tokens do not fit."
+            )
+        batch = self._batches.get((count, every))
+        if batch is None:
+            batch = self._batches[count, every] = _Batch(self.rows, count, every)
+        batch.tokens[:] = tokens
+        status = llama_cpp.llama_decode(self._handle, batch.handle)
         if status:
-            raise OptiGPUError(f"llama.cpp could not decode {len(tokens)} tokens: status {status}.")
-        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
-        return np.ctypeslib.as_array(logits, (self.vocabulary,))
+            raise OptiGPUError(f"llama.cpp could not decode {count} tokens: llama_decode returned {status}.")
+        self._used += count
+        shape = (self.rows, count, self._vocabulary) if every else (self.rows, self._vocabulary)
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._handle), shape)
+
+    def close(self) -> None:
+        """Frees the keys and values."""
+        llama_cpp.llama_free(self._handle)
 
 
-def print_errors_only() -> None:
-    """llama.cpp tells its whole story on stderr otherwise."""
-    llama_cpp.llama_log_set(_ERRORS_ONLY, ctypes.c_void_p(0))
+class _Batch:
+    """The arrays that llama_decode reads for `count` tokens of each of `rows` sequences; they must outlive the call."""
+
+    def __init__(self, rows: int, count: int, every: bool) -> None:
+        total = rows * count
+        self.tokens = np.zeros((rows, count), np.int32)
+        self._lengths = np.ones(total, np.int32)
+        self._sequences = np.arange(rows, dtype=np.int32)
+        addresses = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(rows, dtype=np.uintp)
+        self._of_token = np.repeat(addresses.astype(np.uintp), count)
+        self._wanted = np.zeros((rows, count), np.int8)
+        self._wanted[:, slice(None) if every else -1] = 1
+        # Without positions llama.cpp appends to each sequence.
+        self.handle = llama_cpp.llama_batch(
+            n_tokens=total,
+            token=_pointer(self.tokens, ctypes.c_int32),
+            n_seq_id=_pointer(self._lengths, ctypes.c_int32),
+            seq_id=_pointer(self._of_token, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
 
 
-def _details(path: Path, threads: int) -> dict[str, Any]:
-    """How llama.cpp was built, and what it runs with."""
-    return {
-        "flags": llama_cpp.llama_print_system_info().decode().strip(" |"),
-        "threads": threads,
-        "version": f"llama-cpp-python {llama_cpp.__version__}",
-        "tensor_types": dict(Counter(tensor_types(path).values())),
-    }
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _ERRORS_ONLY(level: int, text: bytes, _data: Any) -> None:  # noqa: N802 - a constant that ctypes calls
-    if level == _ERROR:
-        sys.stderr.write(text.decode(errors="replace"))
+def _pointer(array: NDArray[np.generic], kind: type) -> object:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

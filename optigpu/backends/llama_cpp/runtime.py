@@ -1,53 +1,181 @@
-"""`python -m benchmarks.peers.llama_cpp_loop`: llama.cpp on the same weights, by its own C interface."""
+"""What workloads and meters ask of a model in llama.cpp."""
 
-import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
+import llama_cpp
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.peers.arguments import parse, serve
-from optigpu.backends.llama_cpp.gguf_cache import TYPES, kept
-from optigpu.backends.llama_cpp.model import LlamaCppModel
+from optigpu.backends.base import Order
+from optigpu.backends.llama_cpp.file_types import FileType
+from optigpu.backends.llama_cpp.gguf_cache import gguf_of
+from optigpu.backends.llama_cpp.gguf_contents import contents_of
+from optigpu.backends.llama_cpp.model import Context, LlamaCppModel
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile, WeightFacts
+from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.models.footprint import Footprint
+from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.techniques.base import LoadOptions, Notes, Technique
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
-
-class LlamaCppLoop:
-    """A bare greedy loop around llama.cpp's decode."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        path = kept(options.cache, options.model, options.weights, options.seed, options.threads)
-        self._model = LlamaCppModel(path, options.length, options.threads)
-        self.vocabulary = self._model.vocabulary
-        self.weight_bytes = self._model.weight_bytes
-        self.details = self._model.details
-
-    def decode_rate(self, prompt: Sequence[int], new_tokens: int) -> float:
-        """tokens/s after the first token."""
-        self._model.begin()
-        token = self._next(prompt)
-        started = time.perf_counter()
-        for _ in range(new_tokens - 1):
-            token = self._next([token])
-        return (new_tokens - 1) / (time.perf_counter() - started)
-
-    def prefill_rate(self, prompt: Sequence[int]) -> float:
-        """Tokens of the prompt by the seconds until the first token is chosen."""
-        started = time.perf_counter()
-        self._model.begin()
-        self._next(prompt)
-        return len(prompt) / (time.perf_counter() - started)
-
-    def score(self, tokens: Sequence[int], prefill: int) -> Iterator[NDArray[np.float32]]:
-        """Logits after each of `tokens` from index `prefill` on, token by token after a prompt of `prefill`."""
-        self._model.begin()
-        self._model.forward(tokens[:prefill])
-        for token in tokens[prefill:]:
-            yield self._model.forward([token]).copy()
-
-    def _next(self, tokens: Sequence[int]) -> int:
-        return int(self._model.forward(tokens).argmax())
+FAMILIES = ("gpt2", "llama")
+ON_CPU = "llama.cpp runs on the CPU here, which has no memory of an accelerator."
 
 
-if __name__ == "__main__":
-    serve(LlamaCppLoop, parse(__doc__, tuple(TYPES)))
+class LlamaCppRuntime:
+    """A GGUF file, and one context for the sequences that are decoded together.
+
+    The context is made by the first request, for its batch and its length, and made anew for a larger one.
+    """
+
+    def __init__(self, order: Order, progress: Callable[[str], None]) -> None:
+        """Raises UnsupportedError for a model that cannot be written as GGUF, OptiGPUError when writing fails."""
+        self.device, self.seed = order.device, order.seed
+        self.notes = Notes()
+        self.decoded: tuple[int, int] | None = None
+        self._order = order
+        self._reference = parse_reference(str(order.model))
+        self.facts = _facts(self._reference)
+        self._type = file_type_of(order.stack)
+        path = gguf_of(self._reference, self._type, order.seed, order.threads, order.folder, progress)
+        progress("loading")
+        self._model = _loaded(path)
+        self._contents = contents_of(path)
+        self._context: Context | None = None
+        self._record()
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Greedy decoding; the first of the gaps is that of the prompt's pass."""
+        context = self._context_for(prompt.shape[0], prompt.shape[1] + new_tokens)
+        tokens = np.empty((prompt.shape[0], new_tokens), np.int64)
+        marks = [time.perf_counter_ns()]
+        context.begin()
+        inputs = prompt
+        for step in range(new_tokens):
+            inputs = tokens[:, step : step + 1] = context.forward(inputs).argmax(axis=1, keepdims=True)
+            marks.append(time.perf_counter_ns())
+        return Generation(tokens, [gap / 1e9 for gap in np.diff(marks).tolist()])
+
+    def logits(self, tokens: Ids) -> Logits:
+        """The last token goes through the step that is timed."""
+        return next(self.score(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Token by token after a prompt of `prefill` tokens."""
+        for logits in self._scored(tokens, prefill):
+            yield logits.copy()
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Without the copies of the logits."""
+        self._context_for(tokens.shape[0], tokens.shape[1])
+        started = time.perf_counter_ns()
+        for _ in self._scored(tokens, prefill):
+            pass
+        return (time.perf_counter_ns() - started) / 1e9
+
+    def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
+        """One pass over the whole sequence."""
+        context = self._context_for(tokens.shape[0], tokens.shape[1])
+        context.begin()
+        logits = context.forward(tokens, every=True)
+        for position in range(first, tokens.shape[1]):
+            yield logits[:, position].copy()
+
+    def weights(self) -> WeightFacts:
+        """The file's bytes; the hash is that of the weights that the file was written from."""
+        raise NotImplementedError
+
+    def footprint(self) -> Footprint:
+        """A step reads every tensor in the type that it is stored in, and a row of the tables."""
+        return Footprint(self.facts, self._contents.streamed_bytes, self._contents.row_bytes)
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """There is no accelerator; the host's memory is the meter's own affair."""
+        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), ON_CPU))
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """llama.cpp has no profiler that names its kernels."""
+        raise UnsupportedError("llama.cpp has no profiler; leave the meter profile out.")
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Nobody watches a CPU from outside."""
+        return nullcontext()
+
+    def observe(self, prompt: Ids) -> None:
+        """llama.cpp does not name the kernels that it runs."""
+
+    def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        context = self._context_for(tokens.shape[0], tokens.shape[1])
+        context.begin()
+        if prefill:
+            context.forward(tokens[:, :prefill])
+        for position in range(prefill, tokens.shape[1]):
+            yield context.forward(tokens[:, position : position + 1])
+
+    def _context_for(self, rows: int, length: int) -> Context:
+        if length > self.facts.context:
+            raise OptiGPUError(
+                f"The model's context has {self.facts.context} tokens, and {length} tokens do not fit."
+            )
+        known = self._context
+        if known is None or known.rows != rows or known.length < length:
+            if known is not None:
+                known.close()
+                self._context = None
+            exact = self._type is FileType.F32
+            known = self._context = Context(self._model, rows, length, self._order.threads, exact)
+        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
+            self.decoded = (rows, length)
+        return known
+
+    def _record(self) -> None:
+        exact = self._type is FileType.F32
+        facts = self.facts
+        width = 4 if exact else 2
+        self.notes.record(
+            dtype="float16" if self._type is FileType.F16 else "float32",
+            kv_cache="llama.cpp",
+            kv_cache_dtype="float32" if exact else "float16",
+            kv_cache_bytes_per_token=2 * facts.layers * facts.kv_heads * facts.head_size * width,
+            decode_loop="llama.cpp",
+            decode_operator="llama_decode",
+            threads=self._order.threads,
+            versions={"llama-cpp-python": llama_cpp.__version__},
+            gguf_type=self._type.value,
+            gguf_tensor_types=self._contents.types,
+            llama_cpp_flags=llama_cpp.llama_print_system_info().decode().strip(" |"),
+        )
+
+
+def file_type_of(stack: tuple[Technique, ...]) -> FileType:
+    """The number format that a stack asks for; F32 without one."""
+    options = LoadOptions()
+    for technique in stack:
+        options = technique.load(options)
+    return FileType(options.gguf or "F32")
+
+
+def _facts(reference: ModelReference) -> ModelFacts:
+    """Raises UnsupportedError for what is not written as GGUF here."""
+    facts = facts_of(reference) if reference.kind in ("preset", "bundled") else None
+    if facts is None:
+        raise UnsupportedError(
+            f"llama_cpp cannot run {reference}: only presets and bundled models are written as GGUF."
+        )
+    if facts.family not in FAMILIES:
+        raise UnsupportedError(
+            f"llama_cpp cannot run {reference}: {facts.family} models cannot be written as GGUF here, only "
+            f"{' and '.join(FAMILIES)} models."
+        )
+    return facts
+
+
+def _loaded(path: Path) -> LlamaCppModel:
+    """A file that cannot be loaded is damaged, and so is removed: the next process writes it anew."""
+    try:
+        return LlamaCppModel(path)
+    except UnsupportedError as error:
+        path.unlink(missing_ok=True)
+        raise OptiGPUError(f"{error} The file was damaged and has been removed; run the job again.") from error
