@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import answer, refusing, write_logits
-from optigpu.child.connection import use_threads
+from optigpu.backends import BACKENDS
 from optigpu.child.messages import Assignment
 from optigpu.child.replicate import refusal
 from optigpu.cli.options import validated
@@ -42,7 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
     options = parser.parse_args()
-    use_threads(options.threads)
+    BACKENDS["torch"].use_threads(options.threads)
     with refusing():
         runtime = _runtime(options)
         if options.sample:
@@ -64,7 +64,7 @@ def main() -> None:
 
 def _runtime(options: argparse.Namespace) -> Any:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
-    from optigpu.backends.torch import ModelRuntime
+    from optigpu.backends.torch.runtime import ModelRuntime
 
     spec = validated(
         {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}

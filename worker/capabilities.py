@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import IO
 
 from optigpu import __version__, hardware
+from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
-
-BACKENDS = ("torch",)
 
 
 @contextmanager
@@ -44,7 +43,7 @@ def probe(device: DeviceKind, environment: Environment) -> WorkerInfo:
         gpus=tuple(gpu.name for gpu in gpus),
         memory_bytes=environment.memory_bytes,
         vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
-        backends=BACKENDS,
+        backends=tuple(name for name, backend in BACKENDS.items() if not backend.missing(environment)),
         version=__version__,
     )
 

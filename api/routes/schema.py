@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from api.auth import Reader
 from api.openapi import GUARDED
+from optigpu.backends import BACKENDS
 from optigpu.job.spec import JobSpec
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Frozen
@@ -55,7 +56,9 @@ def list_workloads(_: Reader) -> Workloads:
                 "primary": kind.primary,
                 "metrics": list(kind.metrics),
                 "needs_model": kind.needs_model,
-                "backends": list(kind.backends),
+                "backends": [
+                    name for name, backend in BACKENDS.items() if not backend.supports(kind(kind=name), None)
+                ],
                 "schema": kind.model_json_schema(),
             }
             for name, kind in WORKLOADS.items()

@@ -1,1 +1,12 @@
-"""The backends, one folder each: what executes a variant inside the measuring process."""
+"""The backends, one folder each: what executes a variant inside the measuring process.
+
+To add one: write its folder and name it here.
+"""
+
+from optigpu.backends.base import Backend
+from optigpu.backends.torch import TorchBackend
+
+_ALL: tuple[Backend, ...] = (TorchBackend(),)
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
+"""Every backend by its name; what a job may ask for, and what the child, the workers and the documents read."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from optigpu.backends import BACKENDS
 from optigpu.child.messages import Answer, Broken
 from optigpu.vocabulary import OptiGPUError
 
@@ -50,18 +51,6 @@ def connect(module: str, description: str) -> tuple[Lines, Tell]:
     return lines, tell
 
 
-def use_threads(count: int) -> None:
-    """Sets the size of torch's thread pool. OpenMP reads the variable when torch is loaded.
-
-    OpenMP's wait policy stays at its default: GNU's threads spin for some milliseconds after a parallel region, which
-    bridges the gap to the next one, and sleep after that, so that a child that waits for a command holds no core.
-    """
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    import torch
-
-    torch.set_num_threads(count)
-
-
 def broken(error: Exception) -> Broken:
     """What went wrong, in one sentence, with the end of its traceback."""
     trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
@@ -74,10 +63,8 @@ def broken(error: Exception) -> Broken:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch says it in three ways: a class for CUDA's allocator, and two texts for CUDA's and the host's own."""
-    text = str(error)
-    named = type(error).__name__ == "OutOfMemoryError"
-    return isinstance(error, MemoryError) or named or "out of memory" in text or "DefaultCPUAllocator" in text
+    known = (backend.is_out_of_memory(error) for backend in BACKENDS.values())
+    return isinstance(error, MemoryError) or any(known)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,10 +5,10 @@ It reads one `RunPeaks` from stdin and answers with `Peaks` or `Broken`, as `opt
 
 from typing import NoReturn
 
-from optigpu.child.connection import broken, connect, use_threads
+from optigpu.backends import BACKENDS
+from optigpu.child.connection import broken, connect
 from optigpu.child.messages import RunPeaks
-from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.vocabulary import utc_now
+from optigpu.documents.peaks import Peaks
 
 
 def main() -> NoReturn:
@@ -23,27 +23,14 @@ def main() -> NoReturn:
 
 
 def measured(order: RunPeaks) -> Peaks:
-    """The machine's peaks, in about three seconds after torch is loaded.
+    """The machine's peaks, in about three seconds after the engine is loaded.
 
-    Raises UnsupportedError when there is no such device.
+    The torch backend measures them for variants of every backend: they are the machine's. Raises UnsupportedError
+    when there is no such device.
     """
-    use_threads(order.threads)
-    import torch
-
-    from optigpu.backends.torch.peak_rates import bandwidth, matmul_rates
-
-    found = bandwidth(order.device)
-    rates, reasons = matmul_rates(order.device)
-    return Peaks(
-        device=order.device,
-        threads=order.threads,
-        measured_at=utc_now(),
-        torch=torch.__version__,
-        reads=tuple(ReadRate(array_bytes=size, bytes_per_s=rate) for size, rate in found.reads.items()),
-        copy_bytes_per_s=found.copy_bytes_per_s,
-        matmul_flops_per_s=rates,
-        reasons=reasons,
-    )
+    backend = BACKENDS["torch"]
+    backend.use_threads(order.threads)
+    return backend.peaks(order.device, order.threads)
 
 
 if __name__ == "__main__":

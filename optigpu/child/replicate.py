@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, assert_never
 
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
 from optigpu.backends.torch.ranges import nvtx_range
-from optigpu.child.connection import Tell, broken, connect, use_threads
+from optigpu.child.connection import Tell, broken, connect
 from optigpu.child.messages import (
     COMMAND,
     Answer,
@@ -36,7 +38,8 @@ from optigpu.meters.base import Reading, Scene
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
 from optigpu.models.facts import Facts, ImageFacts, ModelFacts, known_facts
-from optigpu.models.loading.footprint import Footprint, ImageFootprint, footprint_of, image_footprint_of
+from optigpu.models.footprint import Footprint, ImageFootprint
+from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.weights import weights_provenance
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Phase
@@ -70,7 +73,6 @@ def _begin(line: str, tell: Tell) -> Subject | None:
         reason = refusal(assignment)
         if reason:
             raise UnsupportedError(reason)
-        use_threads(assignment.threads or cpu_cores())
         subject, ready = prepare(assignment, tell)
     except UnsupportedError as error:
         tell(Refused(reason=str(error)))
@@ -107,10 +109,13 @@ def _answer(command: AnyCommand, subject: Subject) -> Answer:
 
 
 def refusal(assignment: Assignment) -> str | None:
-    """What can be refused before torch is loaded: the device, the shapes, and what each technique says."""
+    """What can be refused before the engine is loaded: the device, the engine itself, the shapes, each technique."""
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
         return f"This machine has no {variant.device} device; ask for another device or another worker."
+    missing = BACKENDS[variant.backend].missing(environment)
+    if missing:
+        return missing
     workload: Workload = variant.workload
     facts = known_facts(parse_reference(variant.model)) if variant.model else None
     reasons = [workload.check(facts)] if facts else []
@@ -124,16 +129,15 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
     Raises UnsupportedError when this machine or this model cannot do it.
     """
-    from optigpu.backends.torch import prepare as prepare_runtime
-
     variant = assignment.variant
+    backend, order = BACKENDS[variant.backend], order_of(assignment)
 
     def progress(doing: str) -> None:
         tell(Progress(doing=doing))
 
     started = time.perf_counter()
-    task = variant.workload.task
-    runtime = prepare_runtime(variant.model, variant.stack, variant.device, assignment.seed, progress, task)
+    backend.use_threads(order.threads)
+    runtime: Any = backend.prepare(order, progress)
     request = _request(variant, runtime)
     load_s = time.perf_counter() - started
     progress("hashing the weights")
@@ -154,6 +158,21 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready
+
+
+def order_of(assignment: Assignment) -> Order:
+    """What the variant's backend is asked to prepare."""
+    variant = assignment.variant
+    return Order(
+        model=variant.model,
+        stack=variant.stack,
+        workload=variant.workload,
+        device=variant.device,
+        seed=assignment.seed,
+        threads=assignment.threads or cpu_cores(),
+        folder=Path(assignment.folder),
+        environment=assignment.environment,
+    )
 
 
 def _origin(assignment: Assignment, runtime: Any) -> dict[str, Any]:

@@ -5,12 +5,16 @@ What can be known from the request alone is checked here; what only a machine ca
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
+from optigpu.backends import BACKENDS
+from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
 from optigpu.models.facts import ImageFacts, known_facts
 from optigpu.models.reference import parse_reference, preset_of
@@ -20,7 +24,19 @@ from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_js
 from optigpu.workloads import AnyWorkload
 from optigpu.workloads.base import Task, Workload
 
-MeterName = Literal["latency", "memory", "energy", "quality", "gpu_utilization", "profile", "telemetry"]
+
+@dataclass(frozen=True)
+class OneOf:
+    """Validates a string as a Literal of these names would, which a registry knows and a type cannot."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.names))
+
+
+MeterName = Annotated[str, OneOf(METER_NAMES)]
+BackendName = Annotated[str, OneOf(tuple(BACKENDS))]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -87,7 +103,7 @@ class Variant(Frozen):
     rung: str | None = None
     workload: AnyWorkload
     model: str | None
-    backend: Literal["torch"] = "torch"
+    backend: BackendName = "torch"
     device: DeviceKind
     stack: tuple[AnyTechnique, ...] = ()
     weights: str | None = None
@@ -115,7 +131,7 @@ class JobSpec(Frozen):
 
     workload: AnyWorkload
     model: str | None = Field(None, max_length=200, examples=["preset:gpt2"])
-    backend: Literal["torch"] = "torch"
+    backend: BackendName = "torch"
     device: DeviceKind = DeviceKind.CPU
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
     plan: PlanName = PlanName.SINGLE
@@ -135,6 +151,7 @@ class JobSpec(Frozen):
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
         _as_value_error(_check_stack, self)
+        _as_value_error(_check_backend, self)
         _as_value_error(_check_gates, self)
         return self
 
@@ -217,6 +234,28 @@ def _check_stack(spec: JobSpec) -> None:
                 f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
             )
         problem = technique.fits(spec.workload)
+        if problem:
+            raise SpecError(f"stack: {problem}")
+
+
+def _check_backend(spec: JobSpec) -> None:
+    """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
+    backend = BACKENDS[spec.backend]
+    if spec.device not in backend.devices:
+        raise SpecError(
+            f"backend: {spec.backend} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
+            "device."
+        )
+    problem = backend.supports(spec.workload, None)
+    if problem:
+        raise SpecError(f"backend: {problem}")
+    for technique in resolve(spec.stack, spec.workload.kind):
+        if spec.backend not in technique.backends:
+            raise SpecError(
+                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {spec.backend}; "
+                "leave it out or name that backend."
+            )
+        problem = backend.supports(spec.workload, technique)
         if problem:
             raise SpecError(f"stack: {problem}")
 

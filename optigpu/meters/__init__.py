@@ -16,4 +16,7 @@ METERS: dict[str, Meter] = {
     "profile": ProfileMeter(),
     "telemetry": TelemetryMeter(),
 }
-"""The meters with a pass of their own, by name. Latency has rounds instead: `optigpu.meters.latency`."""
+"""The meters with a pass of their own, by name."""
+
+METER_NAMES = ("latency", *METERS)
+"""All that a job may ask for. Latency has rounds instead of a pass: `optigpu.meters.latency`."""

@@ -40,6 +40,7 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "conflicts": _conflicts(kind),
         "compared_with": list(kind.compared_with),
         "workloads": list(kind.workloads),
+        "backends": list(kind.backends),
         "devices": [str(device) for device in kind.devices],
         "cautionary": kind.cautionary,
         "parameters": {

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from optigpu.models.facts import ModelFacts
-from optigpu.models.loading.footprint import Footprint, ImageFootprint
+from optigpu.models.footprint import Footprint, ImageFootprint
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload

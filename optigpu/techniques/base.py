@@ -169,6 +169,7 @@ class Technique(Frozen):
     expected: ClassVar[str]
     workloads: ClassVar[tuple[str, ...]] = DECODING
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
+    backends: ClassVar[tuple[str, ...]] = ("torch",)
     requires: ClassVar[tuple[str, ...]] = ()
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     choices: ClassVar[tuple[Choice, ...]] = ()

@@ -174,7 +174,6 @@ class Workload(Frozen):
     task: ClassVar[Task] = Task.DECODING
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()
-    backends: ClassVar[tuple[str, ...]] = ("torch",)
 
     kind: str
 

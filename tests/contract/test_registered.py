@@ -5,11 +5,12 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 
+from optigpu.backends import BACKENDS
 from optigpu.job.spec import JobSpec, Measure
+from optigpu.meters import METER_NAMES
 from optigpu.report.pages import metrics_page, techniques_page
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
@@ -42,15 +43,6 @@ def packages() -> list[Path]:
     return [path.parent for path in sorted((ROOT / "optigpu" / "techniques").glob("*/*/__init__.py"))]
 
 
-def literals(annotation: Any) -> set[str]:
-    """The strings of a Literal, however deep it stands in an annotation."""
-    return {
-        text
-        for part in get_args(annotation)
-        for text in ([part] if isinstance(part, str) else literals(part))
-    }
-
-
 @pytest.mark.parametrize("path", [*parts("techniques", "*/*.py"), *packages()], ids=lambda path: path.stem)
 def test_a_module_or_package_of_a_layer_offers_exactly_one_technique(path: Path) -> None:
     (kind,) = classes_in(path, Technique)
@@ -69,14 +61,15 @@ def test_a_workload_s_file_holds_one_and_it_is_in_the_union(path: Path) -> None:
 
 
 def test_every_meter_s_file_can_be_asked_for() -> None:
-    assert {path.stem for path in parts("meters", "*.py")} == literals(
-        Measure.model_fields["meters"].annotation
-    )
+    assert {path.stem for path in parts("meters", "*.py")} == set(METER_NAMES)
+    assert Measure(meters=METER_NAMES).meters == METER_NAMES
 
 
 def test_every_backend_can_be_asked_for() -> None:
-    found = {path.stem for path in parts("backends", "*") if not path.stem.startswith("_")}
-    assert found == literals(JobSpec.model_fields["backend"].annotation)
+    folders = {path.parent.name for path in (ROOT / "optigpu" / "backends").glob("*/__init__.py")}
+    assert folders == set(BACKENDS) == {backend.name for backend in BACKENDS.values()}
+    schema = JobSpec.model_json_schema()["properties"]["backend"]
+    assert schema.get("enum", [schema.get("const")]) == list(BACKENDS)
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

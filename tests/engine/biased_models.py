@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
 from tests.engine.rounding import assert_greedy_as_far_as_it_can_be_told, logits_of, rounding_bound

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import PassRuntime
+from optigpu.backends.torch.passes import PassRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.models.loading.footprint import footprint_of
 from optigpu.techniques.base import Notes, Phase, Step, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from optigpu.backends.torch import TorchRuntime
+from optigpu.backends.torch.runtime import TorchRuntime
 from optigpu.hardware.sensors import Ticker
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.techniques.base import Technique

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.workloads.base import Generation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optigpu.backends.torch import TorchRuntime
+from optigpu.backends.torch.runtime import TorchRuntime
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.matmul import Dtype, Matmul
 from optigpu.workloads.requests import operators

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
 from optigpu.quality.text import DATASETS_DIR
 from optigpu.techniques.base import Technique

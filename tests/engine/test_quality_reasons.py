@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import TorchRuntime
+from optigpu.backends.torch.runtime import TorchRuntime
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
 from optigpu.vocabulary import DeviceKind

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.techniques.base import Technique

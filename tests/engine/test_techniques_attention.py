@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import PassRuntime
 from optigpu.backends.torch.attention import attention_kernels, only_kernel, require_kernel
+from optigpu.backends.torch.passes import PassRuntime
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve

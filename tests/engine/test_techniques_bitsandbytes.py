@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes

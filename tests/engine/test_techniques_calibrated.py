@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.models.loading.load import MODELS_DIR, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers

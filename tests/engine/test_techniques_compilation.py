@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.export_aot import ExportAot

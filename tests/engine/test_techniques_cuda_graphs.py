@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation import cuda_graphs

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.techniques.base import Technique
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention

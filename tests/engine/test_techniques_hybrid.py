@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.meters.memory import weight_bytes
 from optigpu.ops import pack, quantize_rows

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253 - types, and the parameters of the tests
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.ops import int8_dynamic_backend

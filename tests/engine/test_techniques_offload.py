@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch import runtime as runtime_module
-from optigpu.backends.torch.runtime import load_options
+from optigpu.backends.torch.runtime import ModelRuntime, load_options
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.meters.memory import weight_bytes
 from optigpu.techniques.base import Notes, Technique

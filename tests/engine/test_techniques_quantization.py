@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.meters.memory import weight_bytes
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.bf16 import Bf16

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.meters.memory import weight_bytes

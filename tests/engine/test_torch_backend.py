@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime, prepare
 from optigpu.backends.torch.clock import CpuClock
+from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.meters import METERS
 from optigpu.meters.latency import run_round, warm_up
 from optigpu.meters.memory import weight_bytes
@@ -126,7 +126,7 @@ def test_a_machine_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedError, match="finds no CUDA device; install"):
-        prepare(None, (), DeviceKind.CUDA, 0, ignore)
+        TorchRuntime(DeviceKind.CUDA, 0)
 
 
 def test_a_clock_gives_the_seconds_between_its_marks() -> None:

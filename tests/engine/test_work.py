@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.models.facts import ImageFacts, ModelFacts
-from optigpu.models.loading.footprint import Footprint, footprint_of, image_footprint_of
+from optigpu.models.footprint import Footprint
+from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
 from optigpu.techniques.base import Technique

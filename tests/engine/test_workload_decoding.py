@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.meters.base import QualityOptions, Reading, Scene
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.facts import facts_of

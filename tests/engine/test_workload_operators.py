@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import TorchRuntime
+from optigpu.backends.torch.runtime import TorchRuntime
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.memory import MemoryMeter
 from optigpu.ops.norm import fused_norm

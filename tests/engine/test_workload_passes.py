@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from optigpu.backends.torch import PassRuntime
+from optigpu.backends.torch.passes import PassRuntime
 from optigpu.meters.base import QualityOptions, Reading, Scene
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.facts import ImageFacts, known_facts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique

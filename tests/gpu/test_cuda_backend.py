@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime, TorchRuntime
 from optigpu.backends.torch.clock import CudaClock
+from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters import METERS
 from optigpu.meters.base import QualityOptions, Scene

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
 from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters.memory import weight_bytes
 from optigpu.techniques.base import Notes, Technique

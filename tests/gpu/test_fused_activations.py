@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.ops.activation.fused_activation import Approximation, activation_backend, bias_gelu, swiglu
 from optigpu.techniques.base import Technique

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime
+from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.job.spec import resolve
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.techniques.base import AttentionKernel, Technique

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime, TorchRuntime
 from optigpu.backends.torch.clock import CudaClock
 from optigpu.backends.torch.ranges import nvtx_range
+from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.hardware.gpu import job_gpu
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.energy import EnergyMeter

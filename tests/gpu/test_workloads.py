@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch import ModelRuntime, PassRuntime, TorchRuntime
+from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters.base import QualityOptions, Scene
 from optigpu.meters.memory import MemoryMeter

@@ -1,32 +1,64 @@
-"""The torch backend: transformers models on PyTorch."""
+"""The torch backend: transformers models on PyTorch.
 
+Only `prepare`, `peaks` and `use_threads` import torch.
+"""
+
+import os
 from collections.abc import Callable
+from typing import ClassVar
 
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Task
+from optigpu.workloads.base import Workload
 
-__all__ = ["ModelRuntime", "PassRuntime", "TorchRuntime", "prepare"]
+_OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator")
+"""What torch's errors say when CUDA's memory ran out, and the host's."""
 
 
-def prepare(
-    model: str | None,
-    stack: tuple[Technique, ...],
-    device: DeviceKind,
-    seed: int,
-    progress: Callable[[str], None],
-    task: Task = Task.DECODING,
-) -> TorchRuntime | ModelRuntime | PassRuntime:
-    """The runtime for a workload: a model, loaded for `task`, with the resolved stack applied; or the bare device.
+class TorchBackend:
+    """Runs every workload and every technique that does not name other backends alone."""
 
-    `progress` is told what it is busy with.
+    name: ClassVar[str] = "torch"
+    summary: ClassVar[str] = "transformers models on PyTorch"
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
 
-    Raises UnsupportedError when this machine or this model cannot do it.
-    """
-    if model is None:
-        return TorchRuntime(device, seed)
-    if task is Task.DECODING:
-        return ModelRuntime(model, stack, device, seed, progress)
-    return PassRuntime(task, model, stack, device, seed, progress)
+    def missing(self, environment: Environment) -> str | None:
+        """Nothing: torch is a dependency of the package; `prepare` says when its build has no CUDA."""
+        return None
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Everything."""
+        return None
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Loads the model for the workload's task and applies the stack."""
+        from optigpu.backends.torch.prepare import prepare
+
+        return prepare(order, progress)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """About three seconds of reading, copying and multiplying."""
+        from optigpu.backends.torch.peak_rates import measured_peaks
+
+        return measured_peaks(device, threads)
+
+    def use_threads(self, count: int) -> None:
+        """Sets the size of torch's thread pool. OpenMP reads the variable when torch is loaded.
+
+        OpenMP's wait policy stays at its default: GNU's threads spin for some milliseconds after a parallel region,
+        which bridges the gap to the next one, and sleep after that, so that a child that waits for a command holds no
+        core.
+        """
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        import torch
+
+        torch.set_num_threads(count)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """torch says it with a class for CUDA's allocator, and with texts for CUDA's and the host's own."""
+        text = str(error)
+        return type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _OUT_OF_MEMORY)

@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 
 from optigpu.backends.torch.runtime import TorchRuntime
+from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.hardware.cgroup import memory_limit
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, utc_now
 from optigpu.workloads.base import Clock
 
 SAMPLE_S = 0.005
@@ -49,6 +50,27 @@ class Bandwidth:
 
     reads: dict[int, float]
     copy_bytes_per_s: float
+
+
+def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
+    """Everything that is measured here. `threads` is how many torch was told to use.
+
+    Raises UnsupportedError when there is no such device.
+    """
+    import torch
+
+    found = bandwidth(device)
+    rates, reasons = matmul_rates(device)
+    return Peaks(
+        device=device,
+        threads=threads,
+        measured_at=utc_now(),
+        torch=torch.__version__,
+        reads=tuple(ReadRate(array_bytes=size, bytes_per_s=rate) for size, rate in found.reads.items()),
+        copy_bytes_per_s=found.copy_bytes_per_s,
+        matmul_flops_per_s=rates,
+        reasons=reasons,
+    )
 
 
 def bandwidth(device: DeviceKind) -> Bandwidth:

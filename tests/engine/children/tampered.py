@@ -1,13 +1,13 @@
 """The real measuring process with a technique on top of its stack that no honest one holds; its argument names it."""
 
 import sys
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import optigpu.backends.torch as backend
+from optigpu.backends import BACKENDS
 from optigpu.child import replicate
 from optigpu.techniques.base import Loop, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
-from optigpu.workloads.base import Task
 
 
 class Tampering(Technique):
@@ -91,13 +91,12 @@ def spoil(model: Any) -> None:
 
 if __name__ == "__main__":
     tampering = TAMPERINGS[sys.argv.pop(1)]()
+    backend: Any = BACKENDS["torch"]
     honest = backend.prepare
 
-    def prepare(
-        model: Any, stack: Any, device: Any, seed: int, progress: Any, task: Task = Task.DECODING
-    ) -> Any:
+    def prepare(order: Any, progress: Any) -> Any:
         """The honest stack and one more."""
-        return honest(model, (*stack, tampering), device, seed, progress, task)
+        return honest(replace(order, stack=(*order.stack, tampering)), progress)
 
     backend.prepare = prepare
     replicate.main()

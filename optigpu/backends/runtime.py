@@ -1,0 +1,164 @@
+"""What a backend offers to workloads and meters inside the measuring process; everything that crosses is numpy.
+
+A backend converts to and from its own arrays before and after what is timed, never within.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.hardware.kernel_shares import Kernel
+from optigpu.models.facts import Facts, ImageFacts, ModelFacts
+from optigpu.models.footprint import Footprint, ImageFootprint
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import DeviceKind
+
+Ids = NDArray[np.int64]
+"""Token ids, [batch, length]."""
+Logits = NDArray[np.float32]
+"""[batch, vocabulary], or [batch, classes] of a classifier."""
+Images = NDArray[np.float32]
+"""[batch, channels, height, width]."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generated batch. `tokens` is [batch, new_tokens] of ids; `gaps_s` are the seconds from the request's start
+    to the first token, then between successive tokens: shape [new_tokens].
+    """
+
+    tokens: Ids
+    gaps_s: list[float]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass. `chosen` are the most likely tokens or classes, [batch], as the timed pass found them."""
+
+    logits: Logits
+    chosen: NDArray[np.int64]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Which weights were measured. What is None has its reason in `reasons`, by the field's name."""
+
+    bytes: int  # of the weights as they lie in memory with the stack applied; what is shared counts once
+    parameters: int  # weights before the stack changed them; what is tied counts once
+    hash: str | None  # SHA-256 of the files that they came from, or of the recipe that drew them
+    hash_of: Literal["files", "recipe"] | None
+    revision: str | None  # a hub's commit, or the digest of a preset's architecture
+    files: dict[str, str] = field(default_factory=dict)  # each file's SHA-256 by its name
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryPeaks:
+    """The most accelerator memory in use and set aside during a run, in bytes; `reasons` by metric where unknown."""
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one request. Of `steps` decode steps the first `recorded_steps` were recorded."""
+
+    kernels: tuple[Kernel, ...]
+    steps: int
+    recorded_steps: int
+
+
+class Runtime(Protocol):
+    """What every workload and meter can ask. `notes` collect what the result says of the run."""
+
+    device: DeviceKind
+    seed: int
+    notes: Notes
+
+    def weights(self) -> WeightFacts | None:
+        """Which weights were loaded and how many bytes they take with the stack applied; None without a model."""
+
+    def footprint(self) -> Footprint | ImageFootprint | None:
+        """What a step reads of the model, for the roofline; None without a model."""
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """The peaks of accelerator memory while `run` runs once, or the reasons why there are none."""
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """The kernels that `run`, one request, executes: the first token and `steps` decode steps, or all of it.
+
+        Writes Chrome's trace format, gzipped, to `trace`. Raises UnsupportedError if the engine has no profiler.
+        """
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """A named range for a profiler that watches from outside (NVTX), or nothing."""
+
+
+class DecodingRuntime(Runtime, Protocol):
+    """What a workload that generates text can ask.
+
+    `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
+    before one.
+    """
+
+    facts: ModelFacts
+    decoded: tuple[int, int] | None
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""
+
+    def logits(self, tokens: Ids) -> Logits:
+        """Logits after `tokens` ([batch, length], length >= 2), [batch, vocabulary].
+
+        The last token goes through the very step that is timed, the others through the prefill. Raises
+        UnsupportedError if what is timed gives no logits.
+        """
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, [batch, vocabulary].
+
+        The first `prefill` tokens (0 and more) go through the prefill, each other through the very step that is timed.
+        What is timed takes the batch and at most the length that were `decoded`. Nothing else may be decoded before
+        the iteration has ended. Raises UnsupportedError if what is timed gives no logits.
+        """
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Seconds that `score` takes for these tokens, without the conversion of its logits."""
+
+    def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
+        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+
+    def sample(self, rows: int, length: int) -> Ids:
+        """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""
+
+    def observe(self, prompt: Ids) -> None:
+        """Records in the notes which kernels run for this prompt; never called within a timed request."""
+
+
+class PassRuntime(Runtime, Protocol):
+    """What a workload that runs whole forward passes and decodes nothing can ask."""
+
+    facts: Facts
+
+    def forward(self, inputs: Ids | Images) -> Pass:
+        """One timed pass over ids [batch, length] with an empty cache, or over images."""
+
+    def observe(self, inputs: Ids | Images) -> None:
+        """Records in the notes which kernels run for these inputs; never called within a timed request."""
+
+
+class ImageRuntime(PassRuntime, Protocol):
+    """A PassRuntime whose model classifies images."""
+
+    facts: ImageFacts
+
+    def compute_exactly(self) -> None:
+        """Rounds nothing below float32 from now on, for a process that makes a reference and times nothing."""
