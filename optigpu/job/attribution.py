@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optigpu.documents.result import Attribution, AttributionRow, Gain, Outcome, Samples
-from optigpu.job.spec import JobSpec, Variant, resolve
+from optigpu.job.spec import JobSpec, PlanName, Variant, resolve
 from optigpu.statistics.intervals import paired_ratio, ratio, value_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better
 
-Stack = tuple[Technique, ...]
+Stack = tuple[str, tuple[Technique, ...]]
+"""A backend's name and the techniques on it."""
 
 
 def attribute(
@@ -27,7 +28,7 @@ def attribute(
     ended = [variant for variant in variants if variant.index in outcomes]
     groups: dict[str, dict[Stack, Variant]] = {}
     for variant in ended:
-        groups.setdefault(variant.workload_digest, {})[variant.stack] = variant
+        groups.setdefault(variant.workload_digest, {})[variant.backend, variant.stack] = variant
     comparisons = {
         workload: _Comparison(
             spec,
@@ -56,9 +57,19 @@ class _Comparison:
     samples: dict[int, Samples]
     together: dict[int, frozenset[int]]
 
+    @property
+    def baseline(self) -> Variant | None:
+        """The job's own backend with no technique; with the plan `single`, which has no such variant, its stack."""
+        if self.spec.plan is PlanName.SINGLE:
+            return self._of(resolve(self.spec.stack, self.spec.workload.kind))
+        return self._of(())
+
+    def _of(self, stack: tuple[Technique, ...]) -> Variant | None:
+        return self.by_stack.get((self.spec.backend, stack))
+
     def repeated(self, again: Samples) -> Gain | None:
         """The baseline at the end against itself: far from 1, the machine has changed meanwhile."""
-        baseline = self.by_stack.get(())
+        baseline = self.baseline
         if baseline is None or not self.samples[baseline.index]:
             return None
         first = self.samples[baseline.index]
@@ -80,13 +91,13 @@ class _Comparison:
     def reference_of(self, technique: Technique) -> Variant | None:
         """What a technique alone is compared with: the baseline, or the variant of its own reference."""
         named = (TECHNIQUES[name](name=name) for name in technique.compared_with)
-        return self.by_stack.get(resolve(named, self.spec.workload.kind))
+        return self._of(resolve(named, self.spec.workload.kind))
 
     def rung_before(self, variant: Variant) -> Variant | None:
         """The last prefix of the stack with a valid result before the one that this variant is, if it is one."""
         before: Variant | None = None
         for length in range(len(self.spec.stack) + 1):
-            rung = self.by_stack.get(resolve(self.spec.stack[:length], self.spec.workload.kind))
+            rung = self._of(resolve(self.spec.stack[:length], self.spec.workload.kind))
             if rung is variant:
                 return before
             if rung is not None and self.samples[rung.index]:
@@ -114,7 +125,7 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
         status=outcome.status,
         reason=outcome.reason or _why_invalid(outcome),
         technique=variant.rung or (alone.name if alone else None),
-        speedup=comparison.gain(variant, comparison.by_stack.get(())),
+        speedup=comparison.gain(variant, comparison.baseline),
         alone=comparison.gain(variant, comparison.reference_of(alone)) if alone else None,
         added=comparison.gain(variant, comparison.rung_before(variant)),
     )

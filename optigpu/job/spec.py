@@ -126,8 +126,23 @@ class Variant(Frozen):
         return digest(parts)
 
 
+class Beside(Frozen):
+    """A stack of any backend that is measured in the same turns as the job's own variants.
+
+    `label` names its variant in tables; None makes one of the backend and the techniques.
+    """
+
+    backend: BackendName = "torch"
+    stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
+    label: str | None = Field(None, min_length=1, max_length=100)
+
+
 class JobSpec(Frozen):
-    """One request to measure. A job for `device` "cuda" waits for a worker that has one."""
+    """One request to measure. A job for `device` "cuda" waits for a worker that has one.
+
+    `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
+    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts.
+    """
 
     workload: AnyWorkload
     model: str | None = Field(None, max_length=200, examples=["preset:gpt2"])
@@ -135,6 +150,7 @@ class JobSpec(Frozen):
     device: DeviceKind = DeviceKind.CPU
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
     plan: PlanName = PlanName.SINGLE
+    beside: tuple[Beside, ...] = Field((), max_length=32)
     seed: int = Field(0, ge=0, lt=2**63)
     measure: Measure = Measure()
     target: Target = Target()
@@ -150,8 +166,9 @@ class JobSpec(Frozen):
         _as_value_error(_check_target, self)
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
-        _as_value_error(_check_stack, self)
-        _as_value_error(_check_backend, self)
+        for backend, stack in ((self.backend, self.stack), *((e.backend, e.stack) for e in self.beside)):
+            _as_value_error(_check_stack, self, stack)
+            _as_value_error(_check_backend, self, backend, stack)
         _as_value_error(_check_gates, self)
         return self
 
@@ -221,9 +238,9 @@ def _check_gates(spec: JobSpec) -> None:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
 
 
-def _check_stack(spec: JobSpec) -> None:
-    resolve(spec.stack, spec.workload.kind)
-    for technique in spec.stack:
+def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
+    resolve(stack, spec.workload.kind)
+    for technique in stack:
         if spec.workload.kind not in technique.workloads:
             raise SpecError(
                 f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
@@ -238,21 +255,21 @@ def _check_stack(spec: JobSpec) -> None:
             raise SpecError(f"stack: {problem}")
 
 
-def _check_backend(spec: JobSpec) -> None:
+def _check_backend(spec: JobSpec, name: str, stack: tuple[Technique, ...]) -> None:
     """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
-    backend = BACKENDS[spec.backend]
+    backend = BACKENDS[name]
     if spec.device not in backend.devices:
         raise SpecError(
-            f"backend: {spec.backend} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
+            f"backend: {name} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
             "device."
         )
     problem = backend.supports(spec.workload, None)
     if problem:
         raise SpecError(f"backend: {problem}")
-    for technique in resolve(spec.stack, spec.workload.kind):
-        if spec.backend not in technique.backends:
+    for technique in resolve(stack, spec.workload.kind):
+        if name not in technique.backends:
             raise SpecError(
-                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {spec.backend}; "
+                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {name}; "
                 "leave it out or name that backend."
             )
         problem = backend.supports(spec.workload, technique)

@@ -2,8 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from optigpu.documents.result import Environment
-from optigpu.techniques.base import Choice, GgufType, LoadOptions, Phase, Technique
+from optigpu.techniques.base import GgufType, LoadOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -24,14 +23,9 @@ class Gguf(Technique):
     expected: ClassVar[str] = (
         "on a CPU, decoding of GPT-2 at about 9x (4 bits), 6x (8 bits) or 4x (16 bits) of eager fp32 in torch"
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["gguf"] = "gguf"
     type: GgufType = "Q4_0"
-
-    def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """A stack is chosen for torch, which cannot run it."""
-        return False
 
     def load(self, options: LoadOptions) -> LoadOptions:
         """Weights come from a GGUF file of that type."""
