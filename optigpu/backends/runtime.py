@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.hardware.kernel_shares import Kernel
-from optigpu.models.facts import Facts, ImageFacts, ModelFacts
-from optigpu.models.footprint import Footprint, ImageFootprint
+from optigpu.models.facts import Facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind
 
@@ -43,19 +44,6 @@ class Pass:
     logits: Logits
     chosen: NDArray[np.int64]
     seconds: float
-
-
-@dataclass(frozen=True)
-class WeightFacts:
-    """Which weights were measured. What is None has its reason in `reasons`, by the field's name."""
-
-    bytes: int  # of the weights as they lie in memory with the stack applied; what is shared counts once
-    parameters: int  # weights before the stack changed them; what is tied counts once
-    hash: str | None  # SHA-256 of the files that they came from, or of the recipe that drew them
-    hash_of: Literal["files", "recipe"] | None
-    revision: str | None  # a hub's commit, or the digest of a preset's architecture
-    files: dict[str, str] = field(default_factory=dict)  # each file's SHA-256 by its name
-    reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

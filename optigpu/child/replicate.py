@@ -31,6 +31,7 @@ from optigpu.child.messages import (
     RunReference,
     RunRound,
 )
+from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
@@ -38,7 +39,6 @@ from optigpu.meters.base import Reading, Scene
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
 from optigpu.models.facts import Facts, ImageFacts, ModelFacts, known_facts
-from optigpu.models.footprint import Footprint, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.weights import weights_provenance
 from optigpu.models.reference import parse_reference

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.documents.roofline import Bound
 from optigpu.vocabulary import METRICS, SCHEMA_VERSION, Better, DeviceKind, Frozen, Role, VariantStatus
 
 Samples = tuple[tuple[float, ...], ...]
@@ -210,14 +211,6 @@ class VariantSummary(Frozen):
     workload_digest: str
     variant_digest: str
     primary_metric: str
-
-
-class Bound(StrEnum):
-    """What limits a variant by its roofline: memory bandwidth, arithmetic, or the host that launches the work."""
-
-    MEMORY = "memory"
-    COMPUTE = "compute"
-    LAUNCH = "launch"
 
 
 class Provenance(Frozen):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optigpu.documents.result import Bound
+from optigpu.documents.roofline import Bound
 from optigpu.vocabulary import DeviceKind
 
 RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {DeviceKind.CPU: 10.0, DeviceKind.CUDA: 100.0}

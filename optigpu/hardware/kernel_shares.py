@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optigpu.documents.result import Bound
+from optigpu.documents.roofline import Bound
 
 TABLE_ROWS = 20
 

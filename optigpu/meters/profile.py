@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from optigpu.documents.result import Bound
+from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
     GLUE,
     RIDGE_FLOP_PER_BYTE,

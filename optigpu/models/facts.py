@@ -1,12 +1,23 @@
 """What can be known of a model without loading it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import bundled_config
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference, preset_of
+
+__all__ = [
+    "Facts",
+    "ImageFacts",
+    "ModelFacts",
+    "block_shapes",
+    "facts_from_config",
+    "facts_of",
+    "image_facts_from_config",
+    "known_facts",
+]
 
 _GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"} | {
     "max_position_embeddings": "n_positions"
@@ -21,43 +32,6 @@ _MLP = {
     **dict.fromkeys(("llama", "mistral", "qwen2"), ("intermediate_size", True)),
 }
 """Families whose blocks are known: what the configuration calls the MLP's width, and whether the MLP is gated."""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """A decoder's shapes, as counts; `context` is in tokens.
-
-    `family` is transformers' model_type ("gpt2", "llama", ...). `inner_size` is the width of the MLP, whose matrices
-    are two, or three where it is gated; both are None for a family whose blocks are not known. `embedding_size` is the
-    width of a row of the embedding and of the head, which some OPT models project to `hidden_size`.
-    """
-
-    family: str
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    context: int
-    tied_head: bool
-    head_size: int
-    inner_size: int | None
-    gated_mlp: bool | None
-    embedding_size: int
-
-
-@dataclass(frozen=True)
-class ImageFacts:
-    """An image classifier's shapes. `image_size` is the side in pixels that it was trained with.
-
-    `fixed_size` says that it takes no other, since it has an embedding of each place.
-    """
-
-    family: str
-    channels: int
-    image_size: int
-    classes: int
-    fixed_size: bool
 
 
 Facts = ModelFacts | ImageFacts

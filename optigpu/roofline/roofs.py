@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optigpu.documents.peaks import Peaks
-from optigpu.documents.result import Bound, MetricSummary
+from optigpu.documents.result import MetricSummary
+from optigpu.documents.roofline import Bound
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.roofline.work import VariantWork, Work, work_of
 from optigpu.vocabulary import METRICS, Better, Frozen, UnsupportedError

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.models.facts import ModelFacts
-from optigpu.models.footprint import Footprint, ImageFootprint
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.backends.torch.ranges import nvtx_range
-from optigpu.documents.result import Bound
+from optigpu.documents.roofline import Bound
 from optigpu.meters.base import Scene
 from optigpu.meters.profile import ProfileMeter, Recording
 from optigpu.vocabulary import DeviceKind

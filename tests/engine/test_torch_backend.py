@@ -17,7 +17,7 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 from optigpu.workloads.base import Check
 from tests.engine.scenes import doing, generating, multiplying
-from tests.engine.tiny_models import FAMILIES, ignore, prompt, runtime_of
+from tests.engine.tiny_models import FAMILIES, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 

@@ -10,7 +10,7 @@ import pytest
 
 from optigpu.cli import main
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason
-from optigpu.models.footprint import Footprint
+from optigpu.documents.shapes import Footprint
 from optigpu.report.canvas import COLOURS, MARKERS, mark
 from optigpu.report.charts import (
     CHARTS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optigpu.documents.result import Bound
+from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import RIDGE_FLOP_PER_BYTE, Operator, bound_of, bound_of_kernel
 from optigpu.hardware.kernel_shares import TABLE_ROWS, Kernel, share, table
 from optigpu.vocabulary import DeviceKind

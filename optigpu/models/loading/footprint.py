@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from optigpu.models.facts import ImageFacts, ModelFacts
-from optigpu.models.footprint import Footprint, ImageFootprint
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 
 
 def image_footprint_of(model: Any, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:

@@ -1,0 +1,210 @@
+"""What is known of how a variant ran, apart from its figures: stored with each result, and read by code.
+
+A field that code reads is typed here. What a technique or a meter notes for people alone is in `recorded`.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, JsonValue
+
+from optigpu.documents.roofline import RooflineFacts
+from optigpu.documents.shapes import Footprint, ImageFootprint
+from optigpu.vocabulary import Frozen
+
+NOT_RECORDED = "The measuring process did not record it."
+
+
+class WeightFacts(Frozen):
+    """Which weights were measured. A null `hash` or `revision` has its reason in `reasons`, by the field's name."""
+
+    # Bytes of the weights with the stack applied; what several layers share counts once.
+    bytes: int | None = None
+    # Number of weights before the stack changed them.
+    parameters: int | None = None
+    # SHA-256 of the files that the weights came from, or of the recipe that drew random ones.
+    hash: str | None = None
+    # Which of the two `hash` is.
+    hash_of: Literal["files", "recipe"] | None = None
+    # SHA-256 of each file by its name; empty for random weights.
+    files: dict[str, str] = Field(default_factory=dict)
+    # A hub's commit, or the digest of a preset's architecture.
+    revision: str | None = None
+    reasons: dict[str, str] = Field(default_factory=dict)
+
+
+class TextQuality(Frozen):
+    """On what text quality was measured, and how precisely."""
+
+    # The text's name as `measure.quality.text` has it.
+    text: str
+    # Where a dataset was read; null for a text that the fp32 model wrote itself.
+    dataset: str | None
+    dataset_sha256: str | None
+    # SHA-256 of the tokens: figures of two results compare only where it is equal.
+    tokens_sha256: str
+    # Predicted tokens, and the first of them whose whole distributions were compared with fp32's.
+    positions: int
+    kld_positions: int
+    # Tokens of a window, and how far windows begin apart; null where they do not overlap.
+    window: int
+    stride: int | None
+    batch_size: int
+    # Contexts that lost their beginning to fit the window.
+    contexts_cut: int
+    # Standard error of kld_mean over positions; null for a single position.
+    kld_standard_error: float | None = None
+    # The fp32 model's own figures; null where the text has no perplexity, or is no test.
+    fp32_perplexity: float | None = None
+    fp32_accuracy: float | None = None
+    accuracy_standard_error: float | None = None
+    # Items of a multiple-choice test.
+    items: int | None = None
+
+
+class ImageQuality(Frozen):
+    """On what images quality was measured, and how precisely."""
+
+    # How many images, and how they were made.
+    images: int
+    of: str
+    # Standard error of kld_mean over images; null for a single image.
+    kld_standard_error: float | None = None
+
+
+class HostPeak(Frozen):
+    """How the host's peak memory was read."""
+
+    # What the peak contains.
+    scope: str
+    # The kernel's high-water mark, or samples and why.
+    source: str
+    # The largest resident set among the samples, and how many there were.
+    sampled_bytes: int
+    samples: int
+
+
+class EnergyFacts(Frozen):
+    """How energy was read."""
+
+    # The sensor, and which parts of the machine it counts.
+    source: str
+    scope: str
+    # The sensor's smallest step; null where power is integrated.
+    resolution_j: float | None
+    # How often the sensor was read while requests ran, and how often it had changed.
+    looks: int
+    changes: int
+    # How long requests ran, and how many of them.
+    window_s: float
+    requests: int
+    # Power at rest, and how long it was read.
+    idle_w: float
+    idle_s: float
+
+
+class MeterFacts(Frozen):
+    """How a meter read its figures; each meter fills what is its own."""
+
+    # Null where quality was not measured; a metric's own reason says why.
+    quality: TextQuality | ImageQuality | None = None
+    # Null where memory was not measured.
+    host_peak: HostPeak | None = None
+    # Null where energy was not measured.
+    energy: EnergyFacts | None = None
+    # What is noted for people, by name; no code reads it.
+    recorded: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class WarmUpFacts(Frozen):
+    """How one process warmed up: requests before the first timed one, and whether the last of them agreed."""
+
+    requests: int
+    steady: bool
+
+
+class RunFacts(MeterFacts):
+    """How a variant ran: what its first process and its meters recorded, and what the conductor knows.
+
+    What a backend does not know is null, and `reasons` says why by the field's name. A null that means "none is used"
+    needs no reason; the field's comment says so.
+    """
+
+    # The weights' dtype as they were loaded ("float32"), before the stack replaced layers.
+    dtype: str | None = None
+    # The dtype that autocast computes in; null: no autocast.
+    autocast: str | None = None
+    # torch's autograd mode: "no_grad", "inference" or "grad"; null for an engine without autograd.
+    autograd: str | None = None
+    # True where cuDNN computes float32 convolutions in TF32; null: the model has no convolution, or runs on no GPU.
+    cudnn_tf32: bool | None = None
+
+    # The key-value cache: "dynamic", "static", "none" (all is computed again for each token), or an engine's own.
+    kv_cache: str | None = None
+    # The dtype of cached keys and values; null: the one that is computed with.
+    kv_cache_dtype: str | None = None
+    # Bytes of one token's keys and values over all layers; null: they follow from the shapes and the dtype.
+    kv_cache_bytes_per_token: int | None = None
+    # The most tokens of a sequence that the cache keeps, and how many of them are its first; null: all tokens.
+    kv_cache_tokens: int | None = None
+    kv_cache_sinks: int | None = None
+
+    # transformers' attn_implementation ("sdpa", "eager").
+    attn_implementation: str | None = None
+    # The attention operators and kernels that ran, by the profiler's names; empty: none ran.
+    attention_kernels: tuple[str, ...] | None = None
+
+    # Whose decode loop ran.
+    decode_loop: str | None = None
+    # The operator that replaced the model's decode step; null: the model's own modules ran.
+    decode_operator: str | None = None
+    # The mean of tokens that one pass gave; null: always one.
+    tokens_per_pass: float | None = None
+
+    # CPU threads of the measuring process.
+    threads: int | None = None
+    # Versions of the engine's libraries, by package name.
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    # MLPerf's scenario; null: the workload is none of them.
+    scenario: Literal["SingleStream", "Offline"] | None = None
+    # [channels, height, width] of an image; null: the workload takes none.
+    image_shape: tuple[int, int, int] | None = None
+
+    # Null: the workload runs no model.
+    weights: WeightFacts | None = None
+    # What a step reads of the model.
+    footprint: Footprint | ImageFootprint | None = None
+
+    # How each process warmed up, in the order of the replicates.
+    warmup: tuple[WarmUpFacts, ...] = ()
+    # Indices of the variants whose processes were resident together with this one's, its own included.
+    side_by_side: tuple[int, ...] = ()
+    # Times within requests (of each token) by name: count, quantiles and extremes in seconds. They only describe.
+    described: dict[str, dict[str, float]] = Field(default_factory=dict)
+    # How far the variant is from what the machine can do; null until it is judged.
+    roofline: RooflineFacts | None = None
+
+    # Why a field is null, by the field's name.
+    reasons: dict[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def gathered(cls, noted: Mapping[str, object]) -> Self:
+        """Facts from notes by name: a field's own name fills that field, and every other name goes into `recorded`.
+
+        Raises ValidationError when a field's note has another type, and for a note that is not plain JSON.
+        """
+        known = {name: value for name, value in noted.items() if name in cls.model_fields}
+        others = {name: value for name, value in noted.items() if name not in known}
+        return cls.model_validate({"recorded": others} | known)
+
+    def with_readings(self, *readings: MeterFacts) -> Self:
+        """These facts and those of the meters; of two meters that read the same, the later one counts."""
+        found = {name: value for reading in readings for name, value in reading if value is not None}
+        notes = [self.recorded, *(reading.recorded for reading in readings)]
+        recorded = {name: value for each in notes for name, value in each.items()}
+        return self.model_copy(update=found | {"recorded": recorded})
+
+    def why_null(self, name: str) -> str:
+        """The reason why a field is null."""
+        return self.reasons.get(name, NOT_RECORDED)

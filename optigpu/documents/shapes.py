@@ -1,0 +1,67 @@
+"""The shapes of models as counts, and what one step reads of a loaded model: stored with each result."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A decoder's shapes, as counts; `context` is in tokens.
+
+    `family` is transformers' model_type ("gpt2", "llama", ...). `inner_size` is the width of the MLP, whose matrices
+    are two, or three where it is gated; both are None for a family whose blocks are not known. `embedding_size` is the
+    width of a row of the embedding and of the head, which some OPT models project to `hidden_size`.
+    """
+
+    family: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+    tied_head: bool
+    head_size: int
+    inner_size: int | None
+    gated_mlp: bool | None
+    embedding_size: int
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """An image classifier's shapes. `image_size` is the side in pixels that it was trained with.
+
+    `fixed_size` says that it takes no other, since it has an embedding of each place.
+    """
+
+    family: str
+    channels: int
+    image_size: int
+    classes: int
+    fixed_size: bool
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A decoder with its stack applied, as far as a roofline needs it.
+
+    `streamed_bytes` are the weights that every step reads wholly, in the width that they are stored in. `row_bytes` is
+    what one token reads of the tables that are only looked up: an embedding whose weights no other layer shares.
+    """
+
+    facts: ModelFacts
+    streamed_bytes: int
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class ImageFootprint:
+    """An image classifier with its stack applied, as far as a roofline needs it.
+
+    `streamed_bytes` are the weights, in the width that they are stored in. `flops` are the operations of matrix
+    products and convolutions for one image of `pixels` numbers: the architecture's, whatever the stack computes with.
+    """
+
+    facts: ImageFacts
+    streamed_bytes: int
+    flops: int
+    pixels: int
