@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
 from optigpu.report.formats import Column, Grid

@@ -52,6 +52,7 @@ def gguf_of(
     target = folder / f"{stem}-{file_type.value}{KEPT}"
     if not target.exists():
         with FileLock(folder / "gguf.lock"):
+            _clean(folder)
             _make(target, stem, file_type, reference, seed, threads, progress)
             if most:
                 _make_room(target, most)
@@ -114,6 +115,12 @@ def _run(target: Path, arguments: Sequence[str]) -> None:
             raise OptiGPUError(f"The GGUF file could not be written: {why}")
         draft.replace(target)
     finally:
+        draft.unlink(missing_ok=True)
+
+
+def _clean(folder: Path) -> None:
+    """Removes what a process that was killed left unfinished."""
+    for draft in folder.glob(f"*{UNFINISHED}"):
         draft.unlink(missing_ok=True)
 
 

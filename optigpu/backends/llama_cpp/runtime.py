@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
@@ -13,9 +14,12 @@ from optigpu.backends.llama_cpp.file_types import FileType
 from optigpu.backends.llama_cpp.gguf_cache import gguf_of
 from optigpu.backends.llama_cpp.gguf_contents import contents_of
 from optigpu.backends.llama_cpp.model import Context, LlamaCppModel
-from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile, WeightFacts
-from optigpu.models.facts import ModelFacts, facts_of
-from optigpu.models.footprint import Footprint
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ModelFacts
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.facts import facts_of
+from optigpu.models.loading.weights import weights_provenance
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import LoadOptions, Notes, Technique
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -84,8 +88,11 @@ class LlamaCppRuntime:
             yield logits[:, position].copy()
 
     def weights(self) -> WeightFacts:
-        """The file's bytes; the hash is that of the weights that the file was written from."""
-        raise NotImplementedError
+        """The file's bytes; the hash is that of the weights that the file was written from, as for every backend."""
+        source = _Source(str(BUNDLED.get(self._reference.name, "")))
+        origin = weights_provenance(self._reference, source, self.seed, self._order.folder)
+        own = {"bytes": self._contents.file_bytes, "parameters": self._contents.parameters}
+        return WeightFacts.model_validate(origin | own)
 
     def footprint(self) -> Footprint:
         """A step reads every tensor in the type that it is stored in, and a row of the tables."""
@@ -147,6 +154,14 @@ class LlamaCppRuntime:
             gguf_tensor_types=self._contents.types,
             llama_cpp_flags=llama_cpp.llama_print_system_info().decode().strip(" |"),
         )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a bundled model's files lie, as a loaded transformers model says it."""
+
+    name_or_path: str
+    config: None = None
 
 
 def file_type_of(stack: tuple[Technique, ...]) -> FileType:
