@@ -11,6 +11,7 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads.base import Workload
 
+
 @dataclass(frozen=True)
 class Draft:
     """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label of its own.

@@ -1,4 +1,4 @@
-"""The cache of GGUF files: written once, whole or not at all, bounded, and refused with a sentence. No llama.cpp runs."""
+"""The cache of GGUF files: written once, whole or not at all, bounded. No llama.cpp runs here."""
 
 import os
 import subprocess

@@ -149,5 +149,7 @@ def test_what_is_not_written_is_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="'linear' cannot be written"):
         rope_factors(linear)
-    with pytest.raises(UnsupportedError, match="opt models cannot be written as GGUF here, only gpt2 and llama"):
+    with pytest.raises(
+        UnsupportedError, match="opt models cannot be written as GGUF here, only gpt2 and llama"
+    ):
         metadata(AutoConfig.for_model("opt"))

@@ -3,7 +3,6 @@
 Small models with sharp attention, where a row in the wrong place makes a difference as large as the logits.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Iterator[PreTrainedModel]:
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A random model whose norms and biases do something, of weights that float16 holds."""
     family, config = MODELS[request.param]
     torch.manual_seed(0)
@@ -57,7 +56,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[PreTrainedModel]:
             parameter.add_(0.1 * torch.randn_like(parameter))
         # Not the whole model: a rotary embedding's frequencies are a buffer.
         parameter.copy_(parameter.half())
-    yield made
+    return made
 
 
 def difference(model: PreTrainedModel, path: Path, exact: bool) -> float:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class FileType(StrEnum):
-    """llama.cpp's names. A file of 4 or 8 bits keeps vectors in F32, and some matrices in more bits than its name says."""
+    """llama.cpp's names. A file of 4 or 8 bits keeps vectors in F32, and some matrices in more bits than it says."""
 
     F32 = "F32"
     F16 = "F16"

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def gguf_of(
             _make(target, stem, file_type, reference, seed, threads, progress)
             if most:
                 _make_room(target, most)
-    os.utime(target)
+    with suppress(OSError):  # who may only read it uses it all the same
+        os.utime(target)
     return target
 
 

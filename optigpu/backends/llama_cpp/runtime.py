@@ -193,4 +193,6 @@ def _loaded(path: Path) -> LlamaCppModel:
         return LlamaCppModel(path)
     except UnsupportedError as error:
         path.unlink(missing_ok=True)
-        raise OptiGPUError(f"{error} The file was damaged and has been removed; run the job again.") from error
+        raise OptiGPUError(
+            f"{error} The file was damaged and has been removed; run the job again."
+        ) from error

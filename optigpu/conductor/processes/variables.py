@@ -27,7 +27,13 @@ _NAMES = {
     ),
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR", "OPTIGPU_DECODE_CACHE_GB"),
+    *(
+        "OPTIGPU_DATA_DIR",
+        "OPTIGPU_MODELS_DIR",
+        "OPTIGPU_DATASETS_DIR",
+        "OPTIGPU_DECODE_CACHE_GB",
+        "OPTIGPU_GGUF_CACHE_GB",
+    ),
 }
 _PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "HF_")
 
