@@ -19,6 +19,8 @@ from optigpu.models.reference import parse_reference
 from optigpu.paths import data_dir
 from optigpu.vocabulary import DeadlineError, ReplicateError, Role, UnsupportedError
 
+REFERENCE_BACKEND = "torch"
+"""Makes the reference for variants of every backend, so that their quality is a distance from the same predictions."""
 ABANDONED_S = 2 * 86400.0
 """A scratch folder that nobody wrote to for so long belongs to a worker that was killed."""
 
@@ -67,7 +69,8 @@ def _has_quality(variant: Variant) -> bool:
 def _make_reference(bench: Bench, like: Variant) -> None:
     """The plain fp32 model leaves its logits in the folder; where it cannot, the quality meter says that it did not."""
     bench.watch.doing("making the reference for quality")
-    baseline = like.model_copy(update={"role": Role.BASELINE, "stack": (), "label": "baseline"})
+    plain = {"role": Role.BASELINE, "stack": (), "label": "baseline", "backend": REFERENCE_BACKEND}
+    baseline = like.model_copy(update=plain)
     try:
         with bench.child() as child:
             ask(child, bench.assignment(baseline, 0), Ready, bench.watch)

@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.llama_cpp.file_types import FileType
+from optigpu.backends.llama_cpp.file_types import FileType, file_type_of
 from optigpu.backends.llama_cpp.gguf_cache import gguf_of
 from optigpu.backends.llama_cpp.gguf_contents import contents_of
 from optigpu.backends.llama_cpp.model import Context, LlamaCppModel
@@ -21,7 +21,7 @@ from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of
 from optigpu.models.loading.weights import weights_provenance
 from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.techniques.base import LoadOptions, Notes, Technique
+from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 FAMILIES = ("gpt2", "llama")
@@ -162,14 +162,6 @@ class _Source:
 
     name_or_path: str
     config: None = None
-
-
-def file_type_of(stack: tuple[Technique, ...]) -> FileType:
-    """The number format that a stack asks for; F32 without one."""
-    options = LoadOptions()
-    for technique in stack:
-        options = technique.load(options)
-    return FileType(options.gguf or "F32")
 
 
 def _facts(reference: ModelReference) -> ModelFacts:
