@@ -29,8 +29,11 @@ from uuid import UUID
 import uuid_utils
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
-"""Version of the stored documents (spec and result). Raised when a field changes its meaning."""
+SCHEMA_VERSION = 2
+"""Version of the stored documents (spec and result), raised when a field changes its name or its meaning.
+
+Version 2 has a result's typed `facts` where version 1 had `details`; optigpu.documents.older reads both.
+"""
 
 
 class OptiGPUError(Exception):

@@ -1,5 +1,6 @@
 """What earlier attempts of a job have measured, so that its attribution covers all of them."""
 
+from optigpu.documents.older import current
 from optigpu.documents.result import Attribution, Outcome, Result
 from optigpu.documents.views import VariantView
 from optigpu.job.attribution import attribute
@@ -26,5 +27,5 @@ def _outcome(station: Station, view: VariantView) -> Outcome:
     document = station.read(results.get, view.result_id)
     samples = station.read(results.samples, view.result_id).samples
     return Outcome(
-        index=view.index, status=view.status, result=Result.model_validate(document), samples=samples
+        index=view.index, status=view.status, result=Result.model_validate(current(document)), samples=samples
     )

@@ -18,10 +18,11 @@ never on stdout, which belongs to the model's code. That pipe's file descriptor 
     (closes stdin)                ends with status 0
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from optigpu.documents.facts import MeterFacts, RunFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.job.spec import Measure, Variant
@@ -87,7 +88,7 @@ class Progress(Frozen):
 class Ready(Frozen):
     """The stack is applied, the output was checked, and the last warm-up requests agreed (or the cap was reached).
 
-    `problem` is set when the output is not as it must be; the variant is then measured all the same, as invalid.
+    `problem` says what is wrong with the output; the variant is then measured all the same, and is not valid.
     """
 
     kind: Literal["ready"] = "ready"
@@ -96,7 +97,7 @@ class Ready(Frozen):
     steady: bool
     warmup_requests: int
     request_s: float
-    details: dict[str, Any] = Field(default_factory=dict)
+    facts: RunFacts = RunFacts()
     problem: str | None = None
 
 
@@ -144,7 +145,7 @@ class Metered(Frozen):
     meter: str
     values: dict[str, float] = Field(default_factory=dict)
     reasons: dict[str, str] = Field(default_factory=dict)
-    details: dict[str, Any] = Field(default_factory=dict)
+    facts: MeterFacts = MeterFacts()
     artifacts: dict[str, str] = Field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ It reads an `Assignment` and then commands from stdin, and answers as `optigpu.c
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, assert_never
 
@@ -31,6 +31,7 @@ from optigpu.child.messages import (
     RunReference,
     RunRound,
 )
+from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import Variant
@@ -148,13 +149,14 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     request.observe()
     progress("warming up")
     warm = warm_up(request, check.request_s)
+    unknown = NOT_RECORDED if variant.model else NO_MODEL
     ready = Ready(
         load_s=load_s,
         compile_s=warm.beyond_steady_s if compiles else None,
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        details=runtime.notes.facts | check.details | origin,
+        facts=RunFacts.gathered(runtime.notes.facts | check.details | origin, unknown),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready
@@ -183,7 +185,7 @@ def _origin(assignment: Assignment, runtime: Any) -> dict[str, Any]:
     folder = Path(assignment.folder)
     return {
         "weights": weights_provenance(reference, runtime.model, assignment.seed, folder),
-        "footprint": asdict(_footprint(runtime)),
+        "footprint": _footprint(runtime),
     }
 
 
@@ -248,12 +250,12 @@ def _metered(meter: str, subject: Subject, read: Callable[[Scene], Reading]) -> 
         why = f"The {meter} meter failed: {broken(error).reason}"
         traceback.print_exception(error)
         reasons = dict.fromkeys(METERS[meter].metrics, why)
-        return Metered(meter=meter, reasons=reasons, details={f"{meter}_failed": why})
+        return Metered(meter=meter, reasons=reasons, facts=MeterFacts(recorded={f"{meter}_failed": why}))
     return Metered(
         meter=meter,
         values=reading.values,
         reasons=reading.reasons,
-        details=reading.details,
+        facts=reading.facts,
         artifacts={name: str(path) for name, path in reading.artifacts.items()},
     )
 

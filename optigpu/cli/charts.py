@@ -59,7 +59,7 @@ def _is_report(document: Any) -> bool:
     if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
         return False
     results = document.get("results")
-    parts = {"variant", "verdict", "metrics", "details", "environment"}
+    parts = {"variant", "verdict", "metrics", "environment"}
     return isinstance(results, list) and all(
         isinstance(each, dict) and parts <= set(each) for each in results
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from optigpu.child.messages import Metered
 from optigpu.conductor.preparation import Preparation
@@ -10,6 +10,7 @@ from optigpu.conductor.processes.residents import Bench
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
 from optigpu.conductor.verdicts.judge import judge
+from optigpu.documents.facts import RunFacts, WarmUpFacts
 from optigpu.documents.result import Measurement, Outcome, Result, Samples, VariantSummary
 from optigpu.hardware.catalog import find_class
 from optigpu.job.spec import Variant
@@ -32,11 +33,11 @@ def outcome_of(
     """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
     spec = bench.spec
     measurements = _measurements(replicates)
-    details = _details(replicates) | {"side_by_side": list(together)}
+    facts = _facts(replicates, together)
     metrics = {measurement.name: summarise(measurement, spec.seed) for measurement in measurements}
     published = find_class(bench.environment.hardware_class)
-    roofline = roofline_of(variant.workload, metrics, details, preparation.peaks, published)
-    provenance = provenance_of(spec, variant, bench.environment, details)
+    roofline = roofline_of(variant.workload, metrics, facts, preparation.peaks, published)
+    provenance = provenance_of(spec, variant, bench.environment, facts)
     result = Result(
         id=new_id(),
         created_at=utc_now(),
@@ -44,7 +45,7 @@ def outcome_of(
         verdict=judge(spec, variant, replicates, metrics),
         metrics=metrics | roofline.metrics,
         bound=roofline.bound,
-        details=details | {"roofline": roofline.document()},
+        facts=facts.model_copy(update={"roofline": roofline.facts}),
         environment=bench.environment,
         seed=spec.seed,
         provenance=provenance,
@@ -124,18 +125,21 @@ def _merged(*mappings: Mapping[str, T]) -> dict[str, T]:
     return {name: value for mapping in mappings for name, value in mapping.items()}
 
 
-def _details(replicates: Sequence[Replicate]) -> dict[str, Any]:
+def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts:
     """What the first replicate recorded, how each one warmed up, and times that only describe."""
     first = replicates[0]
-    warmups = [{"requests": r.ready.warmup_requests, "steady": r.ready.steady} for r in replicates]
     described: dict[str, list[float]] = {}
     for replicate in replicates:
         for name, values in (replicate.audit.described if replicate.audit else {}).items():
             described.setdefault(name, []).extend(values)
-    return _merged(first.ready.details, *(metered.details for metered in first.metered)) | {
-        "warmup": warmups,
-        "described": {name: describe(values) for name, values in described.items()},
-    }
+    warmups = [WarmUpFacts(requests=r.ready.warmup_requests, steady=r.ready.steady) for r in replicates]
+    return first.ready.facts.with_readings(*(metered.facts for metered in first.metered)).model_copy(
+        update={
+            "warmup": tuple(warmups),
+            "side_by_side": tuple(together),
+            "described": {name: describe(values) for name, values in described.items()},
+        }
+    )
 
 
 def _artifacts(replicates: Sequence[Replicate]) -> dict[str, Path]:

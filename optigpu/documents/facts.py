@@ -13,6 +13,9 @@ from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.vocabulary import Frozen
 
 NOT_RECORDED = "The measuring process did not record it."
+NO_MODEL = "The workload runs no model."
+EXPLAINED = ("dtype", "attention_kernels", "threads", "weights", "footprint")
+"""Fields of RunFacts whose null always has a reason."""
 
 
 class WeightFacts(Frozen):
@@ -139,7 +142,8 @@ class RunFacts(MeterFacts):
     # True where cuDNN computes float32 convolutions in TF32; null: the model has no convolution, or runs on no GPU.
     cudnn_tf32: bool | None = None
 
-    # The key-value cache: "dynamic", "static", "none" (all is computed again for each token), or an engine's own.
+    # The key-value cache: "dynamic", "static", "none" (all is computed again for each token), or what an engine calls
+    # its own; null: the workload has no use for one.
     kv_cache: str | None = None
     # The dtype of cached keys and values; null: the one that is computed with.
     kv_cache_dtype: str | None = None
@@ -149,12 +153,12 @@ class RunFacts(MeterFacts):
     kv_cache_tokens: int | None = None
     kv_cache_sinks: int | None = None
 
-    # transformers' attn_implementation ("sdpa", "eager").
+    # transformers' attn_implementation ("sdpa", "eager"); null: the model has none.
     attn_implementation: str | None = None
     # The attention operators and kernels that ran, by the profiler's names; empty: none ran.
     attention_kernels: tuple[str, ...] | None = None
 
-    # Whose decode loop ran.
+    # Whose decode loop ran; null: the workload decodes nothing.
     decode_loop: str | None = None
     # The operator that replaced the model's decode step; null: the model's own modules ran.
     decode_operator: str | None = None
@@ -171,7 +175,7 @@ class RunFacts(MeterFacts):
     # [channels, height, width] of an image; null: the workload takes none.
     image_shape: tuple[int, int, int] | None = None
 
-    # Null: the workload runs no model.
+    # Which weights were measured.
     weights: WeightFacts | None = None
     # What a step reads of the model.
     footprint: Footprint | ImageFootprint | None = None
@@ -189,14 +193,17 @@ class RunFacts(MeterFacts):
     reasons: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
-    def gathered(cls, noted: Mapping[str, object]) -> Self:
+    def gathered(cls, noted: Mapping[str, object], unknown: str = NOT_RECORDED) -> Self:
         """Facts from notes by name: a field's own name fills that field, and every other name goes into `recorded`.
 
+        A field of EXPLAINED that nothing fills gets the reason `unknown`, unless the notes' own `reasons` have one.
         Raises ValidationError when a field's note has another type, and for a note that is not plain JSON.
         """
         known = {name: value for name, value in noted.items() if name in cls.model_fields}
         others = {name: value for name, value in noted.items() if name not in known}
-        return cls.model_validate({"recorded": others} | known)
+        found = cls.model_validate({"recorded": others} | known)
+        missing = {name: unknown for name in EXPLAINED if getattr(found, name) is None}
+        return found.model_copy(update={"reasons": missing | found.reasons})
 
     def with_readings(self, *readings: MeterFacts) -> Self:
         """These facts and those of the meters; of two meters that read the same, the later one counts."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.roofline import Bound
 from optigpu.vocabulary import METRICS, SCHEMA_VERSION, Better, DeviceKind, Frozen, Role, VariantStatus
 
@@ -246,8 +247,7 @@ class Provenance(Frozen):
 class Result(Frozen):
     """All measurements of one variant, where they were taken, and whether they count.
 
-    `details` are facts recorded on the way: the attention kernel that ran, how many layers were replaced, the decode
-    loop, graph breaks.
+    `facts` say how the variant ran: its dtype, the attention kernels, the decode loop, what each technique replaced.
     """
 
     id: str
@@ -259,7 +259,7 @@ class Result(Frozen):
     verdict: Verdict
     metrics: dict[str, MetricSummary]
     bound: Bound | None = None
-    details: dict[str, Any] = Field(default_factory=dict)
+    facts: RunFacts = RunFacts()
     environment: Environment
     provenance: Provenance | None = None
     seed: int

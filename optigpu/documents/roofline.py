@@ -26,7 +26,7 @@ class Roof(Frozen):
     array_bytes: int | None = None
 
 
-class Step(Frozen):
+class RooflineStep(Frozen):
     """A step of work under the measured `roof`, which allows it in `attainable_s` at best.
 
     `flops_per_byte` is its arithmetic intensity. `published_s` is what the catalog's roof of the whole device allows;
@@ -52,8 +52,8 @@ class RooflineFacts(Frozen):
     """
 
     dtype: str | None = None
-    step: Step | None = None
-    prefill: Step | None = None
+    step: RooflineStep | None = None
+    prefill: RooflineStep | None = None
     published: Roof | None = None
     peaks: Peaks | None = None
     notes: tuple[str, ...] = ()

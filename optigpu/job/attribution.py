@@ -138,7 +138,7 @@ def _valid_samples(outcome: Outcome) -> Samples:
 
 def _side_by_side(outcome: Outcome) -> frozenset[int]:
     """The variants whose processes were resident together with this one's, replicate by replicate."""
-    return frozenset(outcome.result.details.get("side_by_side", ())) if outcome.result else frozenset()
+    return frozenset(outcome.result.facts.side_by_side) if outcome.result else frozenset()
 
 
 def _why_invalid(outcome: Outcome) -> str | None:

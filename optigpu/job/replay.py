@@ -10,8 +10,13 @@ from optigpu.workloads import WORKLOADS
 Document = dict[str, Any]
 Upgrade = Callable[[Document], Document]
 
-UPGRADES: Mapping[int, Upgrade] = {}
-"""For each older schema version, what makes its request one of the version after it. There is no older one yet."""
+
+def _unchanged(request: Document) -> Document:
+    return request
+
+
+UPGRADES: Mapping[int, Upgrade] = {1: _unchanged}
+"""For each older schema version, what makes its request one of the version after it: 2 changed results alone."""
 
 
 def replay_request(

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from optigpu.documents.facts import MeterFacts
 from optigpu.quality.text import check_name
 from optigpu.vocabulary import Frozen
 from optigpu.workloads.base import Request, Runtime, Workload
@@ -57,14 +58,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class Reading:
-    """A number for each metric, or the reason why there is none; `details` say how it was read.
+    """A number for each metric, or the reason why there is none; `facts` say how it was read.
 
     `artifacts` are files in the scene's folder that are to be kept with the result, by the name they are kept under.
     """
 
     values: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    facts: MeterFacts = field(default_factory=MeterFacts)
     artifacts: dict[str, Path] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.energy import Energy, EnergySensor, cpu_energy, gpu_energy
 from optigpu.hardware.gpu import job_gpu
@@ -61,19 +62,19 @@ class EnergyMeter:
             sensor, lambda ticker: keep_running(scene.request, self.window_s, lambda: ticker.failed)
         )
         above_j = (window.joules - idle.watts * window.seconds) / requests
-        details: dict[str, Any] = {
-            "source": sensor.source,
-            "scope": sensor.scope,
-            "resolution_j": sensor.resolution_j,
-            "looks": window.looks,
-            "changes": window.changes,
-            "window_s": window.seconds,
-            "requests": requests,
-            "idle_w": idle.watts,
-            "idle_s": idle.seconds,
-        }
+        energy = EnergyFacts(
+            source=sensor.source,
+            scope=sensor.scope,
+            resolution_j=sensor.resolution_j,
+            looks=window.looks,
+            changes=window.changes,
+            window_s=window.seconds,
+            requests=requests,
+            idle_w=idle.watts,
+            idle_s=idle.seconds,
+        )
         values, reasons = _values(above_j, scene.workload)
-        return Reading(values | {"power_w": window.watts}, reasons, {"energy": details})
+        return Reading(values | {"power_w": window.watts}, reasons, MeterFacts(energy=energy))
 
 
 def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:

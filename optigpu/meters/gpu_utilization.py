@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import ClassVar
 
+from optigpu.documents.facts import MeterFacts
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError, Ticker
@@ -42,5 +43,6 @@ class GpuUtilizationMeter:
         samples.clear()
         with Ticker(lambda: samples.append(gpu.utilization()), _PERIOD_S) as ticker:
             requests = keep_running(scene.request, self.window_s, lambda: ticker.failed)
-        details = {"samples": len(samples), "requests": requests, "least": min(samples), "most": max(samples)}
-        return Reading({"gpu_utilization": mean(samples)}, details={"gpu_utilization": details})
+        how = {"samples": len(samples), "requests": requests, "least": min(samples), "most": max(samples)}
+        facts = MeterFacts(recorded={"gpu_utilization": how})
+        return Reading({"gpu_utilization": mean(samples)}, facts=facts)

@@ -6,6 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optigpu.documents.facts import HostPeak, MeterFacts
 from optigpu.hardware.sensors import Ticker
 from optigpu.meters.base import Reading, Scene
 from optigpu.vocabulary import DeviceKind
@@ -33,7 +34,7 @@ class MemoryMeter:
     def read(self, scene: Scene) -> Reading:
         """Bytes of unique storages, weights counted before the stack, and peaks while one request runs."""
         weights, peaks = _weights(scene.runtime), _peaks(scene.runtime, scene.request)
-        return Reading(weights.values | peaks.values, weights.reasons | peaks.reasons, peaks.details)
+        return Reading(weights.values | peaks.values, weights.reasons | peaks.reasons, peaks.facts)
 
 
 class ResidentPeak:
@@ -82,13 +83,13 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
         reading = accelerator(request)
     exact = _host_peak_bytes() if refusal is None else None
     values = {"host_peak_bytes": max(sampled.peak_bytes, exact or 0), **reading.values}
-    details = {
-        "scope": "one request, on top of the interpreter, its libraries and the model",
-        "source": _source(refusal, exact),
-        "sampled_bytes": sampled.peak_bytes,
-        "samples": sampled.samples,
-    }
-    return Reading(values, reading.reasons, {"host_peak": details})
+    host_peak = HostPeak(
+        scope="one request, on top of the interpreter, its libraries and the model",
+        source=_source(refusal, exact),
+        sampled_bytes=sampled.peak_bytes,
+        samples=sampled.samples,
+    )
+    return Reading(values, reading.reasons, MeterFacts(host_peak=host_peak))
 
 
 def _source(refusal: str | None, exact: int | None) -> str:

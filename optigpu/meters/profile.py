@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
     GLUE,
@@ -58,7 +59,7 @@ class ProfileMeter:
     trace_limit_bytes: int = TRACE_LIMIT_BYTES
 
     def read(self, scene: Scene) -> Reading:
-        """The table in the details, Chrome's trace as trace.json.gz, the shares of kernel time as metrics."""
+        """The table in the facts, Chrome's trace as trace.json.gz, the shares of kernel time as metrics."""
         device = scene.runtime.device
         clock = scene.runtime.clock
         recording = Recording(clock, device, self.steps)
@@ -81,7 +82,7 @@ class ProfileMeter:
             )
         else:
             reasons["launches_per_step"] = "this workload decodes no steps"
-        details = {
+        profile = {
             "table": table(kernels),
             "rule": RULE,
             "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[device],
@@ -90,7 +91,7 @@ class ProfileMeter:
             "steps": recording.steps,
             "trace": said,
         }
-        return Reading(values, reasons, {"profile": details}, trace)
+        return Reading(values, reasons, MeterFacts(recorded={"profile": profile}), trace)
 
     def _trace(self, recording: "Recording", folder: Path) -> tuple[dict[str, Path], str]:
         """The file, if it is not too large to be kept, and what became of it."""

@@ -6,12 +6,14 @@ whole sequences, with no cache and no step of a variant.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.meters.base import QualityOptions, Reading, Scene
 from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import Agreement
@@ -80,15 +82,16 @@ def make_reference(scene: Scene) -> Reading:
     except OptiGPUError as error:
         refuse_reference(folder, str(error))
         return Reading(reasons=dict.fromkeys(QualityMeter.metrics, str(error)))
-    return Reading(details={"quality_reference": made.model_dump()})
+    return Reading(facts=MeterFacts(recorded={"quality_reference": made.model_dump(mode="json")}))
 
 
 def _compared_images(scene: Scene) -> Reading:
     setting = _image_setting(scene)
     agreement = compare_images(scene.folder / FOLDER, setting, classifier(scene.runtime))
-    how = {"images": setting.images, "of": MADE, "kld_standard_error": agreement.standard_error()}
+    how = ImageQuality(images=setting.images, of=MADE, kld_standard_error=agreement.standard_error())
     why = "The images are made up, so no answer is the right one; compare kld_mean and top1_agreement."
-    return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), {"quality": how})
+    facts = MeterFacts(quality=how)
+    return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
 
 
 def _image_setting(scene: Scene) -> ImageSetting:
@@ -117,11 +120,12 @@ def _compared(scene: Scene) -> Reading:
         _perplexity(reference, likelihoods),
         _accuracy(reference, likelihoods, source),
     ]
-    found = {name: value for part in parts for name, value in part.details.items()}
+    found = {name: value for part in parts for name, value in part.found.items()}
+    how = _how(reference.manifest, runtime).model_copy(update=found)
     return Reading(
         values={name: value for part in parts for name, value in part.values.items()},
         reasons={name: reason for part in parts for name, reason in part.reasons.items()},
-        details={"quality": _how(reference.manifest, runtime) | found},
+        facts=MeterFacts(quality=how),
     )
 
 
@@ -245,51 +249,64 @@ def _in_numpy(score: Callable[[Any, int], Iterator[Any]], runtime: DecodingRunti
     return scored
 
 
-def _divergence(agreement: Agreement) -> Reading:
-    return Reading(agreement.metrics(), details={"kld_standard_error": agreement.standard_error()})
+@dataclass(frozen=True)
+class _Part:
+    """Some of the metrics; `found` fills fields of TextQuality."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    found: dict[str, float | None] = field(default_factory=dict)
 
 
-def _perplexity(reference: Reference, likelihoods: NDArray[np.float64]) -> Reading:
+def _divergence(agreement: Agreement) -> _Part:
+    return _Part(agreement.metrics(), found={"kld_standard_error": agreement.standard_error()})
+
+
+def _perplexity(reference: Reference, likelihoods: NDArray[np.float64]) -> _Part:
     text = reference.manifest.setting.text
     if text in (SELF, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
-        return Reading(reasons=dict.fromkeys(_PERPLEXITY, why))
+        return _Part(reasons=dict.fromkeys(_PERPLEXITY, why))
     try:
         found, expected = perplexity(likelihoods), perplexity(reference.likelihoods)
     except OptiGPUError as error:
-        return Reading(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
+        return _Part(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
     values = {"perplexity": found, "perplexity_delta": found - expected}
-    return Reading(values, details={"fp32_perplexity": expected})
+    return _Part(values, found={"fp32_perplexity": expected})
 
 
-def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: Source | None) -> Reading:
+def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: Source | None) -> _Part:
     setting = reference.manifest.setting
     if source is None or setting.text != HELLASWAG:
         why = f"The text is {setting.text}, no multiple-choice test; ask for quality.text hellaswag."
-        return Reading(reasons=dict.fromkeys(_ACCURACY, why))
+        return _Part(reasons=dict.fromkeys(_ACCURACY, why))
     items = read_items(source.content)[: setting.items]
     starts = np.cumsum([0, *(passage.positions for passage in reference.passages)])[:-1]
     found, error = accuracy(items, np.add.reduceat(likelihoods, starts))
     expected, _ = accuracy(items, np.add.reduceat(reference.likelihoods, starts))
-    details = {"accuracy_standard_error": error, "fp32_accuracy": expected, "items": len(items)}
+    about: dict[str, float | None] = {
+        "accuracy_standard_error": error,
+        "fp32_accuracy": expected,
+        "items": len(items),
+    }
     if expected == 0:
         why = "The fp32 model answers no item rightly, so there is no accuracy to lose; ask for more quality.items."
-        return Reading({"accuracy": found}, {"accuracy_loss_percent": why}, details)
+        return _Part({"accuracy": found}, {"accuracy_loss_percent": why}, about)
     loss = 100 * (expected - found) / expected
-    return Reading({"accuracy": found, "accuracy_loss_percent": loss}, details=details)
+    return _Part({"accuracy": found, "accuracy_loss_percent": loss}, found=about)
 
 
-def _how(manifest: Manifest, runtime: DecodingRuntime) -> dict[str, Any]:
+def _how(manifest: Manifest, runtime: DecodingRuntime) -> TextQuality:
     setting = manifest.setting
-    return {
-        "text": setting.text,
-        "dataset": manifest.origin,
-        "dataset_sha256": setting.dataset_sha256,
-        "tokens_sha256": manifest.passages_sha256,
-        "positions": manifest.positions,
-        "kld_positions": manifest.compared,
-        "window": setting.window,
-        "stride": setting.stride,
-        "batch_size": _batch(runtime),
-        "contexts_cut": manifest.cut,
-    }
+    return TextQuality(
+        text=setting.text,
+        dataset=manifest.origin,
+        dataset_sha256=setting.dataset_sha256,
+        tokens_sha256=manifest.passages_sha256,
+        positions=manifest.positions,
+        kld_positions=manifest.compared,
+        window=setting.window,
+        stride=setting.stride,
+        batch_size=_batch(runtime),
+        contexts_cut=manifest.cut,
+    )

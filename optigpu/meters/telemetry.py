@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar
 
+from optigpu.documents.facts import MeterFacts
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
@@ -32,7 +33,7 @@ class TelemetryMeter:
     root: Path = ROOT
 
     def read(self, scene: Scene) -> Reading:
-        """Least, mean and most of each series in the details, the series themselves in telemetry.json."""
+        """Least, mean and most of each series in the facts, the series themselves in telemetry.json."""
         with _probes(scene.runtime.device, self.root) as probes:
             series = Series(probes)
             with Ticker(series.look, 1 / RATE_HZ):
@@ -40,8 +41,8 @@ class TelemetryMeter:
         path = scene.folder / "artifacts" / f"telemetry-{new_id()}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(series.document(), allow_nan=False))
-        details = series.summary() | {"requests": requests}
-        return Reading(details={"telemetry": details}, artifacts={"telemetry.json": path})
+        summary = series.summary() | {"requests": requests}
+        return Reading(facts=MeterFacts(recorded={"telemetry": summary}), artifacts={"telemetry.json": path})
 
 
 class Series:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optigpu.documents.older import facts_of
 from optigpu.report.canvas import FAINT, INK, canvas, is_valid, legend, mark, name_of, note, sides, size_for
 from optigpu.report.numbers import short, with_interval
 from optigpu.report.rows import Document, heading
@@ -68,7 +69,7 @@ def roofline_chart(title: str, results: Sequence[Document], path: Path) -> None:
     shown = [result for result in stepping if _step(result)["flops"]]
     if not shown:
         raise SpecError(
-            "No result has a roofline to draw; details.roofline.reason in the results says why there is none."
+            "No result has a roofline to draw; facts.roofline.reason in the results says why there is none."
         )
     with canvas(path, title, *size_for(len(shown))) as axes:
         axes.set(xscale="log", yscale="log", ylabel="operations (GFLOP/s)")
@@ -87,7 +88,7 @@ def roofline_chart(title: str, results: Sequence[Document], path: Path) -> None:
 
 
 def _step(result: Document) -> Any:
-    return (result["details"].get("roofline") or {}).get("step")
+    return (facts_of(result).get("roofline") or {}).get("step")
 
 
 def _under_roof(axes: "Axes", place: int, result: Document) -> None:
@@ -126,7 +127,7 @@ def _roofs(axes: "Axes", shown: Sequence[Document]) -> None:
     bandwidths = {roof["bytes_per_s"]: roof["array_bytes"] for roof in roofs}
     rates: dict[float, set[str]] = {}
     for result, roof in zip(shown, roofs, strict=True):
-        rates.setdefault(roof["flops_per_s"], set()).add(result["details"]["roofline"]["dtype"])
+        rates.setdefault(roof["flops_per_s"], set()).add(facts_of(result)["roofline"]["dtype"])
     left, right = axes.get_xlim()
     top = max(rates) / 1e9
     line: dict[str, Any] = {"color": INK, "linewidth": 1.3, "zorder": 1}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from optigpu.documents.older import facts_of
 from optigpu.report.numbers import MISSING, short
 from optigpu.report.rows import Row
 
@@ -55,6 +56,6 @@ SCENARIOS = {
 
 def scenario_of(rows: Sequence[Row]) -> Scenario | None:
     """The scenario that all results of a job say they are of, where any of them has its figure."""
-    names = {row.result["details"].get("scenario") for row in rows if row.result}
+    names = {facts_of(row.result).get("scenario") for row in rows if row.result}
     found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
     return found if found and any(found.figure(row) != MISSING for row in rows) else None

@@ -5,16 +5,19 @@ and rate are the machine's own, measured through torch; the bandwidth is that of
 moves, because a small model's weights come from a cache.
 """
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import MetricSummary
-from optigpu.documents.roofline import Bound
+from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.roofline.work import VariantWork, Work, work_of
-from optigpu.vocabulary import METRICS, Better, Frozen, UnsupportedError
+from optigpu.vocabulary import METRICS, Better, UnsupportedError
 from optigpu.workloads.base import Workload
+
+_log = logging.getLogger(__name__)
 
 LAUNCH = 2.5
 """A step that takes longer than so many times what the roofs allow is bound by neither: what remains is the cost of
@@ -26,110 +29,87 @@ that waits for launches, reaches a fifth (25.5 tokens/s of 13.5 GB).
 """
 SURPASSED = 1.05
 """Above this share of a peak, the peak itself must have been measured too low."""
-NO_PEAKS = "the peaks of this machine could not be measured; the worker's log says why"
+NO_PEAKS = "The peaks of this machine could not be measured; the worker's log says why."
 _CATALOG: dict[str, Dtype] = {"float32": "fp32", "tf32": "tf32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-class Roof(Frozen):
-    """What bounds a step, in bytes and operations per second.
-
-    `array_bytes` is the size of the array whose read rate the bandwidth is; null for a published one.
-    """
-
-    source: str
-    bytes_per_s: float
-    flops_per_s: float
-    array_bytes: int | None = None
-
-    def least_s(self, work: Work) -> float:
-        """The least time that the work can take."""
-        return max(work.bytes / self.bytes_per_s, work.flops / self.flops_per_s)
-
-    def binds(self, work: Work) -> Bound:
-        """Which of the two roofs is the lower one at the work's intensity."""
-        by_memory = work.bytes / self.bytes_per_s >= work.flops / self.flops_per_s
-        return Bound.MEMORY if by_memory else Bound.COMPUTE
-
-
-class Step(Frozen):
-    """A step of work under the measured `roof`, which allows it in `attainable_s` at best.
-
-    `flops_per_byte` is its arithmetic intensity. `published_s` is what the catalog's roof of the whole device allows;
-    null where the catalog lacks a figure.
-    """
-
-    name: str
-    bytes: float
-    flops: float
-    flops_per_byte: float
-    roof: Roof
-    attainable_s: float
-    published_s: float | None
-    measured_s: float | None
-    bound: Bound | None
-
-
-class Roofline(Frozen):
-    """What a result takes: `metrics` (mbu, mfu, headroom: intervals or a reason), `bound` and `document()`.
-
-    `step` is what the primary metric counts, `prefill` the prompt's pass where there is one.
-    """
+class Roofline(RooflineFacts):
+    """What a result takes of a roofline: `metrics` (mbu, mfu, headroom: figures or a reason) beside the facts."""
 
     metrics: dict[str, MetricSummary]
-    dtype: str | None = None
-    step: Step | None = None
-    prefill: Step | None = None
-    published: Roof | None = None
-    peaks: Peaks | None = None
-    notes: tuple[str, ...] = ()
-    reason: str | None = None
 
     @property
     def bound(self) -> Bound | None:
         """What limits the step."""
         return self.step.bound if self.step else None
 
-    def document(self) -> dict[str, Any]:
-        """Everything but the metrics, as plain JSON."""
-        return self.model_dump(mode="json", exclude={"metrics"})
+    @property
+    def facts(self) -> RooflineFacts:
+        """Everything but the metrics."""
+        return RooflineFacts(**{name: getattr(self, name) for name in RooflineFacts.model_fields})
 
 
 def roofline_of(
     workload: Workload,
     metrics: Mapping[str, MetricSummary],
-    details: Mapping[str, Any],
+    facts: RunFacts,
     peaks: Peaks | None,
     published: Device | None,
 ) -> Roofline:
-    """How far a variant is from the roofs of its machine.
+    """How far a variant is from the roofs of its machine; what cannot be known is null with the reason.
 
-    `workload` is a single one (expanded); `metrics` and `details` are those of the variant's result; `published` is the
-    machine in the catalog. What cannot be known is null with the reason.
+    `workload` is a single one (expanded); `metrics` and `facts` are those of the variant's result; `published` is the
+    machine in the catalog. Raises nothing: a measurement is worth keeping without its roofline.
     """
     try:
-        work = work_of(workload, details)
-        if peaks is None:
-            raise UnsupportedError(NO_PEAKS)
-        roof = _measured_roof(peaks, work.step, work.dtype)
+        return _roofline(workload, metrics, facts, peaks, published)
     except UnsupportedError as error:
-        return Roofline(metrics=_nulls(str(error)), peaks=peaks, reason=str(error))
-    catalog = _published_roof(published, work.dtype)
+        reason = str(error)
+    except Exception as error:
+        _log.exception("the roofline of %s failed", workload.kind)
+        reason = f"The roofline failed: {type(error).__name__}: {error}. Report it as a bug."
+    return Roofline(metrics=_nulls(reason), peaks=peaks, reason=reason)
+
+
+def _roofline(
+    workload: Workload,
+    metrics: Mapping[str, MetricSummary],
+    facts: RunFacts,
+    peaks: Peaks | None,
+    published: Device | None,
+) -> Roofline:
+    work = work_of(workload, facts)
+    if peaks is None:
+        raise UnsupportedError(NO_PEAKS)
+    roof, catalog = _measured_roof(peaks, work.step, work.dtype), _published_roof(published, work.dtype)
+    if workload.primary not in metrics:
+        raise UnsupportedError(f"{workload.primary} was not measured.")
     rate = _as_rate(metrics[workload.primary])
-    step = _step(work.step, roof, catalog, _step_s(work, rate))
     derived = _metrics(work, roof, rate)
     ahead = None
-    if work.prefill:
+    if work.prefill and "ttft_s" in metrics:
         under = _measured_roof(peaks, work.prefill, work.dtype)
         ahead = _step(work.prefill, under, catalog, metrics["ttft_s"].value)
     return Roofline(
         metrics=derived,
         dtype=work.dtype,
-        step=step,
+        step=_step(work.step, roof, catalog, _step_s(work, rate)),
         prefill=ahead,
         published=catalog,
         peaks=peaks,
         notes=_notes(derived),
     )
+
+
+def least_s(roof: Roof, work: Work) -> float:
+    """The least time that the work can take under a roof, in seconds."""
+    return max(work.bytes / roof.bytes_per_s, work.flops / roof.flops_per_s)
+
+
+def _binding(roof: Roof, work: Work) -> Bound:
+    """Which of the two limits is the lower one at the work's intensity."""
+    by_memory = work.bytes / roof.bytes_per_s >= work.flops / roof.flops_per_s
+    return Bound.MEMORY if by_memory else Bound.COMPUTE
 
 
 def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
@@ -139,7 +119,7 @@ def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
     """
     rate = peaks.matmul_flops_per_s.get(dtype)
     if rate is None:
-        raise UnsupportedError(peaks.reasons.get(dtype, f"no rate of {dtype} products was measured"))
+        raise UnsupportedError(peaks.reasons.get(dtype, f"No rate of {dtype} products was measured."))
     below = [read.array_bytes for read in peaks.reads if read.array_bytes <= work.bytes]
     smallest = max(below, default=peaks.reads[0].array_bytes)
     best = max(
@@ -154,25 +134,26 @@ def _published_roof(device: Device | None, dtype: str) -> Roof | None:
     """The catalog's figures for the whole device, where it has both."""
     if device is None or device.memory_bandwidth_bytes_per_s is None:
         return None
-    rate = device.peak_flop_per_s.get(_CATALOG[dtype])
+    known = _CATALOG.get(dtype)
+    rate = device.peak_flop_per_s.get(known) if known else None
     if rate is None:
         return None
     return Roof(source=device.name, bytes_per_s=device.memory_bandwidth_bytes_per_s, flops_per_s=rate)
 
 
-def _step(work: Work, roof: Roof, published: Roof | None, measured_s: float | None) -> Step:
-    attainable_s = roof.least_s(work)
+def _step(work: Work, roof: Roof, published: Roof | None, measured_s: float | None) -> RooflineStep:
+    attainable_s = least_s(roof, work)
     bound = None
     if measured_s is not None:
-        bound = Bound.LAUNCH if measured_s > LAUNCH * attainable_s else roof.binds(work)
-    return Step(
+        bound = Bound.LAUNCH if measured_s > LAUNCH * attainable_s else _binding(roof, work)
+    return RooflineStep(
         name=work.name,
         bytes=work.bytes,
         flops=work.flops,
         flops_per_byte=work.flops / work.bytes,
         roof=roof,
         attainable_s=attainable_s,
-        published_s=published.least_s(work) if published else None,
+        published_s=least_s(published, work) if published else None,
         measured_s=measured_s,
         bound=bound,
     )
@@ -202,13 +183,13 @@ def _step_s(work: VariantWork, rate: MetricSummary) -> float | None:
 def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str, MetricSummary]:
     """The primary metric is a rate: the shares of the peaks rise with it, and the headroom falls."""
     if primary.value is None:
-        return _nulls(primary.reason or "the primary metric was not measured")
+        return _nulls(primary.reason or "The primary metric was not measured.")
     step, per_unit = work.step, work.steps_per_unit
     mfu = _derived("mfu", primary, lambda rate: rate * per_unit * step.flops / roof.flops_per_s)
     return {
         "mbu": _derived("mbu", primary, lambda rate: rate * per_unit * step.bytes / roof.bytes_per_s),
-        "mfu": mfu if step.flops else _nulls(f"a {step.name} has no matrix product")["mfu"],
-        "headroom": _derived("headroom", primary, lambda rate: 1 / (rate * per_unit * roof.least_s(step))),
+        "mfu": mfu if step.flops else _nulls(f"The {step.name} has no matrix product.")["mfu"],
+        "headroom": _derived("headroom", primary, lambda rate: 1 / (rate * per_unit * least_s(roof, step))),
     }
 
 

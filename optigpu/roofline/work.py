@@ -6,26 +6,22 @@ out. Bytes are the weights in their stored width, the key-value cache and images
 stay in a cache.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import assert_never
 
-from pydantic import TypeAdapter
-
-from optigpu.documents.shapes import Footprint, ImageFootprint
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.shapes import Footprint, ImageFootprint, ModelFacts
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
-from optigpu.workloads.batch_sweep import BatchSweep
-from optigpu.workloads.classify import Classify
-from optigpu.workloads.generate import Generate
-from optigpu.workloads.kv_cache import KvCache
-from optigpu.workloads.matmul import Matmul
-from optigpu.workloads.normalization import Normalization
-from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.requests.operators import WIDTHS
+from optigpu.workloads.requests.shapes import (
+    DecodeShape,
+    ImageShape,
+    OperatorShape,
+    PrefillShape,
+    WorkShape,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class VariantWork:
     """What a variant does, computing in `dtype`.
 
     `steps_per_unit` turns the workload's primary metric, a rate or the inverse of a time, into steps per second.
-    `prefill` is None where a workload has no prompt, or does not tell its time.
+    `prefill` is None where a workload has no prompt, or is nothing else.
     """
 
     dtype: str
@@ -73,112 +69,98 @@ class Kept:
 
 
 ALL = Kept()
-_FOOTPRINT, _IMAGE_FOOTPRINT = TypeAdapter(Footprint), TypeAdapter(ImageFootprint)
 
 
-def work_of(workload: Workload, details: Mapping[str, Any]) -> VariantWork:
-    """The work of a variant. `details` are those of its result: `footprint`, `dtype`, `autocast`, `autograd` and what
-    begins with `kv_cache` are read.
+def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
+    """The work of a variant, from what one step of its workload does and what is known of its run.
 
-    Raises UnsupportedError for a workload or a model whose shapes are not known.
+    Raises UnsupportedError, with the reason, when shapes or facts are not known.
     """
-    match workload:
-        case Matmul():
-            product = square_product(workload)
-            return VariantWork(workload.dtypes[0], product, 1e12 / product.flops)
-        case Attention():
-            return VariantWork(workload.dtype, _attention(workload), 1e12 / workload.flops)
-        case Normalization():
-            return VariantWork(workload.dtype, Work("norm", workload.bytes, 0.0), 1e9 / workload.bytes)
-        case Classify():
-            return _classification(workload, details)
-        case Generate() | BatchSweep() | KvCache() | Prefill():
-            return _of_decoder(workload, details)
-        case _:
-            raise UnsupportedError(
-                f"the bytes and operations of {workload.kind} are not known to the roofline"
-            )
-
-
-def _footprint(details: Mapping[str, Any]) -> Any:
-    if "footprint" not in details:
-        raise UnsupportedError("the process that measured did not record what a step reads of its model")
-    return details["footprint"]
-
-
-def _of_decoder(
-    workload: Generate | BatchSweep | KvCache | Prefill, details: Mapping[str, Any]
-) -> VariantWork:
-    if "tokens_per_pass" in details:
+    if len(workload.expand()) > 1:
         raise UnsupportedError(
-            "speculative decoding reads the weights once for several tokens, now more and now fewer"
+            f"{workload.kind} {workload.label} is several workloads, and a roofline is of one."
         )
-    model = _FOOTPRINT.validate_python(_footprint(details))
+    shape = workload.work_shape
+    if shape is None:
+        raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
+    return _work_of_shape(shape, facts)
+
+
+def _work_of_shape(shape: WorkShape, facts: RunFacts) -> VariantWork:
+    match shape:
+        case OperatorShape():
+            call = Work(shape.name, shape.bytes, shape.matmul_flops, shape.attention_flops)
+            return VariantWork(shape.dtype, call, 1 / shape.units)
+        case ImageShape():
+            return _of_images(shape, facts)
+        case PrefillShape() | DecodeShape():
+            return _of_decoder(shape, facts)
+        case _:
+            assert_never(shape)
+
+
+def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWork:
+    if facts.tokens_per_pass is not None:
+        raise UnsupportedError(
+            "Speculative decoding reads the weights once for several tokens, and how many differs from pass to pass."
+        )
+    model = facts.footprint
+    if not isinstance(model, Footprint):
+        raise _unknown(facts, "footprint", "what a step reads of the model")
+    if facts.kv_cache is None:
+        raise _unknown(facts, "kv_cache", "the key-value cache")
     # Autocast computes in its own type, and attention reads the cache in that.
-    dtype, cached = _dtype(details), details["kv_cache"] != "none"
-    kept = Kept(details.get("kv_cache_bytes_per_token"), details.get("kv_cache_tokens"))
-    like = _as_generate(workload)
-    ahead = prefill(like, model, dtype, cached, kept)
-    if isinstance(workload, Prefill):
-        return VariantWork(dtype, ahead, 1 / (workload.batch_size * workload.prompt_tokens))
-    step = decode_step(like, _as_streamed(model, details), dtype, cached, kept)
-    if isinstance(workload, KvCache):
-        return VariantWork(dtype, step, 1.0)
-    return VariantWork(dtype, step, 1 / like.batch_size, ahead)
+    dtype, cached = _dtype(facts), facts.kv_cache != "none"
+    kept = Kept(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
+    ahead = prefill(shape, model, dtype, cached, kept)
+    if isinstance(shape, PrefillShape):
+        return VariantWork(dtype, ahead, 1 / shape.units)
+    step = decode_step(shape, _as_streamed(model, facts), dtype, cached, kept)
+    return VariantWork(dtype, step, 1 / shape.units, ahead)
 
 
-def _as_streamed(model: Footprint, details: Mapping[str, Any]) -> Footprint:
+def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
     """What a step reads once the prompt has been: autocast keeps the weights as it converted them.
 
     Not in inference mode, where torch converts them for each step.
     """
-    if details.get("autograd") == "inference":
+    if facts.autocast is None or facts.autograd == "inference":
         return model
-    shrunk = WIDTHS[_dtype(details)] / WIDTHS[str(details["dtype"])]
+    shrunk = _width(facts.autocast) / _width(_weights_dtype(facts))
     return replace(model, streamed_bytes=int(model.streamed_bytes * shrunk))
 
 
-def _as_generate(workload: Generate | BatchSweep | KvCache | Prefill) -> Generate:
-    """The generation that has the same steps."""
-    match workload:
-        case BatchSweep(batch_sizes=(batch,)):
-            return Generate(
-                prompt_tokens=workload.prompt_tokens, new_tokens=workload.new_tokens, batch_size=batch
-            )
-        case KvCache(positions=(position,)):
-            return Generate(
-                prompt_tokens=position, new_tokens=workload.new_tokens, batch_size=workload.batch_size
-            )
-        case Prefill():
-            return Generate(
-                prompt_tokens=workload.prompt_tokens, new_tokens=2, batch_size=workload.batch_size
-            )
-        case Generate():
-            return workload
-        case _:
-            raise UnsupportedError(f"{workload.label} is several workloads; a roofline is of one")
-
-
-def _classification(workload: Classify, details: Mapping[str, Any]) -> VariantWork:
+def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
     """A pass reads the weights and the images; its operations are those that torch counted for one image."""
-    model, dtype = _IMAGE_FOOTPRINT.validate_python(_footprint(details)), _dtype(details)
-    if dtype == "float32" and details.get("cudnn_tf32"):
+    model, dtype = facts.footprint, _dtype(facts)
+    if not isinstance(model, ImageFootprint):
+        raise _unknown(facts, "footprint", "what a pass reads of the model")
+    if dtype == "float32" and facts.cudnn_tf32:
         dtype = "tf32"
-    batch = workload.batch_size
-    moved = model.streamed_bytes + batch * model.pixels * WIDTHS[str(details["dtype"])]
-    return VariantWork(dtype, Work("pass", moved, batch * model.flops), 1 / batch)
+    batch = shape.batch_size
+    moved = model.streamed_bytes + batch * model.pixels * _width(_weights_dtype(facts))
+    return VariantWork(dtype, Work("pass", moved, batch * model.flops), 1 / shape.units)
 
 
-def _dtype(details: Mapping[str, Any]) -> str:
-    return str(details.get("autocast") or details["dtype"])
+def _dtype(facts: RunFacts) -> str:
+    """The dtype that is computed in."""
+    return facts.autocast or _weights_dtype(facts)
 
 
-def _attention(workload: Attention) -> Work:
-    """Queries, keys and values are read and the result is written once; the scores need not be in memory at all."""
-    (length,) = workload.lengths
-    heads = 2 * workload.heads + 2 * (workload.kv_heads or workload.heads)
-    rows = workload.batch_size * heads * length
-    return Work("attention", rows * workload.head_size * WIDTHS[workload.dtype], 0.0, workload.flops)
+def _weights_dtype(facts: RunFacts) -> str:
+    if facts.dtype is None:
+        raise _unknown(facts, "dtype", "the dtype of the weights")
+    return facts.dtype
+
+
+def _width(dtype: str) -> int:
+    if dtype not in WIDTHS:
+        raise UnsupportedError(f"The roofline does not know how many bytes an element of {dtype} has.")
+    return WIDTHS[dtype]
+
+
+def _unknown(facts: RunFacts, field: str, what: str) -> UnsupportedError:
+    return UnsupportedError(f"The roofline needs {what}: {facts.why_null(field)}")
 
 
 def matmul_flops(facts: ModelFacts, tokens: float, predictions: float) -> float:
@@ -187,7 +169,7 @@ def matmul_flops(facts: ModelFacts, tokens: float, predictions: float) -> float:
     Raises UnsupportedError for a family whose blocks are not known.
     """
     if facts.inner_size is None:
-        raise UnsupportedError(f"the shapes of {facts.family} models are not known to the roofline")
+        raise UnsupportedError(f"The roofline does not know the shapes of {facts.family} models.")
     width, projected = facts.hidden_size, facts.embedding_size
     attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
     mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
@@ -210,12 +192,14 @@ def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
     return 3 * (matmul_flops(facts, tokens, tokens) + attention_flops(facts, pairs))
 
 
-def prefill(workload: Generate, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
+def prefill(
+    shape: PrefillShape | DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL
+) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
-    length = workload.prompt_tokens
+    length = shape.prompt_tokens
     return _forward(
         "prefill",
-        workload.batch_size,
+        shape.batch_size,
         model,
         length,
         _causal_pairs(length),
@@ -223,25 +207,19 @@ def prefill(workload: Generate, model: Footprint, dtype: str, cached: bool, kept
     )
 
 
-def decode_step(workload: Generate, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
+def decode_step(shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
     """One step of decoding, the mean over the steps of a request.
 
     Step i of new_tokens - 1 attends to prompt_tokens + i tokens: it reads them from the key-value cache but for its own
     token, which it writes, or to those of them that are kept. Without a cache it computes them all again.
     """
-    steps = range(workload.prompt_tokens + 1, workload.prompt_tokens + workload.new_tokens)
+    steps = range(shape.prompt_tokens + 1, shape.prompt_tokens + shape.new_tokens)
     lengths = [kept.of(length) for length in steps] if cached else list(steps)
     length = fmean(lengths)
     tokens, pairs = (1.0, length) if cached else (length, fmean(map(_causal_pairs, lengths)))
     return _forward(
-        "decode step", workload.batch_size, model, tokens, pairs, _cache(model, dtype, length, cached, kept)
+        "decode step", shape.batch_size, model, tokens, pairs, _cache(model, dtype, length, cached, kept)
     )
-
-
-def square_product(workload: Matmul) -> Work:
-    """One product of square matrices: both operands are read and the product is written once."""
-    (side,), (dtype,) = workload.sizes, workload.dtypes
-    return Work("product", 3 * side**2 * WIDTHS[dtype], 2 * side**3)
 
 
 def _forward(
@@ -261,7 +239,7 @@ def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: Kept
     if not cached:
         return 0.0
     facts = model.facts
-    return tokens * (kept.token_bytes or 2 * facts.layers * facts.kv_heads * facts.head_size * WIDTHS[dtype])
+    return tokens * (kept.token_bytes or 2 * facts.layers * facts.kv_heads * facts.head_size * _width(dtype))
 
 
 def _causal_pairs(length: int) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
+from optigpu.documents.older import current
 from optigpu.documents.result import Samples
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
 from optigpu.statistics.intervals import ratio
@@ -108,7 +109,7 @@ class _Quality(_Read):
     tokens_sha256: str | None = None
 
 
-class _Details(_Read):
+class _Facts(_Read):
     quality: _Quality | None = None
 
 
@@ -120,12 +121,12 @@ class _Result(_Read):
     metrics: dict[str, _Summary]
     environment: _Environment
     provenance: _Provenance | None = None
-    details: _Details = _Details()
+    facts: _Facts = _Facts()
 
     @property
     def text(self) -> str | None:
         """The hash of the tokens on which quality was measured."""
-        return self.details.quality.tokens_sha256 if self.details.quality else None
+        return self.facts.quality.tokens_sha256 if self.facts.quality else None
 
     @property
     def weights(self) -> str:
@@ -135,7 +136,7 @@ class _Result(_Read):
 
 def _read(document: Mapping[str, Any], side: str) -> _Result:
     try:
-        return _Result.model_validate(document)
+        return _Result.model_validate(current(document))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

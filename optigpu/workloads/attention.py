@@ -17,6 +17,7 @@ from optigpu.workloads.requests.operators import (
     Dtype,
     require_memory,
 )
+from optigpu.workloads.requests.shapes import OperatorShape
 
 Implementation = Literal["standard", "fused"]
 Length = Annotated[int, Field(ge=1, le=131072)]
@@ -74,6 +75,16 @@ class Attention(Workload):
     def flops(self) -> float:
         """Operations of the two products for the pairs that count; a multiplication and an addition are two."""
         return 4 * self.batch_size * self.heads * self.head_size * self.pairs
+
+    @property
+    def work_shape(self) -> OperatorShape:
+        """Queries, keys and values are read and the result is written once; scores need not be in memory at all."""
+        (length,) = self.lengths
+        heads = 2 * self.heads + 2 * (self.kv_heads or self.heads)
+        moved = self.batch_size * heads * length * self.head_size * WIDTHS[self.dtype]
+        return OperatorShape(
+            "attention", self.dtype, moved, units=self.flops / 1e12, attention_flops=self.flops
+        )
 
     def prepare(self, runtime: Runtime) -> "AttentionRequest":
         """Draws queries, keys and values from the runtime's seed and finds out how many calls make a sample.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from optigpu.models.facts import Facts, ModelFacts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, Frozen
+from optigpu.workloads.requests.shapes import WorkShape
 
 
 class Task(StrEnum):
@@ -194,6 +195,11 @@ class Workload(Frozen):
     @property
     def classified_images(self) -> int | None:
         """Images that a request classifies; None where it classifies none."""
+        return None
+
+    @property
+    def work_shape(self) -> WorkShape | None:
+        """What one step of a single (expanded) workload does; None where a roofline cannot know."""
         return None
 
     def check(self, model: Any) -> str | None:

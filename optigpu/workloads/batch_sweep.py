@@ -7,6 +7,7 @@ from pydantic import Field
 from optigpu.models.facts import ModelFacts
 from optigpu.workloads.base import DecodingRuntime, Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
+from optigpu.workloads.requests.shapes import DecodeShape
 
 BatchSize = Annotated[int, Field(ge=1, le=1024)]
 
@@ -37,6 +38,12 @@ class BatchSweep(Workload):
         """All sequences' of a single batch together."""
         (size,) = self.batch_sizes
         return self.new_tokens * size
+
+    @property
+    def work_shape(self) -> DecodeShape:
+        """A step gives one token of each sequence."""
+        (size,) = self.batch_sizes
+        return DecodeShape(self.prompt_tokens, self.new_tokens, size, units=size)
 
     def check(self, model: ModelFacts) -> str | None:
         """Prompt and continuation must fit the model's context."""

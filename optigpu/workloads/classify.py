@@ -8,6 +8,7 @@ from pydantic import Field
 from optigpu.models.facts import ImageFacts
 from optigpu.workloads.base import PassRuntime, Task, Workload
 from optigpu.workloads.requests.passes import PassRequest
+from optigpu.workloads.requests.shapes import ImageShape
 
 
 class Classify(Workload):
@@ -15,7 +16,7 @@ class Classify(Workload):
 
     The images lie on the device in the weights' dtype before the pass; reading, scaling and copying them is not timed.
     On CUDA PyTorch's default lets convolutions of float32 weights round to TF32, and that is the baseline; the result's
-    details say so (`cudnn_tf32`).
+    facts say so (`cudnn_tf32`).
     `image_size` is their side in pixels, null for the one that the model was trained with.
     """
 
@@ -33,6 +34,11 @@ class Classify(Workload):
     def classified_images(self) -> int:
         """The batch."""
         return self.batch_size
+
+    @property
+    def work_shape(self) -> ImageShape:
+        """A pass is over the batch."""
+        return ImageShape(self.batch_size, units=self.batch_size)
 
     def check(self, model: ImageFacts) -> str | None:
         """A model with an embedding of each place takes images of one size."""

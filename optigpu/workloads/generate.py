@@ -7,6 +7,7 @@ from pydantic import Field
 from optigpu.models.facts import ModelFacts
 from optigpu.workloads.base import DecodingRuntime, Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
+from optigpu.workloads.requests.shapes import DecodeShape
 
 Tokens = Annotated[int, Field(ge=1, le=131072)]
 
@@ -36,6 +37,11 @@ class Generate(Workload):
     def generated_tokens(self) -> int:
         """All sequences' together."""
         return self.new_tokens * self.batch_size
+
+    @property
+    def work_shape(self) -> DecodeShape:
+        """A step gives one token of each sequence."""
+        return DecodeShape(self.prompt_tokens, self.new_tokens, self.batch_size, units=self.batch_size)
 
     def check(self, model: ModelFacts) -> str | None:
         """Prompt and continuation must fit the model's context."""

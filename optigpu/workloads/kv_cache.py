@@ -7,6 +7,7 @@ from pydantic import Field
 from optigpu.models.facts import ModelFacts
 from optigpu.workloads.base import DecodingRuntime, Workload
 from optigpu.workloads.requests.decoding import DecodingRequest, exceeds_context
+from optigpu.workloads.requests.shapes import DecodeShape
 
 Position = Annotated[int, Field(ge=1, le=131072)]
 
@@ -40,6 +41,12 @@ class KvCache(Workload):
     def generated_tokens(self) -> int:
         """All sequences' together."""
         return self.new_tokens * self.batch_size
+
+    @property
+    def work_shape(self) -> DecodeShape:
+        """The primary metric is the time of a step."""
+        (position,) = self.positions
+        return DecodeShape(position, self.new_tokens, self.batch_size, units=1)
 
     def check(self, model: ModelFacts) -> str | None:
         """The furthest position and the tokens after it must fit the model's context."""

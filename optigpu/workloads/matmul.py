@@ -7,7 +7,8 @@ from pydantic import Field
 
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Check, Runtime, Workload
-from optigpu.workloads.requests.operators import CHECKED, ROUNDING, Calls, require_memory
+from optigpu.workloads.requests.operators import CHECKED, ROUNDING, WIDTHS, Calls, require_memory
+from optigpu.workloads.requests.shapes import OperatorShape
 
 Dtype = Literal["float32", "tf32", "float16", "bfloat16"]
 
@@ -34,6 +35,14 @@ class Matmul(Workload):
     def label(self) -> str:
         """For example "float32 1024"; lists are joined while they are not expanded."""
         return f"{'/'.join(self.dtypes)} {'/'.join(map(str, self.sizes))}"
+
+    @property
+    def work_shape(self) -> OperatorShape:
+        """Both operands are read and the product is written once."""
+        (size,), (dtype,) = self.sizes, self.dtypes
+        flops = 2 * size**3
+        moved = 3 * size**2 * WIDTHS[dtype]
+        return OperatorShape("product", dtype, moved, units=flops / 1e12, matmul_flops=flops)
 
     def prepare(self, runtime: Runtime) -> "MatmulRequest":
         """Draws both matrices from the runtime's seed and finds out how many products make a sample.

@@ -17,6 +17,7 @@ from optigpu.workloads.requests.operators import (
     Dtype,
     require_memory,
 )
+from optigpu.workloads.requests.shapes import OperatorShape
 
 Norm = Literal["layer_norm", "rms_norm"]
 Implementation = Literal["standard", "fused"]
@@ -78,6 +79,11 @@ class Normalization(Workload):
         vectors = 2 if norm == "layer_norm" else 1
         matrices = 4 if residual else 2
         return (matrices * self.rows + vectors) * width * WIDTHS[self.dtype]
+
+    @property
+    def work_shape(self) -> OperatorShape:
+        """A norm has no matrix product."""
+        return OperatorShape("norm", self.dtype, self.bytes, units=self.bytes / 1e9)
 
     def prepare(self, runtime: Runtime) -> "NormalizationRequest":
         """Draws the rows and the weights from the runtime's seed and finds out how many calls make a sample.

@@ -9,6 +9,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.workloads.base import PassRuntime, Task, Workload
 from optigpu.workloads.requests.decoding import exceeds_context
 from optigpu.workloads.requests.passes import PassRequest
+from optigpu.workloads.requests.shapes import PrefillShape
 
 
 class Prefill(Workload):
@@ -25,6 +26,12 @@ class Prefill(Workload):
     kind: Literal["prefill"] = "prefill"
     prompt_tokens: Annotated[int, Field(ge=1, le=131072)] = 512
     batch_size: int = Field(1, ge=1, le=1024)
+
+    @property
+    def work_shape(self) -> PrefillShape:
+        """A pass is over the prompts of the whole batch."""
+        tokens = self.batch_size * self.prompt_tokens
+        return PrefillShape(self.prompt_tokens, self.batch_size, units=tokens)
 
     def check(self, model: ModelFacts) -> str | None:
         """The prompt must fit the model's context."""

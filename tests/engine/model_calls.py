@@ -1,10 +1,10 @@
 """What a model is given and what it keeps while it decodes, as the tests of the memory techniques look at it."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Literal
 
 from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.documents.facts import RunFacts
 from optigpu.models.loading.footprint import footprint_of
 from optigpu.techniques.base import Notes, Phase, Step, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -63,9 +63,10 @@ def tensors_of(cache: Any) -> list[Any]:
     ]
 
 
-def details_of(runtime: ModelRuntime) -> dict[str, Any]:
-    """What a result's details hold that a roofline reads."""
-    return runtime.notes.facts | {"footprint": asdict(footprint_of(runtime.model, runtime.facts))}
+def facts_of(runtime: ModelRuntime) -> RunFacts:
+    """What a result's facts hold that a roofline reads."""
+    footprint = footprint_of(runtime.model, runtime.facts)
+    return RunFacts.gathered(runtime.notes.facts | {"footprint": footprint})
 
 
 def sequence_of(tokens: Any) -> Any:

@@ -167,7 +167,7 @@ def test_the_environment_is_clean_and_explicit(monkeypatch: pytest.MonkeyPatch, 
         child.tell(ASSIGNMENT)
         ready = next_answer(child)
     assert isinstance(ready, Ready)
-    variables = ready.details["variables"]
+    variables = ready.facts.model_dump()["recorded"]["variables"]
     assert not {
         "OPTIGPU_DATABASE_URL",
         "OPTIGPU_API_KEY",
@@ -178,4 +178,6 @@ def test_the_environment_is_clean_and_explicit(monkeypatch: pytest.MonkeyPatch, 
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["CUDA_VISIBLE_DEVICES"] == "1"
     assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
-    assert (Path(variables["PYTHONPATH"].split(os.pathsep)[0]) / "optigpu" / "replicate.py").is_file()
+    assert (
+        Path(variables["PYTHONPATH"].split(os.pathsep)[0]) / "optigpu" / "child" / "replicate.py"
+    ).is_file()

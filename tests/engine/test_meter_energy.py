@@ -70,18 +70,18 @@ def test_a_request_s_energy_is_what_it_draws_above_idle(tmp_path: Path) -> None:
     scene, request = doing(tmp_path, package.request, Generate(new_tokens=5, batch_size=2))
     with Ticker(package.show, 0.001):
         reading = meter(tmp_path).read(scene)
-    details = reading.details["energy"]
-    assert details["idle_w"] == pytest.approx(IDLE_W, rel=0.2)
+    facts = reading.facts.model_dump()["energy"]
+    assert facts["idle_w"] == pytest.approx(IDLE_W, rel=0.2)
     assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.1)
     assert reading.values["j_per_token"] == pytest.approx(reading.values["energy_j"] / 10)
-    drawn_j = reading.values["power_w"] * details["window_s"]
+    drawn_j = reading.values["power_w"] * facts["window_s"]
     assert drawn_j == pytest.approx(
-        details["requests"] * reading.values["energy_j"] + details["idle_w"] * details["window_s"]
+        facts["requests"] * reading.values["energy_j"] + facts["idle_w"] * facts["window_s"]
     )
-    assert details["requests"] == request.runs - 1, "one more raises the clocks"
-    assert details["window_s"] >= 1.0
-    assert details["source"] == "RAPL counters (powercap)"
-    assert details["scope"].startswith("package-0")
+    assert facts["requests"] == request.runs - 1, "one more raises the clocks"
+    assert facts["window_s"] >= 1.0
+    assert facts["source"] == "RAPL counters (powercap)"
+    assert facts["scope"].startswith("package-0")
 
 
 def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> None:
@@ -168,20 +168,20 @@ def test_a_gpu_s_energy_is_counted(library: Path) -> None:
     reading = ask(library, "energy")
     assert reading["values"]["energy_j"] == pytest.approx(REQUEST_J, rel=0.05)
     assert reading["values"]["j_per_token"] == pytest.approx(reading["values"]["energy_j"] / 10)
-    details = reading["details"]["energy"]
-    assert (details["source"], details["resolution_j"]) == ("NVML total energy counter", 1e-3)
-    assert details["idle_w"] == pytest.approx(10, rel=0.05)
-    assert "not the host" in details["scope"]
+    facts = reading["facts"]["energy"]
+    assert (facts["source"], facts["resolution_j"]) == ("NVML total energy counter", 1e-3)
+    assert facts["idle_w"] == pytest.approx(10, rel=0.05)
+    assert "not the host" in facts["scope"]
 
 
 def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> None:
     """300 W above idle as long as requests run, however long each of them takes."""
     reading = ask(library, "energy", "no_counter")
-    details = reading["details"]["energy"]
-    assert (details["source"], details["resolution_j"]) == ("NVML power, integrated", None)
-    above_j = reading["values"]["energy_j"] * details["requests"]
-    assert above_j == pytest.approx(300 * details["window_s"], rel=0.1)
-    assert details["looks"] >= 10 * details["window_s"]
+    facts = reading["facts"]["energy"]
+    assert (facts["source"], facts["resolution_j"]) == ("NVML power, integrated", None)
+    above_j = reading["values"]["energy_j"] * facts["requests"]
+    assert above_j == pytest.approx(300 * facts["window_s"], rel=0.1)
+    assert facts["looks"] >= 10 * facts["window_s"]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ def test_utilization_is_the_mean_while_requests_run(library: Path) -> None:
     """At rest the made-up GPU says 0, and 80% while something burns: nothing of the time before is counted."""
     reading = ask(library, "gpu_utilization")
     assert reading["values"] == {"gpu_utilization": pytest.approx(0.8)}
-    details = reading["details"]["gpu_utilization"]
-    assert details["samples"] >= 2
-    assert details["requests"] >= 1
+    facts = reading["facts"]["recorded"]["gpu_utilization"]
+    assert facts["samples"] >= 2
+    assert facts["requests"] >= 1
     assert reading["threads"] == ["MainThread"]
 
 

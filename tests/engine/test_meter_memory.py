@@ -46,7 +46,7 @@ def test_an_allocation_within_a_request_is_in_the_host_s_peak(tmp_path: Path) ->
     reading = MemoryMeter().read(scene)
     assert request.runs == 1
     assert reading.values["host_peak_bytes"] == pytest.approx(before + HELD_BYTES, abs=8 * 2**20)
-    assert reading.details["host_peak"]["source"].startswith("VmHWM")
+    assert reading.facts.model_dump()["host_peak"]["source"].startswith("VmHWM")
 
 
 def test_what_was_held_before_the_request_and_given_back_is_not(tmp_path: Path) -> None:
@@ -62,12 +62,12 @@ def test_where_the_mark_cannot_be_reset_samples_give_the_peak_and_say_so(tmp_pat
     scene, _ = doing(tmp_path, lambda: hold(0.3))
     before = resident_bytes()
     reading = MemoryMeter().read(scene)
-    details = reading.details["host_peak"]
-    assert reading.values["host_peak_bytes"] == details["sampled_bytes"]
-    assert details["sampled_bytes"] == pytest.approx(before + HELD_BYTES, abs=8 * 2**20)
-    assert details["samples"] > 2
-    assert "samples at 100 Hz" in details["source"]
-    assert "Is a directory" in details["source"]
+    facts = reading.facts.model_dump()["host_peak"]
+    assert reading.values["host_peak_bytes"] == facts["sampled_bytes"]
+    assert facts["sampled_bytes"] == pytest.approx(before + HELD_BYTES, abs=8 * 2**20)
+    assert facts["samples"] > 2
+    assert "samples at 100 Hz" in facts["source"]
+    assert "Is a directory" in facts["source"]
 
 
 def test_bytes_per_parameter_follow_from_the_weights(tmp_path: Path) -> None:

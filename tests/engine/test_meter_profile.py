@@ -37,14 +37,14 @@ def recorded(scene: Scene, steps: int) -> Recording:
 def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     scene = generating(tmp_path, new_tokens=6)
     reading = ProfileMeter().read(scene)
-    details = reading.details["profile"]
-    rows = details["table"]
+    facts = reading.facts.model_dump()["recorded"]["profile"]
+    rows = facts["table"]
     assert len(rows) <= 20
     assert [row["share"] for row in rows] == sorted((row["share"] for row in rows), reverse=True)
     assert sum(row["share"] for row in rows) <= 1 + 1e-9
     assert rows[0]["name"].startswith("aten::")
     assert not {"aten::view", "aten::linear", "aten::empty"} & {row["name"] for row in rows}
-    assert (details["steps"], details["steps_recorded"]) == (5, 5)
+    assert (facts["steps"], facts["steps_recorded"]) == (5, 5)
     assert attached(scene.runtime) == []
 
 
@@ -54,7 +54,7 @@ def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> 
     assert decoding["memory_bound_share"] + decoding["compute_bound_share"] == pytest.approx(1)
     product = ProfileMeter().read(multiplying(tmp_path, 512))
     assert product.values["compute_bound_share"] > 0.9
-    assert product.details["profile"]["table"][0]["bound"] is Bound.COMPUTE
+    assert product.facts.model_dump()["recorded"]["profile"]["table"][0]["bound"] is Bound.COMPUTE
 
 
 def test_launches_are_counted_for_each_step(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_trace_is_chrome_s_and_kept_under_the_job_s_folder(tmp_path: Path) -
 def test_a_trace_that_is_too_large_is_not_kept_and_the_numbers_are(tmp_path: Path) -> None:
     reading = ProfileMeter(trace_limit_bytes=100).read(generating(tmp_path))
     assert reading.artifacts == {}
-    assert "not kept" in reading.details["profile"]["trace"]
+    assert "not kept" in reading.facts.model_dump()["recorded"]["profile"]["trace"]
     assert list((tmp_path / "artifacts").iterdir()) == []
     assert "memory_bound_share" in reading.values
 

@@ -51,8 +51,8 @@ def test_the_cpu_s_series_are_in_si_units_and_kept_as_a_file(tmp_path: Path) -> 
 
     scene, request = doing(tmp_path, get_warmer)
     reading = TelemetryMeter(window_s=0.5, root=root).read(scene)
-    details = reading.details["telemetry"]
-    series = details["series"]
+    facts = reading.facts.model_dump()["recorded"]["telemetry"]
+    series = facts["series"]
     assert series["cpu_clock_hz"] == {"least": 3e9, "mean": 3e9, "most": 3e9}
     temperature = series["cpu_temperature_c.0.x86_pkg_temp"]
     assert (temperature["least"], temperature["most"]) == (61.5, 80.0)
@@ -60,10 +60,10 @@ def test_the_cpu_s_series_are_in_si_units_and_kept_as_a_file(tmp_path: Path) -> 
     assert series["cpu_power_w"]["most"] == 0.0
     assert series["cpu_heat_slowdowns"]["least"] == 2.0 * len(os.sched_getaffinity(0))
     assert series["load_1min"]["mean"] == 1.5
-    assert (details["reasons"], details["requests"]) == ({}, request.runs)
+    assert (facts["reasons"], facts["requests"]) == ({}, request.runs)
     document = json.loads(reading.artifacts["telemetry.json"].read_text())
     assert reading.artifacts["telemetry.json"].is_relative_to(tmp_path / "artifacts")
-    assert {len(values) for values in document["series"].values()} == {details["looks"]}
+    assert {len(values) for values in document["series"].values()} == {facts["looks"]}
     assert document["t_s"] == sorted(document["t_s"])
 
 
@@ -71,9 +71,9 @@ def test_what_a_machine_does_not_show_is_null_with_its_reason(tmp_path: Path) ->
     root = tmp_path / "root"
     root.mkdir()
     scene, _ = doing(tmp_path, lambda: None)
-    details = TelemetryMeter(window_s=0.01, root=root).read(scene).details["telemetry"]
-    assert details["series"] == {}
-    assert set(details["reasons"]) == {
+    facts = TelemetryMeter(window_s=0.01, root=root).read(scene).facts.model_dump()["recorded"]["telemetry"]
+    assert facts["series"] == {}
+    assert set(facts["reasons"]) == {
         "cpu_clock_hz",
         "cpu_temperature_c",
         "cpu_power_w",
@@ -111,7 +111,7 @@ def test_a_long_series_is_thinned_and_its_extremes_are_not(tmp_path: Path) -> No
 
 def test_a_gpu_s_series_through_nvml(library: Path) -> None:
     reading = ask(library, "telemetry")
-    series = reading["details"]["telemetry"]["series"]
+    series = reading["facts"]["recorded"]["telemetry"]["series"]
     assert series["gpu_sm_clock_hz"]["mean"] == 1.5e9
     assert series["gpu_temperature_c"]["mean"] == 55.0
     assert series["gpu_power_w"]["most"] == 310.0
@@ -132,9 +132,9 @@ def test_a_gpu_that_is_lost_in_mid_run_keeps_what_was_seen(library: Path) -> Non
 
 
 def test_a_gpu_that_cannot_be_asked_leaves_the_host_s_series(library: Path) -> None:
-    details = ask(library, "telemetry", "not_loaded")["details"]["telemetry"]
-    assert "driver is not loaded" in details["reasons"]["gpu"]
-    assert "load_1min" in details["series"]
+    facts = ask(library, "telemetry", "not_loaded")["facts"]["recorded"]["telemetry"]
+    assert "driver is not loaded" in facts["reasons"]["gpu"]
+    assert "load_1min" in facts["series"]
 
 
 def test_a_request_that_breaks_down_leaves_no_thread_behind(tmp_path: Path) -> None:

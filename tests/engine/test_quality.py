@@ -68,7 +68,7 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     reading = measured(tmp_path, *stack)
     assert 0 <= reading.values["kld_mean"] <= reading.values["kld_p99"] <= 1e-6
     assert reading.values["top1_agreement"] == 1
-    assert reading.details["quality"]["kld_positions"] == 512
+    assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
 
 
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
@@ -150,28 +150,30 @@ def test_perplexity_is_that_of_an_independent_evaluation(
         total, count, ended = total + loss, count + predicted, end
         if end == len(ids):
             break
-    assert count == reading.details["quality"]["positions"] == 399
+    assert count == reading.facts.model_dump()["quality"]["positions"] == 399
     assert reading.values["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
-    assert reading.details["quality"]["fp32_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+    assert reading.facts.model_dump()["quality"]["fp32_perplexity"] == pytest.approx(
+        math.exp(total / count), rel=1e-4
+    )
     assert abs(reading.values["perplexity_delta"]) < 1e-4
 
 
 def test_the_delta_is_the_difference_from_fp32(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, Int8WeightOnly(), text="file:mine.txt")
-    fp32 = reading.details["quality"]["fp32_perplexity"]
+    fp32 = reading.facts.model_dump()["quality"]["fp32_perplexity"]
     assert reading.values["perplexity"] - fp32 == pytest.approx(reading.values["perplexity_delta"])
     assert reading.values["perplexity_delta"] != 0
     assert 1 < fp32 < 5
 
 
-def test_what_was_measured_on_is_in_the_details(tmp_path: Path, language_dir: Path) -> None:
+def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path) -> None:
     reading = measured(tmp_path, text="file:mine.txt", tokens=200, window=50, stride=20)
-    details = reading.details["quality"]
+    facts = reading.facts.model_dump()["quality"]
     content = (language_dir / "mine.txt").read_bytes()
-    assert details["dataset_sha256"] == hashlib.sha256(content).hexdigest()
-    assert (details["window"], details["stride"], details["batch_size"]) == (50, 20, 2)
-    assert (details["text"], details["dataset"]) == ("file:mine.txt", "mine.txt")
-    assert len(details["tokens_sha256"]) == 64
+    assert facts["dataset_sha256"] == hashlib.sha256(content).hexdigest()
+    assert (facts["window"], facts["stride"], facts["batch_size"]) == (50, 20, 2)
+    assert (facts["text"], facts["dataset"]) == ("file:mine.txt", "mine.txt")
+    assert len(facts["tokens_sha256"]) == 64
     assert set(reading.reasons) == {"accuracy", "accuracy_loss_percent"}
     assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
@@ -182,7 +184,7 @@ def test_wikitext_gives_a_perplexity(
     monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
     reading = measured(tmp_path, text="wikitext-2", tokens=128)
     assert set(reading.values) == set(QualityMeter.metrics) - {"accuracy", "accuracy_loss_percent"}
-    assert reading.details["quality"]["dataset"] == "wikitext-2/test.txt"
+    assert reading.facts.model_dump()["quality"]["dataset"] == "wikitext-2/test.txt"
 
 
 def test_accuracy_is_that_of_an_independent_evaluation(
@@ -192,10 +194,10 @@ def test_accuracy_is_that_of_an_independent_evaluation(
     share = plain.values["accuracy"]
     assert share == independent_accuracy(language_dir, trained_model, exact_model()) == 10 / 12
     assert plain.values["accuracy_loss_percent"] == 0
-    details = plain.details["quality"]
-    assert details["accuracy_standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 11))
-    assert (details["items"], details["kld_positions"], details["contexts_cut"]) == (12, 100, 0)
-    assert details["positions"] > 400
+    facts = plain.facts.model_dump()["quality"]
+    assert facts["accuracy_standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 11))
+    assert (facts["items"], facts["kld_positions"], facts["contexts_cut"]) == (12, 100, 0)
+    assert facts["positions"] > 400
     assert plain.values["kld_mean"] <= 1e-6
 
 
@@ -234,8 +236,8 @@ def test_the_real_hellaswag_runs(tmp_path: Path, datasets_dir: Path, monkeypatch
     there = scene_of(runtime_of(MODEL), tmp_path, longer, text="hellaswag", items=5)
     assert make_reference(there).reasons == {}
     reading = QualityMeter().read(there)
-    assert reading.details["quality"]["items"] == 5
-    assert reading.details["quality"]["contexts_cut"] > 0
+    assert reading.facts.model_dump()["quality"]["items"] == 5
+    assert reading.facts.model_dump()["quality"]["contexts_cut"] > 0
     assert reading.values["accuracy"] in [count / 5 for count in range(6)]
 
 
@@ -269,4 +271,4 @@ def test_the_model_s_own_text_follows_the_seed(tmp_path: Path) -> None:
 def test_exactly_as_many_tokens_of_its_own_are_predicted_as_were_asked_for(
     tokens: int, tmp_path: Path
 ) -> None:
-    assert measured(tmp_path, tokens=tokens).details["quality"]["positions"] == tokens
+    assert measured(tmp_path, tokens=tokens).facts.model_dump()["quality"]["positions"] == tokens

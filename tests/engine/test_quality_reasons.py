@@ -104,8 +104,8 @@ def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
 ) -> None:
     monkeypatch.setattr("optigpu.quality.reference.MOST_BYTES", 100 * VOCABULARY * 4)
     reading = measured(tmp_path, text="file:mine.txt", tokens=300)
-    details = reading.details["quality"]
-    assert (details["kld_positions"], details["positions"]) == (100, 299)
+    facts = reading.facts.model_dump()["quality"]
+    assert (facts["kld_positions"], facts["positions"]) == (100, 299)
     assert (tmp_path / FOLDER / "logits.f32").stat().st_size == 100 * VOCABULARY * 4
 
 

@@ -82,7 +82,7 @@ def test_a_generation_is_loaded_timed_and_weighed() -> None:
         ready = answer(child)
         assert isinstance(ready, Ready)
         assert (ready.problem, ready.compile_s) == (None, None)
-        assert ready.details["int8_layers"] == 15
+        assert ready.facts.recorded["int8_layers"] == 15
         heard = ask(child, RunRound(seconds=0, min_requests=3))
         assert isinstance(heard, Round)
         assert {name: len(values) for name, values in heard.samples.items()} == dict.fromkeys(
@@ -99,7 +99,7 @@ def test_a_compiled_stack_says_what_compiling_took() -> None:
     with child_with(work) as child:
         ready = answer(child)
         assert isinstance(ready, Ready)
-        assert ready.details["compiled_graphs"] == 1
+        assert ready.facts.recorded["compiled_graphs"] == 1
         assert ready.compile_s is not None
         assert ready.compile_s > ready.request_s
 

@@ -15,6 +15,7 @@ import pytest
 
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.facts import WarmUpFacts
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec
 from optigpu.run import Report, run
@@ -89,7 +90,7 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     assert result.metrics["weight_bytes"].value == 4e6
     assert (result.metrics["peak_bytes"].value, result.metrics["peak_bytes"].reason) == (None, "no GPU")
     assert outcome.samples["weight_bytes"] == ((4e6,), (4e6,))
-    assert result.details["warmup"] == [{"requests": 3, "steady": True}] * 2
+    assert result.facts.warmup == (WarmUpFacts(requests=3, steady=True),) * 2
     assert result.verdict.valid
     assert result.verdict.warnings == ()
     assert result.variant.variant_digest
@@ -234,7 +235,7 @@ def test_variants_side_by_side_take_turns_and_are_compared_in_pairs(conductor: C
     report = conductor.run(job("bf16", measure=FAST | {"replicates": 2}), "drifting")
     turns = [event.index for event in conductor.progress if event.doing == "measuring"]
     assert turns[:4] == [0, 1, 0, 1]
-    assert all(result.details["side_by_side"] == [0, 1] for result in report.results)
+    assert all(result.facts.side_by_side == (0, 1) for result in report.results)
     gain = report.attribution.rows[1].speedup
     assert gain is not None
     assert gain.ci is not None
@@ -253,7 +254,7 @@ def test_without_room_the_baseline_is_measured_again_at_the_end(
     monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     report = conductor.run(job("bf16"), "well_behaved")
     assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
-    assert [result.details["side_by_side"] for result in report.results] == [[0], [1]]
+    assert [result.facts.side_by_side for result in report.results] == [(0,), (1,)]
     again = report.attribution.baseline_again
     assert again is not None
     assert again.ratio == pytest.approx(1, rel=0.01)

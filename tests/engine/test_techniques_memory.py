@@ -27,7 +27,7 @@ from tests.engine.model_calls import (
     NEW_TOKENS,
     WORKLOAD,
     assert_compiled_does_the_same,
-    details_of,
+    facts_of,
     seen,
     sequence_of,
     tensors_of,
@@ -139,7 +139,7 @@ def test_the_roofline_counts_the_bytes_that_the_cache_holds(stack: tuple[Techniq
     cache = new_cache(runtime.model, cache_options(stack), 8)
     runtime.model(input_ids=prompt(), past_key_values=cache, use_cache=True)
     held = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(cache))
-    work, without = work_of(WORKLOAD, details_of(runtime)), work_of(WORKLOAD, details_of(uncached))
+    work, without = work_of(WORKLOAD, facts_of(runtime)), work_of(WORKLOAD, facts_of(uncached))
     assert work.prefill is not None
     assert without.prefill is not None
     assert work.prefill.bytes - without.prefill.bytes == held

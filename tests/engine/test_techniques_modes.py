@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.documents.shapes import Footprint
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.roofline import work_of
@@ -25,7 +26,7 @@ from tests.engine.model_calls import (
     NEW_TOKENS,
     WORKLOAD,
     assert_compiled_does_the_same,
-    details_of,
+    facts_of,
     seen,
     sequence_of,
     tensors_of,
@@ -95,9 +96,9 @@ def test_autocast_converts_each_weight_once_in_a_request(family: str, others: tu
 def test_in_inference_mode_torch_keeps_no_conversion() -> None:
     runtime = runtime_of("path:gpt2", Autocast(), InferenceMode())
     assert set(conversions(runtime).values()) == {NEW_TOKENS}
-    assert (
-        work_of(WORKLOAD, details_of(runtime)).step.bytes > details_of(runtime)["footprint"]["streamed_bytes"]
-    )
+    facts = facts_of(runtime)
+    assert isinstance(facts.footprint, Footprint)
+    assert work_of(WORKLOAD, facts).step.bytes > facts.footprint.streamed_bytes
 
 
 def test_a_static_cache_under_autocast_holds_keys_and_values_of_two_types() -> None:
@@ -157,14 +158,15 @@ def test_what_a_request_kept_for_gradients_is_gone_after_it() -> None:
 
 def test_the_roofline_holds_autocast_against_the_rate_and_the_bytes_of_its_type() -> None:
     """The prompt's pass reads the weights as they are, the steps as they were converted."""
-    plain, narrow = (details_of(runtime_of("path:gpt2", *stack)) for stack in ((), (Autocast(),)))
+    plain, narrow = (facts_of(runtime_of("path:gpt2", *stack)) for stack in ((), (Autocast(),)))
     before, after = work_of(WORKLOAD, plain), work_of(WORKLOAD, narrow)
     assert (before.dtype, after.dtype) == ("float32", "bfloat16")
-    rows = narrow["footprint"]["row_bytes"]
+    assert isinstance(narrow.footprint, Footprint)
+    rows = narrow.footprint.row_bytes
     assert after.step.bytes - 2 * rows == (before.step.bytes - 2 * rows) / 2
     assert before.prefill is not None
     assert after.prefill is not None
-    assert after.prefill.bytes > narrow["footprint"]["streamed_bytes"]
+    assert after.prefill.bytes > narrow.footprint.streamed_bytes
 
 
 def test_a_compiled_step_computes_under_autocast() -> None:

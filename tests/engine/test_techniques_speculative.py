@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from optigpu.backends.torch.clock import CpuClock
 from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.documents.facts import RunFacts
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.meters.memory import weight_bytes
@@ -208,9 +209,9 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
 def test_how_many_bytes_a_token_costs_is_not_known() -> None:
     """The weights are read once for several tokens, so a share of the bandwidth would be above one."""
     with pytest.raises(
-        UnsupportedError, match="speculative decoding reads the weights once for several tokens"
+        UnsupportedError, match="Speculative decoding reads the weights once for several tokens"
     ):
-        work_of(Generate(), {"tokens_per_pass": 2.0, "footprint": {}})
+        work_of(Generate(), RunFacts(tokens_per_pass=2.0))
 
 
 def test_tokens_that_rounding_does_not_explain_are_an_error() -> None:

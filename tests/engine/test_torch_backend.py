@@ -116,7 +116,7 @@ def test_what_the_baseline_really_used_is_recorded() -> None:
         "kv_cache": "dynamic",
         "autograd": "no_grad",
         "decode_loop": "transformers generate",
-        "transformers": transformers.__version__,
+        "versions": {"transformers": transformers.__version__},
         "attention_kernels": ["aten::_scaled_dot_product_flash_attention_for_cpu"],
     }
 

@@ -43,7 +43,7 @@ def test_one_file_s_hash_is_what_sha256sum_says(models_dir: Path, tmp_path: Path
     assert found["hash"] == sha256sum(models_dir / "gpt2", "model.safetensors").split()[0]
     assert (found["hash_of"], found["files"]) == ("files", {"model.safetensors": found["hash"]})
     assert found["revision"] is None
-    assert "directory" in found["reasons"]["model_revision"]
+    assert "directory" in found["reasons"]["revision"]
 
 
 def test_several_files_have_the_hash_of_what_sha256sum_says(models: Path, tmp_path: Path) -> None:
@@ -98,9 +98,7 @@ def test_files_that_are_gone_by_then_are_a_reason(models: Path, tmp_path: Path) 
     shutil.rmtree(models / "brief")
     found = weights_provenance(reference, model, 0, tmp_path)
     assert found["hash"] is None
-    assert found["reasons"]["weight_hash"].startswith(
-        "The files that path:brief was loaded from cannot be read"
-    )
+    assert found["reasons"]["hash"].startswith("The files that path:brief was loaded from cannot be read")
     assert "hash_of" not in found
 
 
@@ -111,7 +109,7 @@ def test_a_bundled_model_is_told_by_its_file(
     monkeypatch.setitem(BUNDLED, "tiny", models / "in the package")
     found = provenance("bundled:tiny", tmp_path)
     assert found["hash"] == sha256sum(models / "in the package", "model.safetensors").split()[0]
-    assert "package" in found["reasons"]["model_revision"]
+    assert "package" in found["reasons"]["revision"]
 
 
 @pytest.fixture
@@ -143,7 +141,7 @@ def test_a_hub_s_cache_that_lost_the_weights_still_says_the_commit(hub_cache: Pa
     (hub_cache / "model.safetensors").unlink()
     found = weights_provenance(reference, model, 0, tmp_path / "job")
     assert (found["hash"], found["revision"]) == (None, COMMIT)
-    assert "no model.safetensors" in found["reasons"]["weight_hash"]
+    assert "no model.safetensors" in found["reasons"]["hash"]
 
 
 def test_a_preset_has_the_recipe_of_its_weights(tmp_path: Path) -> None:

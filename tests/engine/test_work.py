@@ -20,7 +20,7 @@ from tests.engine.image_models import image_runtime
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 
 BATCH, PROMPT, NEW = 3, 10, 5
-WORKLOAD = Generate(prompt_tokens=PROMPT, new_tokens=NEW, batch_size=BATCH)
+SHAPE = Generate(prompt_tokens=PROMPT, new_tokens=NEW, batch_size=BATCH).work_shape
 WIDTH = 64
 """Of the tiny models' hidden states."""
 
@@ -66,7 +66,7 @@ def of_model(model: Any) -> Footprint:
 def test_prefill_has_the_operations_that_torch_counts(family: str) -> None:
     model = eager(family)
     counted = Counted(model, lambda: model(input_ids=tokens(PROMPT), logits_to_keep=1))
-    work = prefill(WORKLOAD, of_model(model), "float32", cached=True)
+    work = prefill(SHAPE, of_model(model), "float32", cached=True)
     assert work.matmul_flops == counted.linear
     # A plain product computes the whole square of scores; the triangle with its diagonal is what is needed of it.
     assert work.attention_flops == counted.attention * (PROMPT + 1) / (2 * PROMPT)
@@ -85,7 +85,7 @@ def test_a_decode_step_has_the_operations_that_torch_counts_on_average(family: s
             model(input_ids=tokens(1), past_key_values=cache, use_cache=True, logits_to_keep=1)
 
     counted = Counted(model, decode)
-    work = decode_step(WORKLOAD, of_model(model), "float32", cached=True)
+    work = decode_step(SHAPE, of_model(model), "float32", cached=True)
     assert work.matmul_flops == counted.linear / (NEW - 1)
     assert work.attention_flops == counted.attention / (NEW - 1)
 
@@ -99,7 +99,7 @@ def test_without_a_cache_a_step_computes_all_tokens_again(family: str) -> None:
             model(input_ids=tokens(length), use_cache=False, logits_to_keep=1)
 
     counted = Counted(model, decode)
-    work = decode_step(WORKLOAD, of_model(model), "float32", cached=False)
+    work = decode_step(SHAPE, of_model(model), "float32", cached=False)
     assert work.matmul_flops == pytest.approx(counted.linear / (NEW - 1), rel=1e-12)
     squares = sum(length**2 for length in range(PROMPT + 1, PROMPT + NEW))
     triangles = sum(length * (length + 1) / 2 for length in range(PROMPT + 1, PROMPT + NEW))
@@ -132,9 +132,7 @@ def test_an_opt_model_with_a_narrow_embedding_is_counted_with_its_projections() 
     counted = Counted(model, lambda: model(input_ids=tokens(PROMPT), logits_to_keep=1))
     # transformers projects every token out of the blocks before it picks the last one.
     unneeded = 2 * BATCH * (PROMPT - 1) * WIDTH * 32
-    assert (
-        prefill(WORKLOAD, of_model(model), "float32", cached=True).matmul_flops == counted.linear - unneeded
-    )
+    assert prefill(SHAPE, of_model(model), "float32", cached=True).matmul_flops == counted.linear - unneeded
 
 
 @pytest.mark.parametrize("family", ["resnet", "mobilenet", "vit"])
@@ -214,5 +212,5 @@ class TestBytes:
         runtime.model(input_ids=tokens(PROMPT), past_key_values=cache, use_cache=True)
         layers: list[Any] = cache.layers
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-        cached, uncached = (prefill(WORKLOAD, model, "float32", each).bytes for each in (True, False))
+        cached, uncached = (prefill(SHAPE, model, "float32", each).bytes for each in (True, False))
         assert cached - uncached == held

@@ -198,8 +198,8 @@ class TestTheMeter:
 
     def test_the_meter_s_window_is_at_most_the_workload_s(self, tmp_path: Path) -> None:
         make_reference(self.scene(tmp_path))
-        details = QualityMeter().read(self.scene(tmp_path)).details["quality"]
-        assert (details["window"], details["batch_size"], details["positions"]) == (32, 2, 512)
+        facts = QualityMeter().read(self.scene(tmp_path)).facts.model_dump()["quality"]
+        assert (facts["window"], facts["batch_size"], facts["positions"]) == (32, 2, 512)
         reasons = make_reference(self.scene(tmp_path, window=33)).reasons
         assert "quality.window is 33 tokens and the workload decodes 32" in reasons["kld_mean"]
 
@@ -216,7 +216,7 @@ class TestTheMeter:
                 make_reference(scene)
             found.append(QualityMeter().read(scene))
         assert [reading.values["top1_agreement"] for reading in found] == [1, 1]
-        assert [reading.details["quality"]["window"] for reading in found] == [16, 16]
+        assert [reading.facts.model_dump()["quality"]["window"] for reading in found] == [16, 16]
 
     def test_a_loop_that_gives_no_logits_is_unsupported(self) -> None:
         request = QUALITY.prepare(runtime_of(self.MODEL, OwnLoop(scores=False)))

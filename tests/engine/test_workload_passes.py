@@ -255,7 +255,7 @@ class TestQuality:
         reading = self.measured(tmp_path)
         assert reading.values["kld_mean"] <= 1e-9
         assert reading.values["top1_agreement"] == 1
-        assert reading.details["quality"]["images"] == 72, "whole batches"
+        assert reading.facts.model_dump()["quality"]["images"] == 72, "whole batches"
         assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
     def test_a_little_rounding_is_seen(self, tmp_path: Path) -> None:

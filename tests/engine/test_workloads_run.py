@@ -33,7 +33,7 @@ def test_a_process_prepares_times_and_weighs_it(kind: str) -> None:
         ready = answer(child)
         assert isinstance(ready, Ready), ready
         assert ready.problem is None
-        assert ("footprint" in ready.details) == (model is not None)
+        assert (ready.facts.footprint is not None) == (model is not None)
         heard = ask(child, RunRound(seconds=0, min_requests=2))
         assert isinstance(heard, Round)
         assert {name: len(values) for name, values in heard.samples.items()} == dict.fromkeys(
@@ -67,5 +67,5 @@ def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]
     (result,) = json.loads(ran.stdout)["results"]
     assert result["metrics"]["images_per_s"]["value"] > 0
     assert result["metrics"]["mfu"]["value"] > 0
-    assert result["details"]["roofline"]["step"]["name"] == "pass"
+    assert result["facts"]["roofline"]["step"]["name"] == "pass"
     assert "random" in result["metrics"]["kld_mean"]["reason"]

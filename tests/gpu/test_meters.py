@@ -59,7 +59,7 @@ def test_work_draws_more_than_rest(tmp_path: Path) -> None:
         "j_per_image": "matmul classifies no images",
     }
     assert reading.values["energy_j"] > 0
-    assert reading.values["power_w"] > reading.details["energy"]["idle_w"]
+    assert reading.values["power_w"] > reading.facts.model_dump()["energy"]["idle_w"]
 
 
 def test_a_generation_has_joules_per_token(tmp_path: Path) -> None:
@@ -81,8 +81,9 @@ def test_the_profile_counts_kernels_of_the_gpu(tmp_path: Path) -> None:
     scene = generating(tmp_path)
     reading = ProfileMeter().read(scene)
     assert reading.values["launches_per_step"] > 14
-    assert reading.details["profile"]["unknown_share"] < 0.2
-    assert not any(row["name"].startswith("aten::") for row in reading.details["profile"]["table"])
+    profile = reading.facts.model_dump()["recorded"]["profile"]
+    assert profile["unknown_share"] < 0.2
+    assert not any(row["name"].startswith("aten::") for row in profile["table"])
     assert isinstance(scene.runtime.clock, CudaClock)
 
 

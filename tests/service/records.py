@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from optigpu.documents.events import PlannedVariant
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import (
     Environment,
     MetricSummary,
@@ -70,7 +71,7 @@ def a_result(
     device: DeviceKind = DeviceKind.CPU,
     measured_at: datetime = NOON,
     valid: bool = True,
-    details: dict[str, Any] | None = None,
+    facts: RunFacts | None = None,
     **changes: Any,
 ) -> Result:
     """A result; two of the same workload, size, stack, device and hardware share a place on the leaderboard."""
@@ -99,7 +100,7 @@ def a_result(
             warnings=(VerdictWarning.SINGLE_REPLICATE,),
         ),
         "metrics": {primary: a_metric(primary, 100.0, (99.0, 101.0))} if metrics is None else metrics,
-        "details": details or {"decode_loop": "transformers"},
+        "facts": facts or RunFacts(decode_loop="transformers"),
         "environment": an_environment(hardware),
         "seed": 0,
     }

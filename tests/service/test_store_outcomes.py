@@ -7,6 +7,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.events import EVENT
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Outcome, Samples
 from optigpu.store import events, jobs, results
 from optigpu.store.database import Database
@@ -20,7 +21,7 @@ RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
 
 
 def test_a_result_is_given_back_as_it_was_stored(database: Database) -> None:
-    result = a_result(details={"z": 1 / 3, "a": [None, "ü"]})
+    result = a_result(facts=RunFacts(recorded={"z": 1 / 3, "a": [None, "ü"]}))
     claim = _planned(database, "baseline")
     with database.write() as session:
         jobs.save_outcome(session, claim, an_outcome(result))
@@ -141,7 +142,7 @@ def test_a_failed_variant_keeps_its_reason(database: Database) -> None:
 def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Database) -> None:
     claim = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(details={"name": "a\x00b"})))
+        jobs.save_outcome(session, claim, an_outcome(a_result(facts=RunFacts(recorded={"name": "a\x00b"}))))
         job = jobs.get(session, claim.job_id)
     assert job.state is JobState.RUNNING
     assert job.variants[0].status is VariantStatus.FAILED

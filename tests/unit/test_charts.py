@@ -2,13 +2,13 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optigpu.cli import main
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason
 from optigpu.documents.shapes import Footprint
 from optigpu.report.canvas import COLOURS, MARKERS, mark
@@ -45,16 +45,16 @@ def made(
     index: int, label: str, role: Role, rate: float, streamed: int, dtype: str, top1: float, verdict: Verdict
 ) -> dict[str, Any]:
     model = Footprint(GPT2.facts, streamed, GPT2.row_bytes)
-    details = {"dtype": dtype, "kv_cache": "dynamic", "footprint": asdict(model)}
+    facts = RunFacts(dtype=dtype, kv_cache="dynamic", footprint=model)
     metrics: dict[str, MetricSummary] = {
         "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.03)),
         "ttft_s": metric("ttft_s", 0.1),
         "latency_s": metric("latency_s", 0.1 + 63 / rate, (0.1 + 62 / rate, 0.1 + 65 / rate)),
         "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
     }
-    found = roofline_of(Generate.model_validate(GENERATE), metrics, details, PEAKS, None)
+    found = roofline_of(Generate.model_validate(GENERATE), metrics, facts, PEAKS, None)
     whole = result(index, role, label, metrics | found.metrics, verdict)
-    update = {"bound": found.bound, "details": {"roofline": found.document()}}
+    update = {"bound": found.bound, "facts": RunFacts(roofline=found.facts)}
     document: dict[str, Any] = whole.model_copy(update=update).model_dump(mode="json")
     return document
 
@@ -161,10 +161,10 @@ def test_the_throughput_chart_joins_the_shapes_of_one_stack(
 
 
 def test_what_does_no_matrix_product_has_no_place_under_the_roofline(tmp_path: Path) -> None:
-    roofline = RESULTS[0]["details"]["roofline"]
+    roofline = RESULTS[0]["facts"]["roofline"]
     nothing = {"roofline": roofline | {"step": roofline["step"] | {"flops": 0.0, "flops_per_byte": 0.0}}}
     with pytest.raises(SpecError, match="No result has a roofline"):
-        roofline_chart("t", [each | {"details": nothing} for each in RESULTS], tmp_path / "c.svg")
+        roofline_chart("t", [each | {"facts": nothing} for each in RESULTS], tmp_path / "c.svg")
 
 
 def test_more_variants_than_colours_still_differ() -> None:
@@ -202,10 +202,10 @@ def test_where_nothing_was_measured_the_reason_is_said(tmp_path: Path, kind: str
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("details", [{}, {"roofline": {"step": None, "reason": "no peaks"}}])
-def test_without_a_roofline_none_is_drawn(tmp_path: Path, details: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"details\.roofline\.reason"):
-        roofline_chart("t", [each | {"details": details} for each in RESULTS], tmp_path / "c.svg")
+@pytest.mark.parametrize("facts", [{}, {"roofline": {"step": None, "reason": "no peaks"}}])
+def test_without_a_roofline_none_is_drawn(tmp_path: Path, facts: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"facts\.roofline\.reason"):
+        roofline_chart("t", [each | {"facts": facts} for each in RESULTS], tmp_path / "c.svg")
 
 
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "chart.svg.txt"])

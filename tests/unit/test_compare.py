@@ -230,7 +230,7 @@ def test_quality_on_different_texts_has_no_ratio_and_speed_has_one() -> None:
     def on(text: str | None) -> dict[str, Any]:
         made = document(((0.9,), (0.9,)), "top1_agreement")
         made["metrics"] |= SLOW["metrics"]
-        return made | {"details": {"quality": {"tokens_sha256": text, "window": 8}}}
+        return made | {"facts": {"quality": {"tokens_sha256": text, "window": 8}}}
 
     same = compare(on("a"), on("a")).metrics
     assert (same["top1_agreement"].ratio, same["top1_agreement"].reason) == (1.0, None)

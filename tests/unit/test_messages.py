@@ -21,14 +21,23 @@ from optigpu.child.messages import (
     RunReference,
     RunRound,
 )
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Environment
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
+FACTS = RunFacts(dtype="float32", recorded={"a": [1, "ü"]})
 ANSWERS: list[Answer] = [
     Progress(doing="loading"),
-    Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.1, details={"a": [1, "ü"]}),
+    Ready(
+        load_s=1,
+        compile_s=None,
+        steady=True,
+        warmup_requests=3,
+        request_s=0.1,
+        facts=FACTS,
+    ),
     Refused(reason="no\nGPU"),
     Broken(fault="out_of_memory", reason="too big", trace="Traceback\n  line"),
     Round(samples={"tokens_per_s": (1.0, 1e-300)}),

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from optigpu import __version__
 from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.documents.facts import ImageQuality, RunFacts, TextQuality, WeightFacts
 from optigpu.documents.result import Environment, Provenance
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest
@@ -45,20 +46,28 @@ def variant(**fields: Any) -> Variant:
     return variants_of(spec(**fields))[0]
 
 
-FILES = {
-    "hash": "a" * 64,
-    "hash_of": "files",
-    "revision": None,
-    "reasons": {"model_revision": "A directory."},
-}
-RECIPE = {"hash": "b" * 64, "hash_of": "recipe", "revision": "c" * 64, "reasons": {}}
+FILES = WeightFacts(hash="a" * 64, hash_of="files", reasons={"revision": "A directory."})
+RECIPE = WeightFacts(hash="b" * 64, hash_of="recipe", revision="c" * 64)
+OWN_TEXT = TextQuality(
+    text="self",
+    dataset=None,
+    dataset_sha256=None,
+    tokens_sha256="f" * 64,
+    positions=512,
+    kld_positions=512,
+    window=64,
+    stride=None,
+    batch_size=1,
+    contexts_cut=0,
+)
 
 
 def test_a_result_says_where_it_comes_from() -> None:
     environment = HERE.model_copy(update={"git_revision": "d" * 40, "git_dirty": False})
-    details = {"weights": FILES, "quality": {"dataset_sha256": "e" * 64}}
+    quality = OWN_TEXT.model_copy(update={"dataset_sha256": "e" * 64})
+    facts = RunFacts(weights=FILES, quality=quality)
     posted = spec(seed=7)
-    found = provenance_of(posted, variants_of(posted)[0], environment, details)
+    found = provenance_of(posted, variants_of(posted)[0], environment, facts)
     assert found == Provenance(
         spec_digest=digest(posted.model_dump(mode="json")),
         seed=7,
@@ -74,16 +83,14 @@ def test_a_result_says_where_it_comes_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("details", "model", "dataset"),
+    ("facts", "model", "dataset"),
     [
-        ({}, "did not record", "was not measured"),
-        ({"quality": {"dataset_sha256": None}}, "did not record", "wrote itself"),
+        (RunFacts(), "did not record", "was not measured"),
+        (RunFacts(quality=OWN_TEXT), "did not record", "wrote itself"),
     ],
 )
-def test_what_nobody_recorded_is_null_with_a_reason(
-    details: dict[str, Any], model: str, dataset: str
-) -> None:
-    found = provenance_of(spec(), variant(), HERE, details)
+def test_what_nobody_recorded_is_null_with_a_reason(facts: RunFacts, model: str, dataset: str) -> None:
+    found = provenance_of(spec(), variant(), HERE, facts)
     assert (found.model_revision, found.weight_hash, found.weight_hash_of, found.dataset_hash) == (None,) * 4
     assert model in found.reasons["model_revision"]
     assert model in found.reasons["weight_hash"]
@@ -93,12 +100,12 @@ def test_what_nobody_recorded_is_null_with_a_reason(
 
 def test_a_workload_without_a_model_has_no_weights_to_name() -> None:
     posted = JobSpec.model_validate({"workload": {"kind": "matmul"}})
-    found = provenance_of(posted, variants_of(posted)[0], HERE, {})
+    found = provenance_of(posted, variants_of(posted)[0], HERE, RunFacts())
     assert found.reasons["weight_hash"] == "The workload runs no model."
 
 
 def test_nothing_is_null_without_a_reason() -> None:
-    whole = provenance_of(spec(), variant(), HERE, {"weights": FILES}).model_dump()
+    whole = provenance_of(spec(), variant(), HERE, RunFacts(weights=FILES)).model_dump()
     reasons = {name: why for name, why in whole["reasons"].items() if name != "git_revision"}
     with pytest.raises(ValidationError, match="git_revision without a value and without a reason"):
         Provenance.model_validate(whole | {"reasons": reasons})
@@ -106,15 +113,17 @@ def test_nothing_is_null_without_a_reason() -> None:
 
 def test_the_spec_s_digest_tells_any_two_specs_apart() -> None:
     variants = [spec(), spec(seed=1), spec(measure={"replicates": 9}), spec(model="path:other")]
-    digests = {provenance_of(posted, variants_of(posted)[0], HERE, {}).spec_digest for posted in variants}
+    digests = {
+        provenance_of(posted, variants_of(posted)[0], HERE, RunFacts()).spec_digest for posted in variants
+    }
     assert len(digests) == len(variants)
 
 
 def test_other_weights_under_the_same_name_are_another_workload() -> None:
     posted = variant()
     one, again, other = (
-        measured(posted, provenance_of(spec(), posted, HERE, {"weights": FILES | {"hash": found}}))
-        for found in ("a" * 64, "a" * 64, "f" * 64)
+        measured(posted, provenance_of(spec(), posted, HERE, RunFacts(weights=weights)))
+        for weights in (FILES, FILES, FILES.model_copy(update={"hash": "f" * 64}))
     )
     assert (one.workload_digest, one.digest) == (again.workload_digest, again.digest)
     assert len({posted.workload_digest, one.workload_digest, other.workload_digest}) == 3
@@ -123,14 +132,14 @@ def test_other_weights_under_the_same_name_are_another_workload() -> None:
 
 def test_how_random_weights_were_drawn_is_in_no_digest() -> None:
     posted = variant(model="preset:gpt2")
-    found = provenance_of(spec(model="preset:gpt2"), posted, HERE, {"weights": RECIPE})
+    found = provenance_of(spec(model="preset:gpt2"), posted, HERE, RunFacts(weights=RECIPE))
     assert (found.weight_hash, found.weight_hash_of, found.model_revision) == ("b" * 64, "recipe", "c" * 64)
     assert measured(posted, found) == posted
 
 
 def test_weights_that_could_not_be_hashed_leave_the_digests_as_they_were_posted() -> None:
-    unknown = {"hash": None, "revision": "c" * 40, "reasons": {"weight_hash": "The files are gone."}}
-    found = provenance_of(spec(), variant(), HERE, {"weights": unknown})
+    unknown = WeightFacts(revision="c" * 40, reasons={"hash": "The files are gone."})
+    found = provenance_of(spec(), variant(), HERE, RunFacts(weights=unknown))
     assert (found.weight_hash, found.reasons["weight_hash"]) == (None, "The files are gone.")
     assert measured(variant(), found) == variant()
 
@@ -141,7 +150,7 @@ def test_a_preset_s_architecture_never_changes_under_its_name() -> None:
 
 
 def test_made_images_have_no_dataset_to_hash_and_say_so() -> None:
-    quality = {"images": 64, "of": "noise"}
-    found = provenance_of(spec(), variant(), HERE, {"weights": RECIPE, "quality": quality})
+    facts = RunFacts(weights=RECIPE, quality=ImageQuality(images=64, of="noise"))
+    found = provenance_of(spec(), variant(), HERE, facts)
     assert found.dataset_hash is None
     assert "images that were made from the seed" in found.reasons["dataset_hash"]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, AttributionRow
 from optigpu.report import ladder_grid
 from optigpu.report.formats import Grid
@@ -14,14 +15,14 @@ from optigpu.workloads import WORKLOADS
 from tests.unit.made_results import ONE_PROCESS, metric, result
 
 
-def grid_of(kind: str, primary: str, *metrics: dict[str, Any], **details: Any) -> Grid:
+def grid_of(kind: str, primary: str, *metrics: dict[str, Any], **facts: Any) -> Grid:
     """The table of valid results, one with each of these metrics."""
     documents, rows = [], []
     for index, each in enumerate(metrics):
         label = f"variant {index}"
         whole = result(index, Role.SINGLE, label, each, ONE_PROCESS)
         changes = {"workload": {"kind": kind}, "primary_metric": primary}
-        update = {"variant": whole.variant.model_copy(update=changes), "details": details}
+        update = {"variant": whole.variant.model_copy(update=changes), "facts": RunFacts(**facts)}
         documents.append(whole.model_copy(update=update).model_dump(mode="json"))
         rows.append(
             AttributionRow(index=index, role=Role.SINGLE, label=label, status=VariantStatus.SUCCEEDED)
@@ -124,10 +125,10 @@ def test_too_few_requests_for_a_percentile_are_said_where_others_have_one() -> N
     assert "no p90 latency (ms) (variant 0): Percentiles need more than 12 requests: p90 64." in grid.notes
 
 
-@pytest.mark.parametrize("details", [{}, {"scenario": "Server"}])
-def test_what_says_no_scenario_has_no_such_column(details: dict[str, str]) -> None:
+@pytest.mark.parametrize("facts", [{}, {"scenario": None}])
+def test_what_says_no_scenario_has_no_such_column(facts: dict[str, Any]) -> None:
     metrics = {"tokens_per_s": metric("tokens_per_s", 40.0), "requests_per_s": metric("requests_per_s", 2.5)}
-    assert set(cells(grid_of("generate", "tokens_per_s", metrics, **details))) == {
+    assert set(cells(grid_of("generate", "tokens_per_s", metrics, **facts))) == {
         "variant",
         "tokens/s",
         "status",

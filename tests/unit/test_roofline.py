@@ -1,6 +1,5 @@
 """Roofs, shares of them and what binds: arithmetic on figures that were never measured."""
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.result import MetricSummary
-from optigpu.documents.roofline import Bound
+from optigpu.documents.roofline import Bound, RooflineFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.catalog import find
 from optigpu.models.facts import ImageFacts, facts_of, known_facts
@@ -28,6 +28,7 @@ from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
+from optigpu.workloads.requests.shapes import OperatorShape
 from tests.unit.made_results import metric
 
 GIB = 2**30
@@ -51,8 +52,10 @@ GPT2 = Footprint(facts=facts_of(parse_reference("preset:gpt2")), streamed_bytes=
 DECODE = Generate(prompt_tokens=32, new_tokens=64)
 
 
-def details(model: Footprint = GPT2, dtype: str = "float32", kv_cache: str = "dynamic") -> dict[str, Any]:
-    return {"dtype": dtype, "kv_cache": kv_cache, "footprint": asdict(model)}
+def facts_with(
+    model: Footprint = GPT2, dtype: str | None = "float32", kv_cache: str | None = "dynamic"
+) -> RunFacts:
+    return RunFacts(dtype=dtype, kv_cache=kv_cache, footprint=model)
 
 
 def judged(
@@ -62,11 +65,11 @@ def judged(
         "tokens_per_s": metric("tokens_per_s", tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.2)),
         "ttft_s": metric("ttft_s", 0.2),
     }
-    return roofline_of(workload, metrics, details(**changes), peaks, None)
+    return roofline_of(workload, metrics, facts_with(**changes), peaks, None)
 
 
 def test_the_shares_and_the_headroom_follow_from_bytes_operations_and_time() -> None:
-    step = work_of(DECODE, details()).step
+    step = work_of(DECODE, facts_with()).step
     found = judged(tokens_per_s=16.0)
     assert found.metrics["mbu"].value == pytest.approx(16 * step.bytes / SLOW)
     assert found.metrics["mfu"].value == pytest.approx(16 * step.flops / RATE)
@@ -92,7 +95,7 @@ def test_the_intervals_follow_the_rate_and_turn_round_for_the_headroom() -> None
 
 def test_the_processes_medians_are_converted_one_by_one() -> None:
     rate = metric("tokens_per_s", 12.0).model_copy(update={"per_replicate": (10.0, 14.0)})
-    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, details(), PEAKS, None).metrics
+    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None).metrics
     assert found["mbu"].value is not None
     assert found["mbu"].per_replicate == pytest.approx(
         (found["mbu"].value * 10 / 12, found["mbu"].value * 14 / 12)
@@ -126,13 +129,13 @@ def test_weights_that_fit_a_cache_are_held_against_the_caches_bandwidth(
 def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
     assert judged(20.0).bound is Bound.MEMORY
     batch = Generate(prompt_tokens=32, new_tokens=64, batch_size=64)
-    step = work_of(batch, details()).step
+    step = work_of(batch, facts_with()).step
     assert step.flops / RATE > step.bytes / SLOW
     assert judged(64 * RATE / step.flops, workload=batch).bound is Bound.COMPUTE
 
 
 def test_what_is_far_from_both_roofs_is_bound_by_launching() -> None:
-    fastest = SLOW / work_of(DECODE, details()).step.bytes
+    fastest = SLOW / work_of(DECODE, facts_with()).step.bytes
     assert judged(fastest / LAUNCH * 1.01).bound is Bound.MEMORY
     assert judged(fastest / LAUNCH * 0.99).bound is Bound.LAUNCH
 
@@ -157,7 +160,7 @@ def test_without_a_cache_the_step_is_the_whole_sequence() -> None:
 def test_a_matrix_product_is_counted_by_its_sides() -> None:
     product = Matmul(sizes=(1024,), dtypes=("bfloat16",))
     metrics = {"tflops": metric("tflops", 0.4, (0.3, 0.5))}
-    found = roofline_of(product, metrics, {}, PEAKS, None)
+    found = roofline_of(product, metrics, RunFacts(), PEAKS, None)
     assert found.step is not None
     assert (found.step.flops, found.step.bytes) == (2 * 1024**3, 3 * 1024**2 * 2)
     assert found.metrics["mfu"].value == pytest.approx(0.4e12 / (4 * RATE))
@@ -172,7 +175,7 @@ def test_attention_is_counted_by_its_pairs_and_reads_no_scores(causal: bool) -> 
     (workload,) = Attention(
         lengths=(512,), implementations=("standard",), heads=8, kv_heads=2, causal=causal, dtype="bfloat16"
     ).expand()
-    found = roofline_of(workload, {"tflops": metric("tflops", 0.2)}, {}, PEAKS, None)
+    found = roofline_of(workload, {"tflops": metric("tflops", 0.2)}, RunFacts(), PEAKS, None)
     assert found.step is not None
     pairs = 512 * 513 / 2 if causal else 512**2
     assert found.step.flops == 4 * 8 * 64 * pairs
@@ -191,7 +194,7 @@ def test_a_norm_moves_its_rows_and_multiplies_no_matrices(
     workload = Normalization(
         norms=(norm,), residuals=(residual,), implementations=("fused",), widths=(1024,), rows=4096
     )
-    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 5.0, (4.0, 6.0))}, {}, PEAKS, None)
+    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 5.0, (4.0, 6.0))}, RunFacts(), PEAKS, None)
     assert found.step is not None
     assert (found.step.bytes, found.step.flops) == (4 * 1024 * (matrices * 4096 + vectors), 0)
     bandwidth = found.step.roof.bytes_per_s
@@ -206,7 +209,7 @@ def test_a_prefill_by_itself_has_the_work_of_a_generations() -> None:
     together = judged(16.0, workload=Generate(prompt_tokens=512, new_tokens=64, batch_size=2)).prefill
     workload = Prefill(prompt_tokens=512, batch_size=2)
     metrics = {"prefill_tokens_per_s": metric("prefill_tokens_per_s", 1024 / 0.2)}
-    alone = roofline_of(workload, metrics, details(), PEAKS, None).step
+    alone = roofline_of(workload, metrics, facts_with(), PEAKS, None).step
     assert together is not None
     assert alone is not None
     assert alone == together.model_copy(update={"measured_s": alone.measured_s, "bound": alone.bound})
@@ -217,8 +220,8 @@ def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
     (workload,) = KvCache(positions=(512,), new_tokens=8, batch_size=4).expand()
     like = Generate(prompt_tokens=512, new_tokens=8, batch_size=4)
     times = {"tpot_s": metric("tpot_s", 0.08, (0.05, 0.1)).model_copy(update={"per_replicate": (0.07, 0.09)})}
-    found = roofline_of(workload, times, details(), PEAKS, None)
-    step = work_of(like, details()).step
+    found = roofline_of(workload, times, facts_with(), PEAKS, None)
+    step = work_of(like, facts_with()).step
     assert found.step is not None
     assert (found.step.bytes, found.step.flops) == (step.bytes, step.flops)
     assert found.step.measured_s == pytest.approx(0.08)
@@ -231,7 +234,7 @@ def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
 
 def test_a_time_whose_interval_reaches_down_to_nothing_gives_shares_without_one() -> None:
     (workload,) = KvCache(positions=(512,)).expand()
-    found = roofline_of(workload, {"tpot_s": metric("tpot_s", 0.08, (0.0, 0.1))}, details(), PEAKS, None)
+    found = roofline_of(workload, {"tpot_s": metric("tpot_s", 0.08, (0.0, 0.1))}, facts_with(), PEAKS, None)
     assert [summary.ci for summary in found.metrics.values()] == [None] * 3
 
 
@@ -246,7 +249,7 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     facts = known_facts(parse_reference("preset:resnet-50"))
     assert isinstance(facts, ImageFacts)
     model = ImageFootprint(facts, streamed_bytes=51_000_000, flops=8_000_000_000, pixels=3 * 224 * 224)
-    seen = {"dtype": "bfloat16", "footprint": asdict(model)}
+    seen = RunFacts(dtype="bfloat16", footprint=model)
     metrics = {"images_per_s": metric("images_per_s", 40.0)}
     found = roofline_of(Classify(batch_size=8), metrics, seen, PEAKS, None)
     assert found.step is not None
@@ -254,22 +257,22 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     assert found.step.measured_s == pytest.approx(0.2)
     assert found.metrics["mfu"].value == pytest.approx(40 * 8e9 / (4 * RATE))
     assert found.dtype == "bfloat16"
-    default = seen | {"dtype": "float32", "cudnn_tf32": True}
+    default = RunFacts(dtype="float32", footprint=model, cudnn_tf32=True)
     assert roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None).reason == (
-        "no rate of tf32 products was measured"
+        "No rate of tf32 products was measured."
     ), "what cuDNN computes with by default"
 
 
 def test_the_scoring_of_text_has_no_roofline() -> None:
     metrics = {"scored_tokens_per_s": metric("scored_tokens_per_s", 16.0)}
-    assert "quality" in missing(roofline_of(Quality(), metrics, details(), PEAKS, None))
+    assert "quality" in missing(roofline_of(Quality(), metrics, facts_with(), PEAKS, None))
 
 
 def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
     t4 = find("NVIDIA T4")
     assert t4 is not None
     metrics = {"tokens_per_s": metric("tokens_per_s", 16.0), "ttft_s": metric("ttft_s", 0.2)}
-    found = roofline_of(DECODE, metrics, details(), PEAKS, t4)
+    found = roofline_of(DECODE, metrics, facts_with(), PEAKS, t4)
     assert found.step is not None
     assert found.published is not None
     assert found.published.source == "NVIDIA T4"
@@ -277,7 +280,7 @@ def test_the_catalogs_roof_stands_beside_the_measured_one() -> None:
     assert found.step.attainable_s == pytest.approx(found.step.bytes / SLOW), (
         "the catalog replaced a measurement"
     )
-    assert roofline_of(DECODE, metrics, details(dtype="bfloat16"), PEAKS, t4).published is None, (
+    assert roofline_of(DECODE, metrics, facts_with(dtype="bfloat16"), PEAKS, t4).published is None, (
         "T4 has no bf16"
     )
 
@@ -307,14 +310,60 @@ def test_a_model_of_unknown_shapes_is_null_with_the_reason() -> None:
 
 def test_a_process_that_recorded_no_footprint_gives_the_reason() -> None:
     metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
-    assert "did not record" in missing(roofline_of(DECODE, metrics, {}, PEAKS, None))
+    assert "did not record" in missing(roofline_of(DECODE, metrics, RunFacts(), PEAKS, None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": None}, "the dtype of the weights: The engine does not say."),
+        ({"kv_cache": None}, "the key-value cache: The engine does not say."),
+        ({"footprint": None}, "what a step reads of the model: The engine does not say."),
+        ({"dtype": "Q4_0"}, "how many bytes an element of Q4_0 has"),
+        ({"autocast": "float8"}, "how many bytes an element of float8 has"),
+        ({"tokens_per_pass": 2.5}, "Speculative decoding"),
+    ],
+)
+@pytest.mark.parametrize("workload", [DECODE, Prefill(prompt_tokens=8), *KvCache(positions=(8,)).expand()])
+def test_a_fact_that_is_missing_is_a_reason_and_no_error(
+    workload: Workload, changes: dict[str, Any], said: str
+) -> None:
+    reasons = dict.fromkeys(changes, "The engine does not say.")
+    facts = facts_with().model_copy(update=changes | {"reasons": reasons})
+    metrics = {workload.primary: metric(workload.primary, 16.0)}
+    assert said in missing(roofline_of(workload, metrics, facts, PEAKS, None))
+
+
+def test_what_was_not_measured_is_a_reason_and_no_error() -> None:
+    assert "tokens_per_s was not measured" in missing(roofline_of(DECODE, {}, facts_with(), PEAKS, None))
+    alone = roofline_of(DECODE, {"tokens_per_s": metric("tokens_per_s", 16.0)}, facts_with(), PEAKS, None)
+    assert alone.step is not None
+    assert alone.prefill is None
+
+
+def test_an_error_of_the_roofline_s_own_ends_no_measurement() -> None:
+    class Empty(Generate):
+        @property
+        def work_shape(self) -> Any:
+            return OperatorShape("nothing", "float32", bytes=0.0, units=1.0)
+
+    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
+    reason = missing(roofline_of(Empty(), metrics, facts_with(), PEAKS, None))
+    assert "ZeroDivisionError" in reason
+    assert "bug" in reason
+
+
+def test_several_workloads_at_once_have_no_roofline() -> None:
+    sweep = BatchSweep(batch_sizes=(1, 2))
+    metrics = {"tokens_per_s": metric("tokens_per_s", 16.0)}
+    assert "several workloads" in missing(roofline_of(sweep, metrics, facts_with(), PEAKS, None))
 
 
 def test_a_workload_that_is_not_known_is_null_with_the_reason() -> None:
     class Dance(Workload):
         kind: str = "dance"
 
-    assert "dance" in missing(roofline_of(Dance(), {}, {}, PEAKS, None))
+    assert "dance" in missing(roofline_of(Dance(), {}, RunFacts(), PEAKS, None))
 
 
 def test_a_rate_that_was_not_measured_leaves_its_reason() -> None:
@@ -322,7 +371,7 @@ def test_a_rate_that_was_not_measured_leaves_its_reason() -> None:
         "tokens_per_s": metric("tokens_per_s", None, reason="nothing was decoded"),
         "ttft_s": metric("ttft_s", None, reason="nothing was decoded"),
     }
-    found = roofline_of(DECODE, metrics, details(), PEAKS, None)
+    found = roofline_of(DECODE, metrics, facts_with(), PEAKS, None)
     assert missing(found) == "nothing was decoded"
     assert found.step is not None
     assert found.step.attainable_s > 0
@@ -337,11 +386,12 @@ def test_faster_than_the_peak_is_said_and_not_hidden() -> None:
 
 
 def test_the_document_is_plain_json_without_the_metrics() -> None:
-    document = judged(16.0).document()
+    facts = judged(16.0).facts
+    document = facts.model_dump(mode="json")
     assert "metrics" not in document
     assert document["step"]["bound"] == "memory"
     assert document["peaks"]["reads"][0] == {"array_bytes": 2**20, "bytes_per_s": 20e9}
-    assert Roofline.model_validate(document | {"metrics": {}}).step == judged(16.0).step
+    assert RooflineFacts.model_validate(document) == facts
 
 
 @given(
@@ -374,5 +424,5 @@ def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token()
 
 def test_a_summary_without_an_interval_gives_shares_without_one() -> None:
     rate = MetricSummary(unit="1/s", better=metric("tokens_per_s", 1.0).better, value=16.0)
-    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, details(), PEAKS, None)
+    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None)
     assert [summary.ci for summary in found.metrics.values()] == [None] * 3

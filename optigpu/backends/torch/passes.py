@@ -89,7 +89,7 @@ class PassRuntime(TorchRuntime):
         self.notes.record(
             dtype=options.dtype,
             autograd=modes.autograd,
-            transformers=transformers.__version__,
+            versions={"transformers": transformers.__version__},
             **({"autocast": modes.autocast} if modes.autocast else {}),
             **self._arithmetic(),
         )

@@ -161,7 +161,7 @@ class ModelRuntime(TorchRuntime):
             attn_implementation=self.model.config._attn_implementation,
             autograd=modes.autograd,
             decode_loop=self._decoder.name,
-            transformers=transformers.__version__,
+            versions={"transformers": transformers.__version__},
             **cache_facts(cache, self.facts),
             **({"autocast": modes.autocast} if modes.autocast else {}),
         )

@@ -31,7 +31,7 @@ def weights_provenance(reference: ModelReference, model: Any, seed: int, folder:
     preset = preset_of(reference)
     if preset:
         return _recipe(preset, seed)
-    revision, reasons = None, {"model_revision": _NO_REVISION[reference.kind]}
+    revision, reasons = None, {"revision": _NO_REVISION[reference.kind]}
     try:
         source = _source(reference, model.name_or_path)
         if reference.kind == "hub":
@@ -39,7 +39,7 @@ def weights_provenance(reference: ModelReference, model: Any, seed: int, folder:
         files = {path.name: _hash_of(path, folder) for path in _weight_files(source, model.config)}
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
-        return {"hash": None, "revision": revision, "reasons": reasons | {"weight_hash": why}}
+        return {"hash": None, "revision": revision, "reasons": reasons | {"hash": why}}
     document = {"hash": _combined(files), "hash_of": "files", "files": files}
     return document | {"revision": revision, "reasons": reasons}
 

@@ -11,5 +11,5 @@ print("what a model prints")
 talk.obey(
     tokens_per_s=10.0 * (1 + techniques) + 0.01 * assignment["replicate"],
     compile_s=None if techniques == 0 else 1.5,
-    details={"pid": os.getpid(), "variables": dict(os.environ)},
+    facts={"recorded": {"pid": os.getpid(), "variables": dict(os.environ)}},
 )

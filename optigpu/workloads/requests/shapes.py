@@ -1,0 +1,52 @@
+"""What a workload does in one step, as data: a roofline computes bytes and operations from it and the model's shapes.
+
+`units` is what the workload's primary metric counts of one step: its tokens, its images, its 10^12 operations; 1 where
+the metric is the step's own time.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """Decode steps after a prompt, one token for each sequence of a batch; a step is the mean over a request's."""
+
+    prompt_tokens: int
+    new_tokens: int
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """The pass over a batch of prompts, up to the first token."""
+
+    prompt_tokens: int
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The pass over a batch of images."""
+
+    batch_size: int
+    units: float
+
+
+@dataclass(frozen=True)
+class OperatorShape:
+    """One call of an operator without a model: the least bytes that it moves, and its operations.
+
+    Operations of attention are apart from those of other matrix products.
+    """
+
+    name: str
+    dtype: str
+    bytes: float
+    units: float
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+
+
+WorkShape = DecodeShape | PrefillShape | ImageShape | OperatorShape

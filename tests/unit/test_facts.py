@@ -1,0 +1,68 @@
+"""What a result says of how its variant ran: typed where code reads it, with a reason where nothing is known."""
+
+import pytest
+from pydantic import ValidationError
+
+from optigpu.documents.facts import (
+    EXPLAINED,
+    NO_MODEL,
+    NOT_RECORDED,
+    EnergyFacts,
+    HostPeak,
+    MeterFacts,
+    RunFacts,
+    WeightFacts,
+)
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+
+DECODER = ModelFacts("gpt2", 64, 2, 4, 4, 100, 128, True, 16, 256, False, 64)
+IMAGES = ImageFacts("vit", 3, 32, 10, True)
+
+
+def test_a_note_of_a_field_s_name_fills_it_and_every_other_is_kept_for_people() -> None:
+    facts = RunFacts.gathered({"dtype": "float32", "attention_kernels": ["flash"], "int8_layers": 3})
+    assert (facts.dtype, facts.attention_kernels) == ("float32", ("flash",))
+    assert facts.recorded == {"int8_layers": 3}
+
+
+def test_what_nobody_noted_has_a_reason() -> None:
+    facts = RunFacts.gathered({"dtype": "float32", "reasons": {"threads": "The engine chooses."}})
+    assert facts.reasons["threads"] == "The engine chooses."
+    assert set(facts.reasons) == set(EXPLAINED) - {"dtype"}
+    assert facts.why_null("weights") == NOT_RECORDED
+    assert RunFacts.gathered({}, unknown=NO_MODEL).why_null("weights") == NO_MODEL
+
+
+def test_a_note_of_another_type_or_no_json_is_refused() -> None:
+    with pytest.raises(ValidationError, match="threads"):
+        RunFacts.gathered({"threads": "many"})
+    with pytest.raises(ValidationError, match="layers"):
+        RunFacts.gathered({"layers": object()})
+
+
+@pytest.mark.parametrize("footprint", [Footprint(DECODER, 10, 2), ImageFootprint(IMAGES, 10, 99, 3072)])
+def test_facts_survive_as_json(footprint: Footprint | ImageFootprint) -> None:
+    facts = RunFacts(
+        dtype="bfloat16",
+        footprint=footprint,
+        weights=WeightFacts(hash="a", hash_of="files"),
+        image_shape=(3, 2, 2),
+    )
+    again = RunFacts.model_validate_json(facts.model_dump_json())
+    assert again == facts
+    assert type(again.footprint) is type(footprint)
+
+
+def test_each_meter_adds_its_own() -> None:
+    peak = HostPeak(scope="one request", source="VmHWM", sampled_bytes=1, samples=2)
+    energy = EnergyFacts(
+        source="RAPL", scope="package-0", resolution_j=1e-6, looks=9, changes=8, window_s=1.0, requests=3,
+        idle_w=1.0, idle_s=2.0,
+    )  # fmt: skip
+    first = RunFacts.gathered({"dtype": "float32", "int8_layers": 3})
+    facts = first.with_readings(
+        MeterFacts(host_peak=peak), MeterFacts(energy=energy, recorded={"profile": {"steps": 8}})
+    )
+    assert (facts.dtype, facts.host_peak, facts.energy) == ("float32", peak, energy)
+    assert facts.recorded == {"int8_layers": 3, "profile": {"steps": 8}}
+    assert facts.reasons == first.reasons
