@@ -25,6 +25,7 @@ from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 FAMILIES = ("gpt2", "llama")
+NOT_SAID = "llama.cpp does not say which kernels of attention run."
 ON_CPU = "llama.cpp runs on the CPU here, which has no memory of an accelerator."
 
 
@@ -152,6 +153,7 @@ class LlamaCppRuntime:
             versions={"llama-cpp-python": llama_cpp.__version__},
             gguf_type=self._type.value,
             gguf_tensor_types=self._contents.types,
+            reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
             llama_cpp_flags=llama_cpp.llama_print_system_info().decode().strip(" |"),
         )
 
