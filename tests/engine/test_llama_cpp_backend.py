@@ -110,7 +110,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path) -> None:
 @pytest.mark.llama
 def test_what_is_decoded_is_remembered_and_nothing_is_left_of_the_sequence_before(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
-    assert runtime.decoded is None
+    assert not runtime.decoded
     first = runtime.generate(prompts(1), NEW)
     assert runtime.decoded == (1, PROMPT + NEW)
     runtime.generate(prompts(1)[:, ::-1].copy(), 8)
@@ -188,7 +188,7 @@ def test_it_says_how_it_runs(tmp_path: Path) -> None:
 def test_what_it_does_not_know_has_a_reason(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
     peaks = runtime.peak_memory(lambda: None)
-    assert peaks.allocated_bytes is peaks.reserved_bytes is None
+    assert (peaks.allocated_bytes, peaks.reserved_bytes) == (None, None)
     assert all("CPU" in reason for reason in peaks.reasons.values())
     with pytest.raises(UnsupportedError, match="no profiler"):
         runtime.profile(lambda: None, 1, tmp_path / "trace")

@@ -144,7 +144,7 @@ def test_metadata_has_llama_cpps_keys() -> None:
 def test_what_is_not_written_is_refused() -> None:
     from transformers import AutoConfig
 
-    linear = AutoConfig.for_model(
+    linear: Any = AutoConfig.for_model(
         "llama", **LLAMA, rope_parameters=PLAIN | {"rope_type": "linear", "factor": 2.0}
     )
     with pytest.raises(UnsupportedError, match="'linear' cannot be written"):

@@ -13,7 +13,7 @@ from optigpu.job.plan import variants_of
 from optigpu.vocabulary import SpecError
 
 
-def line(name: str, rates: tuple[float, ...], group: int = 0, **more: Any) -> dict[str, Any]:
+def line(name: str, rates: tuple[float, ...], group: int | None = 0, **more: Any) -> dict[str, Any]:
     ratio = rates[0] / 100 if rates else None
     measured = {
         "ratio": ratio,
@@ -139,5 +139,6 @@ def test_each_case_compares_the_goals_stack_with_their_peers_in_one_job() -> Non
         together = (Q4_0, *speed.stacks)[: speed.at_once + 1]
         assert IN_GOALS.name in {stack.name for stack in together}
         assert all(goal.against in together for goal in speed.goals)
-        named = {each.name for each in (Q4_0, *speed.stacks, *speed.elsewhere)} | set(speed.left_out)
-        assert {each.name for each in (FP32, *LLAMA_CPP, *ELSEWHERE)} <= named
+        named = {stack.name for stack in (Q4_0, *speed.stacks)} | set(speed.left_out)
+        named |= {peer.name for peer in speed.elsewhere}
+        assert {stack.name for stack in (FP32, *LLAMA_CPP)} | {peer.name for peer in ELSEWHERE} <= named
