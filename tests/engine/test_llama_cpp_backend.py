@@ -86,14 +86,17 @@ def test_scored_logits_are_transformers_logits(
 
 @pytest.mark.llama
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
-def test_quantized_logits_are_numbers_and_those_of_the_step(tmp_path: Path, kind: GgufType) -> None:
+def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(tmp_path: Path, kind: GgufType) -> None:
     runtime = prepared(tmp_path, kind)
     tokens = prompts(1, 32)
     by_step = np.stack(list(runtime.score(tokens, 0)), axis=1)
     assert by_step.shape == (1, 32, runtime.facts.vocabulary)
     assert np.isfinite(by_step).all()
-    at_once = np.stack(list(runtime.whole(tokens, 0)), axis=1)
-    assert np.abs(by_step - at_once).max() <= 0.05 * np.abs(by_step).max()
+    after_prompt = np.stack(list(runtime.score(tokens, 24)), axis=1)
+    assert np.abs(by_step[:, 24:] - after_prompt).max() <= 0.05 * np.abs(by_step).max()
+    timed = runtime.time_scoring(tokens, 24)
+    assert timed.positions == 8
+    assert timed.seconds > 0
     np.testing.assert_array_equal(runtime.logits(tokens), list(runtime.score(tokens, 31))[0])
 
 

@@ -57,18 +57,18 @@ class Context:
                 f"out of memory: llama.cpp could not make a context for {rows} sequences of {length} tokens."
             )
         self._used = 0
-        self._batches: dict[tuple[int, bool], _Batch] = {}
+        self._batches: dict[int, _Batch] = {}
 
     def begin(self) -> None:
         """Forgets the sequences."""
         self._used = 0
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._handle), True)
 
-    def forward(self, tokens: Ids, every: bool = False) -> Logits:
-        """Appends `tokens` [rows, count] to the sequences. Logits after the last token, [rows, vocabulary].
+    def forward(self, tokens: Ids) -> Logits:
+        """Appends `tokens` [rows, count] to the sequences. Logits after the last token of each, [rows, vocabulary].
 
-        With `every`, logits after each token: [rows, count, vocabulary]. They lie in llama.cpp's memory and are valid
-        until the next call. Raises OptiGPUError when the sequences would become longer than the context.
+        They lie in llama.cpp's memory and are valid until the next call. Raises OptiGPUError when the sequences would
+        become longer than the context, or a token is none of the vocabulary.
         """
         count = tokens.shape[1]
         if tokens.shape[0] != self.rows or self._used + count > self.length:
@@ -76,16 +76,16 @@ class Context:
                 f"This context holds {self.rows} sequences of {self.length} tokens; {tokens.shape[0]} sequences of "
                 f"{self._used + count} tokens do not fit."
             )
-        batch = self._batches.get((count, every))
+        batch = self._batches.get(count)
         if batch is None:
-            batch = self._batches[count, every] = _Batch(self.rows, count, every)
+            batch = self._batches[count] = _Batch(self.rows, count)
         batch.tokens[:] = tokens
         status = llama_cpp.llama_decode(self._handle, batch.handle)
         if status:
             raise OptiGPUError(f"llama.cpp could not decode {count} tokens: llama_decode returned {status}.")
         self._used += count
-        shape = (self.rows, count, self._vocabulary) if every else (self.rows, self._vocabulary)
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._handle), shape)
+        logits = llama_cpp.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(logits, (self.rows, self._vocabulary))
 
     def close(self) -> None:
         """Frees the keys and values."""
@@ -95,7 +95,7 @@ class Context:
 class _Batch:
     """The arrays that llama_decode reads for `count` tokens of each of `rows` sequences; they must outlive the call."""
 
-    def __init__(self, rows: int, count: int, every: bool) -> None:
+    def __init__(self, rows: int, count: int) -> None:
         total = rows * count
         self.tokens = np.zeros((rows, count), np.int32)
         self._lengths = np.ones(total, np.int32)
@@ -103,7 +103,7 @@ class _Batch:
         addresses = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(rows, dtype=np.uintp)
         self._of_token = np.repeat(addresses.astype(np.uintp), count)
         self._wanted = np.zeros((rows, count), np.int8)
-        self._wanted[:, slice(None) if every else -1] = 1
+        self._wanted[:, -1] = 1
         # Without positions llama.cpp appends to each sequence.
         self.handle = llama_cpp.llama_batch(
             n_tokens=total,
