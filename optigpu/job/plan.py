@@ -12,9 +12,12 @@ from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads.base import Workload
 
 
+BASELINE = "baseline"
+
+
 @dataclass(frozen=True)
 class Draft:
-    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label of its own.
+    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label that was given.
 
     `backend` is None for the job's own.
     """
@@ -83,8 +86,7 @@ def _grid(spec: JobSpec) -> Iterator[Draft]:
 def _beside(spec: JobSpec) -> Iterator[Draft]:
     for each in spec.beside:
         stack = resolve(each.stack, spec.workload.kind)
-        label = each.label or f"{each.backend}: {_names(stack)}"
-        yield Draft(Role.SINGLE, stack, backend=each.backend, label=label)
+        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label)
 
 
 def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
@@ -104,8 +106,9 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
 
 
 def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, *, several: bool) -> Variant:
-    names = draft.label or _names(draft.stack)
-    says_what = bool(draft.stack or draft.label)
+    backend = draft.backend or spec.backend
+    names = draft.label or _names(backend, draft.stack)
+    says_what = names != BASELINE
     return Variant(
         index=index,
         role=draft.role,
@@ -113,11 +116,13 @@ def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, *, sev
         rung=draft.rung,
         workload=workload,
         model=spec.model,
-        backend=draft.backend or spec.backend,
+        backend=backend,
         device=spec.device,
         stack=draft.stack,
     )
 
 
-def _names(stack: tuple[Technique, ...]) -> str:
-    return " + ".join(technique.name for technique in stack) or "baseline"
+def _names(backend: str, stack: tuple[Technique, ...]) -> str:
+    """A leaderboard has rows of several backends, so all but the usual one are named."""
+    names = " + ".join(technique.name for technique in stack) or BASELINE
+    return names if backend == JobSpec.model_fields["backend"].default else f"{backend}: {names}"

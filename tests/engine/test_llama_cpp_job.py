@@ -133,7 +133,7 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
         workload=GENERATE | {"batch_size": 2},
     )
     found = run(spec, lambda _: None, lock_dir=tmp_path)
-    assert [row.label for row in found.attribution.rows] == ["baseline", "gguf"]
+    assert [row.label for row in found.attribution.rows] == ["llama_cpp: baseline", "llama_cpp: gguf"]
     assert found.attribution.rows[1].speedup is not None
     assert all(result.variant.backend == "llama_cpp" for result in found.results)
     assert all(result.facts.weights and result.facts.weights.hash_of == "recipe" for result in found.results)

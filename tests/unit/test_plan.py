@@ -103,6 +103,15 @@ def test_stacks_of_other_backends_are_measured_beside_the_plan_s_own() -> None:
     assert len({variant.digest for variant in variants}) == 5
 
 
+def test_another_backend_s_variants_are_called_after_it() -> None:
+    variants = planned("ladder", "gguf", backend="llama_cpp", beside=[{}])
+    assert shown(variants) == [
+        ("baseline", "llama_cpp: baseline"),
+        ("alone", "llama_cpp: gguf"),
+        ("single", "baseline"),
+    ]
+
+
 def test_a_default_stack_is_of_the_backend() -> None:
     names = [each.name for each in default_stack(CPU, DeviceKind.CPU, Generate(), "llama_cpp")]
     assert names == ["gguf"]
