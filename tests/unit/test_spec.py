@@ -11,6 +11,7 @@ from optigpu.models.presets import PRESETS
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads import WORKLOADS
+from tests.readme import blocks
 
 BASE: dict[str, Any] = {"workload": {"kind": "generate"}, "model": "preset:gpt2"}
 
@@ -300,3 +301,9 @@ def test_a_technique_that_does_not_run_on_the_device_is_refused(monkeypatch: pyt
     monkeypatch.setattr(TECHNIQUES["bf16"], "devices", (DeviceKind.CUDA,))
     with pytest.raises(ValidationError, match="bf16 runs on cuda, not on cpu"):
         spec(stack=stack("bf16"))
+
+
+def test_the_readme_s_job_beside_llama_cpp_can_be_posted() -> None:
+    (text,) = [block for block in blocks("json") if "beside" in block]
+    posted = JobSpec.model_validate_json(text)
+    assert [variant.label for variant in variants_of(posted)] == ["native_decode", "llama_cpp: gguf"]
