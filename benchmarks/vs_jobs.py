@@ -85,7 +85,7 @@ def _line(stack: Stack, outcome: Outcome, first: Outcome, case: Case, group: int
         group=group,
         rates=rates,
         rate=sum(rates) / len(rates),
-        interval=_as_rate(own.ci, case) if own.ci else None,
+        interval=_as_rate(own.ci, case),
         ratio=quotient,
         ratio_interval=bounds,
         weight_bytes=None if weights is None else int(weights),
@@ -120,9 +120,12 @@ def _rates(outcome: Outcome, case: Case) -> tuple[float, ...]:
     return medians if case.measure == "decode" else tuple(case.prompt_tokens / seconds for seconds in medians)
 
 
-def _as_rate(bounds: Bounds, case: Case) -> Bounds:
+def _as_rate(bounds: Bounds | None, case: Case) -> Bounds | None:
+    """In tokens/s; None where seconds may be 0, so that the rate has no upper bound."""
+    if bounds is None or case.measure == "decode":
+        return bounds
     low, high = bounds
-    return bounds if case.measure == "decode" else (case.prompt_tokens / high, case.prompt_tokens / low)
+    return (case.prompt_tokens / high, case.prompt_tokens / low) if low > 0 else None
 
 
 def _against(ours: Outcome, theirs: Outcome, case: Case) -> tuple[float, Bounds | None]:

@@ -86,7 +86,9 @@ def test_scored_logits_are_transformers_logits(
 
 @pytest.mark.llama
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
-def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(tmp_path: Path, kind: GgufType) -> None:
+def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(
+    tmp_path: Path, kind: GgufType
+) -> None:
     runtime = prepared(tmp_path, kind)
     tokens = prompts(1, 32)
     by_step = np.stack(list(runtime.score(tokens, 0)), axis=1)

@@ -153,9 +153,7 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
 )
 def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path, model: str, words: str) -> None:
     measure = QUICK | {"meters": ["latency"]}
-    report = run(
-        job(backend="llama_cpp", model=model, measure=measure), lambda _: None, lock_dir=tmp_path
-    )
+    report = run(job(backend="llama_cpp", model=model, measure=measure), lambda _: None, lock_dir=tmp_path)
     (outcome,) = report.outcomes
     assert outcome.status is VariantStatus.UNSUPPORTED
     assert words in str(outcome.reason)

@@ -146,7 +146,11 @@ def generate(**shapes: Any) -> dict[str, Any]:
             "",
             ["backend:", "llama_cpp does not run the workload prefill", "generate, quality"],
         ),
-        ({"backend": "llama_cpp", "stack": stack("bf16")}, "", ["bf16 is for the backend torch", "llama_cpp"]),
+        (
+            {"backend": "llama_cpp", "stack": stack("bf16")},
+            "",
+            ["bf16 is for the backend torch", "llama_cpp"],
+        ),
         ({"stack": stack("gguf")}, "", ["stack:", "gguf is for the backend llama_cpp, not for torch"]),
         (
             {"backend": "llama_cpp", "stack": stack("gguf", "int8_weight_only")},

@@ -7,10 +7,17 @@ import pytest
 from benchmarks.peers import Peer
 from benchmarks.stacks import LLAMA_CPP, Q4_0, Case, Stack, spec_of
 from benchmarks.vs_cases import ELSEWHERE, FP32, IN_GOALS, OURS, SPEED, quality_goal, speed_goals
+from benchmarks.vs_jobs import lines_of
 from benchmarks.vs_peers import goals
 from benchmarks.vs_tables import markdown
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.result import Measurement, Outcome, Verdict
+from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
-from optigpu.vocabulary import SpecError
+from optigpu.run import Report
+from optigpu.statistics.intervals import summarise
+from optigpu.vocabulary import Role, SpecError, VariantStatus
+from tests.unit.made_results import result
 
 
 def line(name: str, rates: tuple[float, ...], group: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -142,3 +149,51 @@ def test_each_case_compares_the_goals_stack_with_their_peers_in_one_job() -> Non
         named = {stack.name for stack in (Q4_0, *speed.stacks)} | set(speed.left_out)
         named |= {peer.name for peer in speed.elsewhere}
         assert {stack.name for stack in (FP32, *LLAMA_CPP)} | {peer.name for peer in ELSEWHERE} <= named
+
+
+def outcome(index: int, speeds: tuple[float, ...], **facts: Any) -> Outcome:
+    """What a job leaves of a variant: seven equal requests in each process, of so many tokens/s."""
+    samples = {
+        "tokens_per_s": tuple((speed,) * 7 for speed in speeds),
+        "ttft_s": tuple((32 / speed,) * 7 for speed in speeds),
+        "weight_bytes": tuple((4e6,) for _ in speeds),
+    }
+    metrics = {name: summarise(Measurement(name=name, samples=each)) for name, each in samples.items()}
+    made = result(index, Role.SINGLE, f"v{index}", metrics, Verdict(valid=True))
+    made = made.model_copy(update={"facts": RunFacts.gathered({"side_by_side": (0, 1)} | facts)})
+    return Outcome(index=index, status=VariantStatus.SUCCEEDED, result=made, samples=samples)
+
+
+BUILT = {
+    "threads": 2,
+    "versions": {"llama-cpp-python": "0.3"},
+    "llama_cpp_flags": "AVX2 = 1",
+    "gguf_tensor_types": {"Q4_0": 48},
+}
+
+
+@pytest.mark.parametrize(("measure", "rates"), [("decode", (210.0, 105.0)), ("prefill", (210.0, 105.0))])
+def test_a_row_of_a_job_has_its_rates_and_the_ratio_to_the_first_stack(
+    measure: Any, rates: tuple[float, ...]
+) -> None:
+    stacks = (Q4_0, IN_GOALS, FP32)
+    case = Case("gpt2", 32, 0 if measure == "prefill" else 64, measure)
+    spec = spec_of(stacks, case)
+    gone = Outcome(index=2, status=VariantStatus.FAILED, reason="out of memory")
+    outcomes = (outcome(0, (100.0, 50.0), **BUILT), outcome(1, rates), gone)
+    report = Report(spec=spec, results=(), outcomes=outcomes, attribution=attribute(spec, (), {}))
+    first, ours, none = lines_of(report, stacks, case, group=3)
+    assert [each.name for each in (first, ours, none)] == [stack.name for stack in stacks]
+    assert ours.rates == pytest.approx(rates)
+    assert ours.rate == pytest.approx(157.5)
+    assert ours.ratio == pytest.approx(2.1)
+    assert ours.ratio_interval == pytest.approx((2.1, 2.1)), "in pairs the processes differ by nothing"
+    if measure == "prefill":
+        assert ours.interval is None, "the seconds of two such processes may as well be 0"
+    else:
+        assert ours.interval is not None
+        assert ours.interval[0] < 157.5 < ours.interval[1]
+    assert (ours.weight_bytes, ours.valid, ours.group, ours.details) == (4_000_000, True, 3, {})
+    assert first.details["version"] == "llama-cpp-python 0.3"
+    assert first.details["tensor_types"] == {"Q4_0": 48}
+    assert (none.reason, none.rates, none.ratio) == ("out of memory", (), None)
