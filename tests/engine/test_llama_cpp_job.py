@@ -35,6 +35,11 @@ def job(**changes: Any) -> JobSpec:
     return JobSpec.model_validate(document | changes)
 
 
+def measured(spec: JobSpec, lock_dir: Path) -> Report:
+    """With one thread: beside other tests, two that wait for each other take many times as long."""
+    return run(spec, lambda _: None, lock_dir=lock_dir, threads=1)
+
+
 def gguf(kind: str) -> list[dict[str, str]]:
     return [{"name": "gguf", "type": kind}]
 
@@ -53,7 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """torch's baseline with llama.cpp's, and with files of three types, beside it."""
     beside = [{"backend": "llama_cpp"}]
     beside += [{"backend": "llama_cpp", "stack": gguf(kind), "label": kind} for kind in TYPES]
-    return run(job(beside=beside), lambda _: None, lock_dir=tmp_path_factory.mktemp("locks"))
+    return measured(job(beside=beside), tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +137,7 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
         measure=measure,
         workload=GENERATE | {"batch_size": 2},
     )
-    found = run(spec, lambda _: None, lock_dir=tmp_path)
+    found = measured(spec, tmp_path)
     assert [row.label for row in found.attribution.rows] == ["llama_cpp: baseline", "llama_cpp: gguf"]
     assert found.attribution.rows[1].speedup is not None
     assert all(result.variant.backend == "llama_cpp" for result in found.results)
@@ -142,7 +147,7 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
 @pytest.mark.llama
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     spec = job(backend="llama_cpp", stack=gguf("Q4_0"), workload={"kind": "quality", "window": 32})
-    (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
+    (result,) = measured(spec, tmp_path).results
     assert value(result, "scored_tokens_per_s") > 0
     assert value(result, "kld_mean") > 1e-4
 
@@ -153,7 +158,7 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
 )
 def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path, model: str, words: str) -> None:
     measure = QUICK | {"meters": ["latency"]}
-    report = run(job(backend="llama_cpp", model=model, measure=measure), lambda _: None, lock_dir=tmp_path)
+    report = measured(job(backend="llama_cpp", model=model, measure=measure), tmp_path)
     (outcome,) = report.outcomes
     assert outcome.status is VariantStatus.UNSUPPORTED
     assert words in str(outcome.reason)
@@ -166,7 +171,7 @@ def test_without_its_packages_the_variant_says_the_command_and_the_others_are_me
     monkeypatch.setattr("optigpu.run.probe", lambda: bare)
     measure = QUICK | {"meters": ["latency"]}
     spec = job(beside=[{"backend": "llama_cpp", "stack": gguf("Q4_0")}], measure=measure)
-    torch, llama_cpp = run(spec, lambda _: None, lock_dir=tmp_path).outcomes
+    torch, llama_cpp = measured(spec, tmp_path).outcomes
     assert torch.status is VariantStatus.SUCCEEDED
     assert llama_cpp.status is VariantStatus.UNSUPPORTED
     assert str(llama_cpp.reason).endswith(f"install with: {INSTALL}")
