@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch  # noqa: TID253 - this module is imported where a GPU is
-from torch import nn  # noqa: TID253
-from torch.nn.functional import gelu, layer_norm, linear, rms_norm, scaled_dot_product_attention, silu  # noqa: TID253
+import torch
+from torch import nn
+from torch.nn.functional import gelu, layer_norm, linear, rms_norm, scaled_dot_product_attention, silu
 
 Weights = Literal["int4", "int8", "bf16"]
 GROUP = 32

@@ -148,6 +148,20 @@ class VariantStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Task(StrEnum):
+    """What a workload has its model do: decode text, pass over a prompt once, classify images; or no model at all."""
+
+    DECODING = "decoding"
+    PREFILL = "prefill"
+    IMAGES = "images"
+    OPERATOR = "operator"
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a model is loaded for it."""
+        return self is not Task.OPERATOR
+
+
 class Role(StrEnum):
     """Why a variant is in its plan."""
 

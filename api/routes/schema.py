@@ -55,7 +55,7 @@ def list_workloads(_: Reader) -> Workloads:
                 "summary": kind.summary,
                 "primary": kind.primary,
                 "metrics": list(kind.metrics),
-                "needs_model": kind.needs_model,
+                "needs_model": kind.task.needs_model,
                 "backends": [
                     name for name, backend in BACKENDS.items() if not backend.supports(kind(kind=name), None)
                 ],

@@ -48,7 +48,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """The most accelerator memory in use and set aside during a run, in bytes; `reasons` by metric where unknown."""
+    """The most accelerator memory in use and set aside during a run, in bytes.
+
+    `reasons` say why one is None, by the metric's name: peak_bytes, peak_reserved_bytes.
+    """
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -57,7 +60,10 @@ class MemoryPeaks:
 
 @dataclass(frozen=True)
 class Profile:
-    """The kernels of one request. Of `steps` decode steps the first `recorded_steps` were recorded."""
+    """The kernels of one request, which decoded `steps` tokens after its first; `recorded_steps` of them were recorded.
+
+    Without any kernel no trace was written.
+    """
 
     kernels: tuple[Kernel, ...]
     steps: int
@@ -98,7 +104,10 @@ class DecodingRuntime(Runtime, Protocol):
     """
 
     facts: ModelFacts
-    decoded: tuple[int, int] | None
+
+    @property
+    def decoded(self) -> tuple[int, int] | None:
+        """See above."""
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""
@@ -119,13 +128,16 @@ class DecodingRuntime(Runtime, Protocol):
         """
 
     def scoring_s(self, tokens: Ids, prefill: int) -> float:
-        """Seconds that `score` takes for these tokens, without the conversion of its logits."""
+        """Seconds of what `score` does, all positions together; the logits stay where the engine has them."""
 
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
         """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
 
     def sample(self, rows: int, length: int) -> Ids:
         """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
 
     def observe(self, prompt: Ids) -> None:
         """Records in the notes which kernels run for this prompt; never called within a timed request."""
@@ -142,11 +154,17 @@ class PassRuntime(Runtime, Protocol):
     def observe(self, inputs: Ids | Images) -> None:
         """Records in the notes which kernels run for these inputs; never called within a timed request."""
 
-
-class ImageRuntime(PassRuntime, Protocol):
-    """A PassRuntime whose model classifies images."""
-
-    facts: ImageFacts
-
     def compute_exactly(self) -> None:
         """Rounds nothing below float32 from now on, for a process that makes a reference and times nothing."""
+
+
+class PromptRuntime(PassRuntime, Protocol):
+    """A PassRuntime of a model that generates text."""
+
+    facts: ModelFacts
+
+
+class ImageRuntime(PassRuntime, Protocol):
+    """A PassRuntime of a model that classifies images."""
+
+    facts: ImageFacts

@@ -4,16 +4,17 @@ It reads an `Assignment` and then commands from stdin, and answers as `optigpu.c
 `optigpu.child.messages` say.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, assert_never
+from typing import NoReturn, assert_never
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
-from optigpu.backends.torch.ranges import nvtx_range
+from optigpu.backends.runtime import Runtime
 from optigpu.child.connection import Tell, broken, connect
 from optigpu.child.messages import (
     COMMAND,
@@ -32,20 +33,17 @@ from optigpu.child.messages import (
     RunRound,
 )
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
-from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
-from optigpu.meters.base import Reading, Scene
+from optigpu.meters.base import MeterContext, Reading
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
-from optigpu.models.facts import Facts, ImageFacts, ModelFacts, known_facts
-from optigpu.models.loading.footprint import footprint_of, image_footprint_of
-from optigpu.models.loading.weights import weights_provenance
+from optigpu.models.facts import Facts, ModelFacts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
-from optigpu.workloads.base import Request, Runtime, Workload
+from optigpu.workloads.base import Request, Workload
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,12 @@ def _answer(command: AnyCommand, subject: Subject) -> Answer:
         case RunAudit():
             return _audited(command, subject)
         case RunReference():
-            return _metered("quality", subject, make_reference)
+            return metered("quality", subject, make_reference)
         case RunMeter():
             if command.meter not in METERS:
                 known = ", ".join(METERS)
                 raise OptiGPUError(f"There is no meter {command.meter!r}; the meters are {known}.")
-            return _metered(command.meter, subject, METERS[command.meter].read)
+            return metered(command.meter, subject, METERS[command.meter].read)
         case _:
             assert_never(command)
 
@@ -138,25 +136,24 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
     started = time.perf_counter()
     backend.use_threads(order.threads)
-    runtime: Any = backend.prepare(order, progress)
+    runtime = backend.prepare(order, progress)
     request = _request(variant, runtime)
     load_s = time.perf_counter() - started
     progress("hashing the weights")
-    origin = _origin(assignment, runtime)
+    origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
     progress("compiling" if compiles else "warming up")
     check = request.check()
     request.observe()
     progress("warming up")
     warm = warm_up(request, check.request_s)
-    unknown = NOT_RECORDED if variant.model else NO_MODEL
     ready = Ready(
         load_s=load_s,
         compile_s=warm.beyond_steady_s if compiles else None,
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        facts=RunFacts.gathered(runtime.notes.facts | check.details | origin, unknown),
+        facts=_facts(variant, runtime.notes.facts | check.details | origin),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready
@@ -177,25 +174,12 @@ def order_of(assignment: Assignment) -> Order:
     )
 
 
-def _origin(assignment: Assignment, runtime: Any) -> dict[str, Any]:
-    """Which weights were measured, and what a step reads of them; nothing for a workload without a model."""
-    if assignment.variant.model is None:
-        return {}
-    reference = parse_reference(assignment.variant.model)
-    folder = Path(assignment.folder)
-    return {
-        "weights": weights_provenance(reference, runtime.model, assignment.seed, folder),
-        "footprint": _footprint(runtime),
-    }
+def _facts(variant: Variant, noted: Mapping[str, object]) -> RunFacts:
+    """What the backend, the stack and the check noted."""
+    return RunFacts.gathered(noted, NOT_RECORDED if variant.model else NO_MODEL)
 
 
-def _footprint(runtime: Any) -> Footprint | ImageFootprint:
-    if isinstance(runtime.facts, ImageFacts):
-        return image_footprint_of(runtime.model, runtime.facts, runtime.notes.facts["image_shape"])
-    return footprint_of(runtime.model, runtime.facts)
-
-
-def _request(variant: Variant, runtime: Any) -> Request:
+def _request(variant: Variant, runtime: Runtime) -> Request:
     """Prepares the workload, after a model whose shapes were not known before was asked whether they fit."""
     facts: Facts | None = getattr(runtime, "facts", None)
     workload: Workload = variant.workload
@@ -206,7 +190,7 @@ def _request(variant: Variant, runtime: Any) -> Request:
 
 
 def _round(command: RunRound, subject: Subject) -> Round:
-    with nvtx_range("round", subject.runtime.device):
+    with subject.runtime.annotate("round"):
         samples = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
     return Round(samples=samples)
 
@@ -232,10 +216,10 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
     )
 
 
-def _metered(meter: str, subject: Subject, read: Callable[[Scene], Reading]) -> Metered:
+def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading]) -> Metered:
     """What a meter cannot read is a reason for its metrics, and spares the other meters."""
     assignment = subject.assignment
-    scene = Scene(
+    context = MeterContext(
         runtime=subject.runtime,
         request=subject.request,
         workload=assignment.variant.workload,
@@ -245,16 +229,26 @@ def _metered(meter: str, subject: Subject, read: Callable[[Scene], Reading]) -> 
         quality=assignment.measure.quality,
     )
     try:
-        reading = read(scene)
+        return _answer_of(meter, read(context))
     except Exception as error:
         why = f"The {meter} meter failed: {broken(error).reason}"
         traceback.print_exception(error)
         reasons = dict.fromkeys(METERS[meter].metrics, why)
         return Metered(meter=meter, reasons=reasons, facts=MeterFacts(recorded={f"{meter}_failed": why}))
+
+
+def _answer_of(meter: str, reading: Reading) -> Metered:
+    """The reading as a message; a metric that is NaN or infinite has a reason instead of a value."""
+    finite = {name: value for name, value in reading.values.items() if math.isfinite(value)}
+    wrong = {name: value for name, value in reading.values.items() if name not in finite}
+    reasons = {
+        name: f"The {meter} meter read {value}, which is not a finite number."
+        for name, value in wrong.items()
+    }
     return Metered(
         meter=meter,
-        values=reading.values,
-        reasons=reading.reasons,
+        values=finite,
+        reasons=reading.reasons | reasons,
         facts=reading.facts,
         artifacts={name: str(path) for name, path in reading.artifacts.items()},
     )

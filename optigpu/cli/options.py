@@ -165,7 +165,7 @@ def _from_flags(options: JobOptions) -> dict[str, Any]:
         "dtypes": _split(options.dtypes),
     }
     measure = {name: getattr(options, name) for name in ("replicates", "min_seconds", "max_seconds")}
-    model = options.model or (WORKLOADS[kind].example_model if WORKLOADS[kind].needs_model else None)
+    model = options.model or (WORKLOADS[kind].example_model if WORKLOADS[kind].task.needs_model else None)
     document: dict[str, Any] = {
         "workload": {"kind": kind} | _given(shapes),
         "stack": parse_stack(options.stack or ""),

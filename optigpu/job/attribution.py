@@ -13,8 +13,8 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better
 
-Stack = tuple[str, tuple[Technique, ...]]
-"""A backend's name and the techniques on it."""
+Way = tuple[str, str | None, tuple[Technique, ...]]
+"""How a workload was done: a backend's name, the workload's implementation if it has several, and the techniques."""
 
 
 def attribute(
@@ -26,17 +26,18 @@ def attribute(
     without an outcome has no row. `best` is None where a job has several workloads: they do not compare.
     """
     ended = [variant for variant in variants if variant.index in outcomes]
-    groups: dict[str, dict[Stack, Variant]] = {}
+    groups: dict[str, dict[Way, Variant]] = {}
     for variant in ended:
-        groups.setdefault(variant.workload_digest, {})[variant.backend, variant.stack] = variant
+        way = (variant.backend, variant.workload.implementation, variant.stack)
+        groups.setdefault(variant.workload_digest, {})[way] = variant
     comparisons = {
         workload: _Comparison(
             spec,
-            by_stack,
-            {v.index: _valid_samples(outcomes[v.index]) for v in by_stack.values()},
-            {v.index: _side_by_side(outcomes[v.index]) for v in by_stack.values()},
+            by_way,
+            {v.index: _valid_samples(outcomes[v.index]) for v in by_way.values()},
+            {v.index: _side_by_side(outcomes[v.index]) for v in by_way.values()},
         )
-        for workload, by_stack in groups.items()
+        for workload, by_way in groups.items()
     }
     return Attribution(
         metric=spec.workload.primary,
@@ -53,7 +54,7 @@ class _Comparison:
     """The variants of one workload by their stacks, and the primary metric's samples by index: empty if not valid."""
 
     spec: JobSpec
-    by_stack: dict[Stack, Variant]
+    by_way: dict[Way, Variant]
     samples: dict[int, Samples]
     together: dict[int, frozenset[int]]
 
@@ -65,7 +66,7 @@ class _Comparison:
         return self._of(())
 
     def _of(self, stack: tuple[Technique, ...]) -> Variant | None:
-        return self.by_stack.get((self.spec.backend, stack))
+        return self.by_way.get((self.spec.backend, self.spec.workload.reference, stack))
 
     def repeated(self, again: Samples) -> Gain | None:
         """The baseline at the end against itself: far from 1, the machine has changed meanwhile."""

@@ -20,9 +20,9 @@ from optigpu.models.facts import ImageFacts, known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
-from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, canonical_json
+from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, Task, canonical_json
 from optigpu.workloads import AnyWorkload
-from optigpu.workloads.base import Task, Workload
+from optigpu.workloads.base import Workload
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Variant(Frozen):
     def workload_digest(self) -> str:
         """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
         weights = {"weights": self.weights} if self.weights else {}
-        return digest({"workload": self.workload.model_dump(mode="json"), "model": self.model} | weights)
+        return digest({"workload": self.workload.identity(), "model": self.model} | weights)
 
     @property
     def digest(self) -> str:
@@ -123,6 +123,8 @@ class Variant(Frozen):
             "backend": self.backend,
             "device": self.device,
         }
+        if self.workload.implementation is not None:
+            parts["implementation"] = self.workload.implementation
         return digest(parts)
 
 
@@ -190,9 +192,9 @@ def _check_target(spec: JobSpec) -> None:
 
 def _check_model(spec: JobSpec) -> None:
     workload: Workload = spec.workload
-    if not workload.needs_model and spec.model is not None:
+    if not workload.task.needs_model and spec.model is not None:
         raise SpecError(f"model: {workload.kind} runs no model; leave the field out.")
-    if not workload.needs_model:
+    if not workload.task.needs_model:
         return
     if spec.model is None:
         raise SpecError(f"model: {workload.kind} needs a model, for example {workload.example_model}.")

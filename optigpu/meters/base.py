@@ -8,10 +8,11 @@ from typing import ClassVar, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from optigpu.backends.runtime import Runtime
 from optigpu.documents.facts import MeterFacts
 from optigpu.quality.text import check_name
 from optigpu.vocabulary import Frozen
-from optigpu.workloads.base import Request, Runtime, Workload
+from optigpu.workloads.base import Request, Workload
 
 
 class QualityOptions(Frozen):
@@ -44,7 +45,7 @@ class QualityOptions(Frozen):
 
 
 @dataclass(frozen=True)
-class Scene:
+class MeterContext:
     """What a meter finds before it. `folder` is shared by the processes of a job and gone after it."""
 
     runtime: Runtime
@@ -60,7 +61,7 @@ class Scene:
 class Reading:
     """A number for each metric, or the reason why there is none; `facts` say how it was read.
 
-    `artifacts` are files in the scene's folder that are to be kept with the result, by the name they are kept under.
+    `artifacts` are files in the context's folder that are to be kept with the result, by the name they are kept under.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Meter(Protocol):
     once: ClassVar[bool]
     metrics: ClassVar[tuple[str, ...]]
 
-    def read(self, scene: Scene) -> Reading:
+    def read(self, context: MeterContext) -> Reading:
         """One pass; it may run the request. What it cannot read is a reason, and an error spares the other meters."""
 
 

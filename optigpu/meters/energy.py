@@ -12,7 +12,7 @@ from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.energy import Energy, EnergySensor, cpu_energy, gpu_energy
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
-from optigpu.meters.base import Reading, Scene, keep_running
+from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
@@ -38,28 +38,28 @@ class EnergyMeter:
     window_s: float = 10.0
     root: Path = ROOT
 
-    def read(self, scene: Scene) -> Reading:
+    def read(self, context: MeterContext) -> Reading:
         """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts."""
-        if scene.model is not None and parse_reference(scene.model).kind == "preset":
+        if context.model is not None and parse_reference(context.model).kind == "preset":
             return self._none(
-                f"The weights of {scene.model} are random, and what a chip draws depends on the values; measure the "
+                f"The weights of {context.model} are random, and what a chip draws depends on the values; measure the "
                 "energy of a trained model."
             )
         try:
-            with _sensor(scene.runtime.device, self.root) as sensor:
-                return self._measured(scene, sensor)
+            with _sensor(context.runtime.device, self.root) as sensor:
+                return self._measured(context, sensor)
         except SensorError as error:
             return self._none(str(error))
 
     def _none(self, why: str) -> Reading:
         return Reading(reasons=dict.fromkeys(self.metrics, why))
 
-    def _measured(self, scene: Scene, sensor: EnergySensor) -> Reading:
+    def _measured(self, context: MeterContext, sensor: EnergySensor) -> Reading:
         time.sleep(self.rest_s)
         idle, _ = _flow(sensor, lambda _: time.sleep(self.idle_s))
-        scene.request.run()  # the clocks rise again
+        context.request.run()  # the clocks rise again
         window, requests = _flow(
-            sensor, lambda ticker: keep_running(scene.request, self.window_s, lambda: ticker.failed)
+            sensor, lambda ticker: keep_running(context.request, self.window_s, lambda: ticker.failed)
         )
         above_j = (window.joules - idle.watts * window.seconds) / requests
         energy = EnergyFacts(
@@ -73,7 +73,7 @@ class EnergyMeter:
             idle_w=idle.watts,
             idle_s=idle.seconds,
         )
-        values, reasons = _values(above_j, scene.workload)
+        values, reasons = _values(above_j, context.workload)
         return Reading(values | {"power_w": window.watts}, reasons, MeterFacts(energy=energy))
 
 

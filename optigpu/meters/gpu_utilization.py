@@ -8,7 +8,7 @@ from optigpu.documents.facts import MeterFacts
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError, Ticker
-from optigpu.meters.base import Reading, Scene, keep_running
+from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind
 
 _PERIOD_S = 0.1
@@ -24,25 +24,25 @@ class GpuUtilizationMeter:
     lead_s: float = 1.0
     window_s: float = 3.0
 
-    def read(self, scene: Scene) -> Reading:
+    def read(self, context: MeterContext) -> Reading:
         """The mean, 0 to 1. A kernel that fills a corner of the GPU counts like one that fills it."""
-        if scene.runtime.device is DeviceKind.CPU:
+        if context.runtime.device is DeviceKind.CPU:
             return self._none("This job runs on a CPU; only a job on a GPU has a GPU's utilization.")
         try:
             with job_gpu() as gpu:
-                return self._measured(scene, gpu)
+                return self._measured(context, gpu)
         except SensorError as error:
             return self._none(str(error))
 
     def _none(self, why: str) -> Reading:
         return Reading(reasons=dict.fromkeys(self.metrics, why))
 
-    def _measured(self, scene: Scene, gpu: Gpu) -> Reading:
+    def _measured(self, context: MeterContext, gpu: Gpu) -> Reading:
         samples = [gpu.utilization()]  # a GPU that does not tell is found before a request is run
-        keep_running(scene.request, self.lead_s, lambda: False)
+        keep_running(context.request, self.lead_s, lambda: False)
         samples.clear()
         with Ticker(lambda: samples.append(gpu.utilization()), _PERIOD_S) as ticker:
-            requests = keep_running(scene.request, self.window_s, lambda: ticker.failed)
+            requests = keep_running(context.request, self.window_s, lambda: ticker.failed)
         how = {"samples": len(samples), "requests": requests, "least": min(samples), "most": max(samples)}
         facts = MeterFacts(recorded={"gpu_utilization": how})
         return Reading({"gpu_utilization": mean(samples)}, facts=facts)

@@ -1,47 +1,23 @@
 """profile: which kernels one request spends its time in, by torch's profiler, in a pass of its own."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
-    GLUE,
     RIDGE_FLOP_PER_BYTE,
     RULE,
-    Operator,
-    bound_of,
-    bound_of_kernel,
 )
 from optigpu.hardware.kernel_shares import Kernel, share, table
-from optigpu.meters.base import Reading, Scene
-from optigpu.vocabulary import DeviceKind, new_id
-from optigpu.workloads.base import Clock
+from optigpu.meters.base import MeterContext, Reading
+from optigpu.vocabulary import UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
 KNOWN_FROM = 0.8
 """With less than this share of the kernel time told, the two shares say too little."""
-_FIRST, _STEPS = "optigpu.first", "optigpu.steps"
-_COMPILED = "## Call CompiledFxGraph"
-
-_ITEM_BYTES = {
-    "double": 8,
-    "long int": 8,
-    "float": 4,
-    "int": 4,
-    "short int": 2,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-}
-"""Bytes of an element by the profiler's names of types (the compiler's, demangled)."""
 
 
 @dataclass(frozen=True)
@@ -58,192 +34,43 @@ class ProfileMeter:
     steps: int = 8
     trace_limit_bytes: int = TRACE_LIMIT_BYTES
 
-    def read(self, scene: Scene) -> Reading:
+    def read(self, context: MeterContext) -> Reading:
         """The table in the facts, Chrome's trace as trace.json.gz, the shares of kernel time as metrics."""
-        device = scene.runtime.device
-        clock = scene.runtime.clock
-        recording = Recording(clock, device, self.steps)
-        scene.runtime.clock = recording
+        runtime = context.runtime
+        path = context.folder / "artifacts" / f"trace-{new_id()}.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            recording.start()
-            scene.request.run()
-        finally:
-            scene.runtime.clock = clock
-            recording.stop()
-        kernels = recording.kernels()
-        if not kernels:
-            why = f"torch's profiler saw no kernel on the {device}; look whether something else profiles it."
+            seen = runtime.profile(context.request.run, self.steps, path)
+        except UnsupportedError as error:
+            return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+        if not seen.kernels:
+            why = f"The profiler saw no kernel on the {runtime.device}; check whether something else profiles it."
             return Reading(reasons=dict.fromkeys(self.metrics, why))
-        trace, said = self._trace(recording, scene.folder)
-        values, reasons = _shares(kernels)
-        if recording.recorded_steps:
-            values["launches_per_step"] = (
-                sum(kernel.in_steps for kernel in kernels) / recording.recorded_steps
-            )
+        trace, said = self._kept(path)
+        values, reasons = _shares(seen.kernels)
+        if seen.recorded_steps:
+            launches = sum(kernel.in_steps for kernel in seen.kernels)
+            values["launches_per_step"] = launches / seen.recorded_steps
         else:
             reasons["launches_per_step"] = "this workload decodes no steps"
         profile = {
-            "table": table(kernels),
+            "table": table(seen.kernels),
             "rule": RULE,
-            "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[device],
-            "unknown_share": share(kernels, None),
-            "steps_recorded": recording.recorded_steps,
-            "steps": recording.steps,
+            "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[runtime.device],
+            "unknown_share": share(seen.kernels, None),
+            "steps_recorded": seen.recorded_steps,
+            "steps": seen.steps,
             "trace": said,
         }
         return Reading(values, reasons, MeterFacts(recorded={"profile": profile}), trace)
 
-    def _trace(self, recording: "Recording", folder: Path) -> tuple[dict[str, Path], str]:
-        """The file, if it is not too large to be kept, and what became of it."""
-        path = folder / "artifacts" / f"trace-{new_id()}.json.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        recording.export(path)
+    def _kept(self, path: Path) -> tuple[dict[str, Path], str]:
+        """The trace, if it is not too large to be kept, and what became of it."""
         size = path.stat().st_size
         if size > self.trace_limit_bytes:
             path.unlink()
             return {}, f"not kept: {size} bytes, and {self.trace_limit_bytes} is the limit"
         return {"trace.json.gz": path}, f"trace.json.gz, {size} bytes"
-
-
-class Recording:
-    """A profiler, and the clock that tells it where the first token ends and when enough steps are recorded.
-
-    A request marks its clock at its start and after each token, so whoever stands in for the clock knows.
-    """
-
-    def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
-        import torch
-
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if device is DeviceKind.CUDA:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True, with_flops=True)
-        self._clock = clock
-        self._device = device
-        self._wanted = steps
-        self._marks = 0
-        self._running = False
-        self._range: Any = None
-
-    @property
-    def steps(self) -> int:
-        """Decode steps of the request: its tokens after the first."""
-        return max(0, self._marks - 2)
-
-    @property
-    def recorded_steps(self) -> int:
-        """Those that were recorded."""
-        return min(self.steps, self._wanted)
-
-    def start(self) -> None:
-        """Begins to record."""
-        self._profiler.start()
-        self._running = True
-
-    def stop(self) -> None:
-        """Ends the recording; a second time does nothing."""
-        if self._running:
-            self._running = False
-            self._enter(None)
-            self._profiler.stop()
-
-    def mark(self) -> Any:
-        """The clock's own mark, after the phase was changed."""
-        self._marks += 1
-        if self._running and self._marks == 1:
-            self._enter(_FIRST)
-        elif self._running and self._marks == 2:
-            self._enter(_STEPS)
-        elif self._marks == 2 + self._wanted:
-            self.stop()
-        return self._clock.mark()
-
-    def seconds(self, marks: list[Any]) -> list[float]:
-        """The clock's own seconds."""
-        return self._clock.seconds(marks)
-
-    def export(self, path: Path) -> None:
-        """Writes the trace in Chrome's format, compressed."""
-        self._profiler.export_chrome_trace(str(path))
-
-    def kernels(self) -> list[Kernel]:
-        """Every kernel that was recorded."""
-        events = self._profiler.events() or []
-        starts = [event.time_range.start for event in events if event.name == _STEPS]
-        steps_from = min(starts, default=float("inf"))
-        ratio = self.steps / self.recorded_steps if self.recorded_steps else 1.0
-        found = _on_cpu(events) if self._device is DeviceKind.CPU else _on_gpu(events)
-        return [
-            Kernel(name, seconds, bound, ratio if at >= steps_from else 1.0, at >= steps_from)
-            for name, seconds, bound, at in found
-        ]
-
-    def _enter(self, name: str | None) -> None:
-        """Closes one named range and opens the next; the device's work of one phase ends before the other begins."""
-        import torch
-
-        if self._device is DeviceKind.CUDA:
-            torch.cuda.synchronize()
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
-        if name is not None:
-            self._range = torch.profiler.record_function(name)
-            self._range.__enter__()
-
-
-Found = tuple[str, float, Bound | None, float]
-"""A kernel's name, its seconds, what bounds it, and the microsecond at which it was launched."""
-
-
-def _on_cpu(events: Iterable[Any]) -> Iterable[Found]:
-    """An operator's own time is its kernel. A compiled graph on a CPU is one: the profiler does not look into it."""
-    for event in events:
-        seconds, at = event.self_cpu_time_total / 1e6, event.time_range.start
-        if event.name.startswith(_COMPILED):
-            yield "compiled graph", seconds, None, at
-        elif "::" in event.name and event.name not in GLUE:
-            yield event.name, seconds, bound_of(_operator(event), DeviceKind.CPU), at
-
-
-def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
-    """Kernels by the operator that launched them; then those that no operator launched, such as a CUDA graph's."""
-    launched: Counter[tuple[str, int]] = Counter()
-    for event in events:
-        for kernel in event.kernels:
-            bound = bound_of(_operator(event), DeviceKind.CUDA) or bound_of_kernel(kernel.name)
-            launched[_key(kernel.name, kernel.duration)] += 1
-            yield kernel.name, kernel.duration / 1e6, bound, event.time_range.start
-    for event in events:
-        if str(event.device_type) != "DeviceType.CUDA" or event.name.startswith("optigpu."):
-            continue
-        microseconds = event.time_range.elapsed_us()
-        key = _key(event.name, microseconds)
-        if launched[key]:
-            launched[key] -= 1
-        else:
-            yield event.name, microseconds / 1e6, bound_of_kernel(event.name), event.time_range.start
-
-
-def _key(name: str, microseconds: float) -> tuple[str, int]:
-    return name, round(microseconds * 1e3)
-
-
-def _operator(event: Any) -> Operator:
-    """torch before 2.13 tells no types; then bytes are unknown."""
-    shapes = event.input_shapes or []
-    types = getattr(event, "input_dtypes", None) or [""] * len(shapes)
-    tensors = [
-        (tuple(shape), _ITEM_BYTES.get(kind))
-        for shape, kind in zip(shapes, types, strict=True)
-        if shape or kind in _ITEM_BYTES
-    ]
-    return Operator(
-        event.name,
-        tuple(shape for shape, _ in tensors),
-        tuple(size for _, size in tensors),
-        int(event.flops or 0),
-    )
 
 
 def _shares(kernels: Sequence[Kernel]) -> tuple[dict[str, float], dict[str, str]]:

@@ -5,28 +5,29 @@ fp32 model's predictions are made once in a job by `make_reference`, in a proces
 whole sequences, with no cache and no step of a variant.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.backends.runtime import DecodingRuntime, ImageRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
-from optigpu.meters.base import QualityOptions, Reading, Scene
+from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.hellaswag import accuracy, item_passages, read_items
 from optigpu.quality.images import (
     MADE,
+    Classify,
     ImageSetting,
-    classifier,
     compare_images,
     image_setting,
     write_image_reference,
 )
-from optigpu.quality.passages import Ids, Passage, Score, predictions
+from optigpu.quality.passages import Passage, predictions
 from optigpu.quality.perplexity import perplexity, windows
 from optigpu.quality.reference import (
     Manifest,
@@ -39,8 +40,7 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF, Source, read_source
-from optigpu.vocabulary import OptiGPUError
-from optigpu.workloads.base import DecodingRuntime
+from optigpu.vocabulary import OptiGPUError, Task
 
 PREFILL = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
@@ -57,63 +57,76 @@ class QualityMeter:
     once: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = _DIVERGENCE + _PERPLEXITY + _ACCURACY
 
-    def read(self, scene: Scene) -> Reading:
-        """Compares with what `make_reference` left in the scene's folder; where it cannot, says why."""
+    def read(self, context: MeterContext) -> Reading:
+        """Compares with what `make_reference` left in the context's folder; where it cannot, says why."""
         try:
-            return _compared_images(scene) if scene.workload.classified_images else _compared(scene)
+            return _compared_images(context) if context.workload.classified_images else _compared(context)
         except OptiGPUError as error:
             return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
 
 
-def make_reference(scene: Scene) -> Reading:
-    """Leaves the fp32 model's predictions in the scene's folder; its stack is empty and its dtype float32.
+def make_reference(context: MeterContext) -> Reading:
+    """Leaves the fp32 model's predictions in the context's folder; its stack is empty and its dtype float32.
 
     Where it cannot, the reason is left instead, and is what every variant's meter then gives.
     """
-    folder = scene.folder / FOLDER
+    folder = context.folder / FOLDER
     folder.mkdir(exist_ok=True)
     made: Manifest | ImageSetting
     try:
-        if scene.workload.classified_images:
-            exact = classifier(scene.runtime, exact=True)
-            made = write_image_reference(folder, _image_setting(scene), exact)
+        if context.workload.classified_images:
+            runtime = _image_runtime(context)
+            runtime.compute_exactly()
+            made = write_image_reference(folder, _image_setting(context), _classifier(runtime))
         else:
-            made = _written(scene, folder)
+            made = _written(context, folder)
     except OptiGPUError as error:
         refuse_reference(folder, str(error))
         return Reading(reasons=dict.fromkeys(QualityMeter.metrics, str(error)))
     return Reading(facts=MeterFacts(recorded={"quality_reference": made.model_dump(mode="json")}))
 
 
-def _compared_images(scene: Scene) -> Reading:
-    setting = _image_setting(scene)
-    agreement = compare_images(scene.folder / FOLDER, setting, classifier(scene.runtime))
+def _compared_images(context: MeterContext) -> Reading:
+    setting = _image_setting(context)
+    agreement = compare_images(context.folder / FOLDER, setting, _classifier(_image_runtime(context)))
     how = ImageQuality(images=setting.images, of=MADE, kld_standard_error=agreement.standard_error())
     why = "The images are made up, so no answer is the right one; compare kld_mean and top1_agreement."
     facts = MeterFacts(quality=how)
     return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
 
 
-def _image_setting(scene: Scene) -> ImageSetting:
-    _require_trained(scene)
-    batch = scene.workload.classified_images or 1
-    return image_setting(str(scene.model), scene.seed, batch, scene.runtime)
+def _classifier(runtime: ImageRuntime) -> Classify:
+    """The pass that was timed."""
+    return lambda images: runtime.forward(images).logits
 
 
-def _written(scene: Scene, folder: Path) -> Manifest:
-    runtime, source = _runtime(scene), _source(scene)
-    setting = _setting(scene, runtime, source)
+def _image_setting(context: MeterContext) -> ImageSetting:
+    _require_trained(context)
+    batch = context.workload.classified_images or 1
+    runtime = _image_runtime(context)
+    shape = runtime.notes.facts["image_shape"]
+    return image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
+
+
+def _image_runtime(context: MeterContext) -> ImageRuntime:
+    """The context's runtime, of a workload that classifies images."""
+    return cast(ImageRuntime, context.runtime)
+
+
+def _written(context: MeterContext, folder: Path) -> Manifest:
+    runtime, source = _runtime(context), _source(context)
+    setting = _setting(context, runtime, source)
     passages, cut = _passages(setting, runtime, source)
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
-    made = predictions(passages, _batch(runtime), _in_numpy(runtime.whole, runtime))
+    made = predictions(passages, _batch(runtime), runtime.whole)
     write_reference(folder, manifest, passages, made)
     return manifest
 
 
-def _compared(scene: Scene) -> Reading:
-    runtime, source = _runtime(scene), _source(scene)
-    reference = open_reference(scene.folder / FOLDER, _setting(scene, runtime, source))
-    made = predictions(reference.passages, _batch(runtime), _in_numpy(runtime.score, runtime))
+def _compared(context: MeterContext) -> Reading:
+    runtime, source = _runtime(context), _source(context)
+    reference = open_reference(context.folder / FOLDER, _setting(context, runtime, source))
+    made = predictions(reference.passages, _batch(runtime), runtime.score)
     agreement, likelihoods = reference.judge(made)
     parts = [
         _divergence(agreement),
@@ -129,38 +142,38 @@ def _compared(scene: Scene) -> Reading:
     )
 
 
-def _runtime(scene: Scene) -> DecodingRuntime:
-    """The scene's runtime. Raises OptiGPUError where quality means nothing: no decoding, or random weights."""
-    runtime: Any = scene.runtime
-    if scene.model is None or getattr(runtime, "decoded", None) is None:
-        raise OptiGPUError(f"{scene.workload.kind} decodes nothing, so it has no quality; ask for generate.")
-    _require_trained(scene)
-    found: DecodingRuntime = runtime
-    return found
-
-
-def _require_trained(scene: Scene) -> None:
-    if scene.model is not None and parse_reference(scene.model).kind == "preset":
+def _runtime(context: MeterContext) -> DecodingRuntime:
+    """The context's runtime. Raises OptiGPUError where quality means nothing: no decoding, or random weights."""
+    if context.workload.task is not Task.DECODING:
         raise OptiGPUError(
-            f"{scene.model} has random weights, which do not behave like trained ones; quality needs a trained model, "
-            "for example bundled:tiny."
+            f"{context.workload.kind} decodes nothing, so it has no quality; ask for generate."
+        )
+    _require_trained(context)
+    return cast(DecodingRuntime, context.runtime)
+
+
+def _require_trained(context: MeterContext) -> None:
+    if context.model is not None and parse_reference(context.model).kind == "preset":
+        raise OptiGPUError(
+            f"{context.model} has random weights, which do not behave like trained ones; quality needs a trained "
+            "model, for example bundled:tiny."
         )
 
 
-def _source(scene: Scene) -> Source | None:
-    return None if scene.quality.text == SELF else read_source(scene.quality.text)
+def _source(context: MeterContext) -> Source | None:
+    return None if context.quality.text == SELF else read_source(context.quality.text)
 
 
-def _setting(scene: Scene, runtime: DecodingRuntime, source: Source | None) -> Setting:
-    window = _window(scene, _decoded(runtime)[1])
+def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | None) -> Setting:
+    window = _window(context, _decoded(runtime)[1])
     return Setting(
-        model=str(scene.model),
-        seed=scene.seed,
-        text=scene.quality.text,
-        tokens=scene.quality.tokens,
-        items=scene.quality.items,
+        model=str(context.model),
+        seed=context.seed,
+        text=context.quality.text,
+        tokens=context.quality.tokens,
+        items=context.quality.items,
         window=window,
-        stride=None if scene.quality.text in (SELF, HELLASWAG) else _stride(scene.quality, window),
+        stride=None if context.quality.text in (SELF, HELLASWAG) else _stride(context.quality, window),
         vocabulary=runtime.facts.vocabulary,
         dataset_sha256=source.sha256 if source else None,
     )
@@ -176,13 +189,13 @@ def _batch(runtime: DecodingRuntime) -> int:
     return _decoded(runtime)[0]
 
 
-def _window(scene: Scene, decoded: int) -> int:
+def _window(context: MeterContext, decoded: int) -> int:
     """What is timed is made for the length that the workload decodes: a longer window would run something else.
 
     The workloads of one job share its reference, and so the window of the first of them.
     """
-    options = scene.quality
-    window = options.window or window_of(scene.folder / FOLDER) or min(decoded, options.tokens)
+    options = context.quality
+    window = options.window or window_of(context.folder / FOLDER) or min(decoded, options.tokens)
     if window > decoded:
         raise OptiGPUError(
             f"quality.window is {window} tokens and the workload decodes {decoded}; ask for a smaller window, or for "
@@ -204,7 +217,7 @@ def _passages(setting: Setting, runtime: DecodingRuntime, source: Source | None)
     """What is predicted, and how many contexts had to be cut for it."""
     if source is None:
         return _own_passages(setting, runtime), 0
-    encode = _encoder(setting)
+    encode = _encoder(setting, runtime)
     if setting.text == HELLASWAG:
         return item_passages(read_items(source.content)[: setting.items], encode, setting.window)
     tokens = np.array(encode(source.words())[: setting.tokens], np.int64)
@@ -216,19 +229,16 @@ def _own_passages(setting: Setting, runtime: DecodingRuntime) -> list[Passage]:
     first = 1 + min(PREFILL, (setting.window - 1) // 2)
     each = setting.window - first
     rows = -(-setting.tokens // each)
-    tokens: Ids = runtime.sample(rows, setting.window).cpu().numpy()
+    tokens = runtime.sample(rows, setting.window)
     last = setting.tokens - each * (rows - 1)
     return [Passage(row, first) for row in tokens[:-1]] + [Passage(tokens[-1, : first + last], first)]
 
 
-def _encoder(setting: Setting) -> Callable[[str], list[int]]:
-    """Text to ids without special tokens, all of them the model's."""
-    from optigpu.models.loading.load import load_tokenizer
-
-    tokenizer = load_tokenizer(parse_reference(setting.model))
+def _encoder(setting: Setting, runtime: DecodingRuntime) -> Callable[[str], list[int]]:
+    """Text to ids, all of them the model's."""
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        ids = runtime.encode(text)
         if max(ids, default=0) >= setting.vocabulary:
             raise OptiGPUError(
                 f"The tokenizer of {setting.model} gives id {max(ids)} and the model has {setting.vocabulary}; put the "
@@ -237,16 +247,6 @@ def _encoder(setting: Setting) -> Callable[[str], list[int]]:
         return ids
 
     return encode
-
-
-def _in_numpy(score: Callable[[Any, int], Iterator[Any]], runtime: DecodingRuntime) -> Score:
-    import torch
-
-    def scored(tokens: Ids, prefill: int) -> Iterator[NDArray[np.float32]]:
-        for logits in score(torch.from_numpy(tokens).to(runtime.device.value), prefill):
-            yield logits.cpu().numpy()
-
-    return scored
 
 
 @dataclass(frozen=True)

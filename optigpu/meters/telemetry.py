@@ -14,7 +14,7 @@ from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.telemetry import Probe, Probes, cpu_probes, gpu_probes
-from optigpu.meters.base import Reading, Scene, keep_running
+from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind, new_id
 
 RATE_HZ = 10.0
@@ -32,13 +32,13 @@ class TelemetryMeter:
     window_s: float = 5.0
     root: Path = ROOT
 
-    def read(self, scene: Scene) -> Reading:
+    def read(self, context: MeterContext) -> Reading:
         """Least, mean and most of each series in the facts, the series themselves in telemetry.json."""
-        with _probes(scene.runtime.device, self.root) as probes:
+        with _probes(context.runtime.device, self.root) as probes:
             series = Series(probes)
             with Ticker(series.look, 1 / RATE_HZ):
-                requests = keep_running(scene.request, self.window_s, lambda: False)
-        path = scene.folder / "artifacts" / f"telemetry-{new_id()}.json"
+                requests = keep_running(context.request, self.window_s, lambda: False)
+        path = context.folder / "artifacts" / f"telemetry-{new_id()}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(series.document(), allow_nan=False))
         summary = series.summary() | {"requests": requests}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,39 +27,22 @@ class ImageSetting(Frozen):
     classes: int
 
 
-def image_setting(model: str, seed: int, batch_size: int, runtime: Any) -> ImageSetting:
-    """What is compared on `runtime`, a PassRuntime of which a request was prepared."""
+def image_setting(
+    model: str, seed: int, batch_size: int, shape: tuple[int, int, int], classes: int
+) -> ImageSetting:
+    """IMAGES images, rounded up to whole batches; `shape` is [channels, height, width]."""
     return ImageSetting(
         model=model,
         seed=seed,
         images=-(-IMAGES // batch_size) * batch_size,
         batch_size=batch_size,
-        shape=runtime.notes.facts["image_shape"],
-        classes=runtime.facts.classes,
+        shape=shape,
+        classes=classes,
     )
 
 
 Classify = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Logits [batch, classes] of images [batch, channels, height, width]."""
-
-
-def classifier(runtime: Any, *, exact: bool = False) -> Classify:
-    """The pass that was timed, as a function of images; `runtime` is a PassRuntime.
-
-    `exact` is for a process that nothing is timed in: its float32 convolutions then round nothing to TF32, as cuDNN's
-    do by default.
-    """
-    import torch
-
-    if exact:
-        torch.backends.cudnn.allow_tf32 = False
-
-    def classify(images: NDArray[np.float32]) -> NDArray[np.float32]:
-        inputs = torch.from_numpy(images).to(runtime.device.value, getattr(torch, runtime.dtype))
-        found: NDArray[np.float32] = runtime.forward(inputs).logits.detach().float().cpu().numpy()
-        return found
-
-    return classify
 
 
 def write_image_reference(folder: Path, setting: ImageSetting, classify: Classify) -> ImageSetting:

@@ -1,12 +1,15 @@
 """classify: batches of images through a classifier."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
+from optigpu.backends.runtime import ImageRuntime
 from optigpu.models.facts import ImageFacts
-from optigpu.workloads.base import PassRuntime, Task, Workload
+from optigpu.vocabulary import Task
+from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.passes import PassRequest
 from optigpu.workloads.requests.shapes import ImageShape
 
@@ -49,28 +52,20 @@ class Classify(Workload):
             "leave image_size out."
         )
 
-    def prepare(self, runtime: PassRuntime) -> PassRequest:
-        """Draws the images from the runtime's seed, on the device itself."""
-        import torch
-
-        facts, device = _facts(runtime), runtime.device.value
+    def prepare(self, runtime: ImageRuntime) -> PassRequest:
+        """Draws the images from the runtime's seed."""
+        facts, source = runtime.facts, np.random.default_rng(runtime.seed)
         side = self.image_size or facts.image_size
         runtime.notes.record(image_shape=[facts.channels, side, side])
         shape = (self.batch_size, facts.channels, side, side)
-        source = torch.Generator(device).manual_seed(runtime.seed)
-        dtype = getattr(torch, runtime.dtype)
-
-        def draw() -> Any:
-            return torch.randn(shape, generator=source, device=device, dtype=dtype)
-
-        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics)
+        return PassRequest(
+            runtime,
+            lambda: source.standard_normal(shape, np.float32),
+            (self.batch_size, facts.classes),
+            self._metrics,
+        )
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
         """An image is a request, as a prompt of a batch is one."""
         rate = self.batch_size / seconds
         return {"images_per_s": rate, "latency_s": seconds, "requests_per_s": rate}
-
-
-def _facts(runtime: PassRuntime) -> ImageFacts:
-    assert isinstance(runtime.facts, ImageFacts)
-    return runtime.facts

@@ -1,13 +1,16 @@
 """prefill: the pass over a prompt by itself, up to the first token."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
+from optigpu.backends.runtime import PromptRuntime
 from optigpu.models.facts import ModelFacts
-from optigpu.workloads.base import PassRuntime, Task, Workload
-from optigpu.workloads.requests.decoding import exceeds_context
+from optigpu.vocabulary import Task
+from optigpu.workloads.base import Workload
+from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
 from optigpu.workloads.requests.passes import PassRequest
 from optigpu.workloads.requests.shapes import PrefillShape
 
@@ -37,23 +40,12 @@ class Prefill(Workload):
         """The prompt must fit the model's context."""
         return exceeds_context(model, self.prompt_tokens, "prompt_tokens")
 
-    def prepare(self, runtime: PassRuntime) -> PassRequest:
+    def prepare(self, runtime: PromptRuntime) -> PassRequest:
         """Draws the prompts from the runtime's seed."""
-        import torch
-
-        source = torch.Generator().manual_seed(runtime.seed)
-        vocabulary, shape = _vocabulary(runtime), (self.batch_size, self.prompt_tokens)
-
-        def draw() -> Any:
-            return torch.randint(vocabulary, shape, generator=source).to(runtime.device.value)
-
-        return PassRequest(runtime, draw, (self.batch_size, vocabulary), self._metrics)
+        source, shape = np.random.default_rng(runtime.seed), (self.batch_size, self.prompt_tokens)
+        expected = (self.batch_size, runtime.facts.vocabulary)
+        return PassRequest(runtime, lambda: drawn_ids(source, runtime.facts, shape), expected, self._metrics)
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
         tokens = self.batch_size * self.prompt_tokens
         return {"prefill_tokens_per_s": tokens / seconds, "ttft_s": seconds, "latency_s": seconds}
-
-
-def _vocabulary(runtime: PassRuntime) -> int:
-    assert isinstance(runtime.facts, ModelFacts)
-    return runtime.facts.vocabulary

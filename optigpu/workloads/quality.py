@@ -1,13 +1,15 @@
 """quality: what a stack costs in quality, by itself; what is timed is the scoring of text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
+from optigpu.backends.runtime import DecodingRuntime
 from optigpu.models.facts import ModelFacts
-from optigpu.workloads.base import Check, DecodingRuntime, Workload
-from optigpu.workloads.requests.decoding import exceeds_context
+from optigpu.workloads.base import Check, Workload
+from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
 
 
 class Quality(Workload):
@@ -34,10 +36,7 @@ class Quality(Workload):
 
     def prepare(self, runtime: DecodingRuntime) -> "ScoringRequest":
         """Draws the tokens from the runtime's seed."""
-        import torch
-
-        source = torch.Generator().manual_seed(runtime.seed)
-        return ScoringRequest(runtime, source, (self.batch_size, self.window))
+        return ScoringRequest(runtime, np.random.default_rng(runtime.seed), (self.batch_size, self.window))
 
 
 PREFILL = 8
@@ -47,27 +46,30 @@ PREFILL = 8
 class ScoringRequest:
     """The same windows, scored again and again."""
 
-    def __init__(self, runtime: DecodingRuntime, source: Any, shape: tuple[int, int]) -> None:
-        """`source` is the torch generator that the tokens, int64 of `shape` [batch, window], are drawn from."""
-        import torch
-
+    def __init__(self, runtime: DecodingRuntime, source: np.random.Generator, shape: tuple[int, int]) -> None:
+        """Tokens of `shape` [batch, window] are drawn from `source`; the last of each predicts nothing."""
         self._runtime, self._source, self._shape = runtime, source, shape
-        tokens = torch.randint(runtime.facts.vocabulary, shape, generator=source)
-        self._tokens = tokens[:, :-1].to(runtime.device.value)
+        self._tokens = np.ascontiguousarray(drawn_ids(source, runtime.facts, shape)[:, :-1])
 
     def run(self) -> Mapping[str, float]:
         """One timed window, the prompt's pass included."""
-        latency_s, predicted, _ = self._scored()
-        return {"scored_tokens_per_s": predicted * self._shape[0] / latency_s, "latency_s": latency_s}
+        latency_s = self._runtime.scoring_s(self._tokens, PREFILL)
+        rate = self._expected * self._shape[0] / latency_s
+        return {"scored_tokens_per_s": rate, "latency_s": latency_s}
+
+    @property
+    def _expected(self) -> int:
+        """Predictions of a row."""
+        return self._shape[1] - 1 - PREFILL
 
     def check(self) -> Check:
         """Counts the predictions, and looks at every logit for NaN and infinity."""
-        latency_s, predicted, wrong = self._scored(look=True)
-        expected = self._tokens.shape[1] - PREFILL
-        if predicted != expected:
-            return Check(latency_s, f"Scoring gave {predicted} predictions instead of {expected}.")
-        if wrong:
-            return Check(latency_s, f"{wrong} logits of a window are NaN or infinite.")
+        latency_s = self._runtime.scoring_s(self._tokens, PREFILL)
+        found = [int((~np.isfinite(each)).sum()) for each in self._runtime.score(self._tokens, PREFILL)]
+        if len(found) != self._expected:
+            return Check(latency_s, f"Scoring gave {len(found)} predictions instead of {self._expected}.")
+        if sum(found):
+            return Check(latency_s, f"{sum(found)} logits of a window are NaN or infinite.")
         return Check(latency_s)
 
     def observe(self) -> None:
@@ -81,14 +83,3 @@ class ScoringRequest:
     def fresh(self) -> "ScoringRequest":
         """The next windows of the same source."""
         return ScoringRequest(self._runtime, self._source, self._shape)
-
-    def _scored(self, look: bool = False) -> tuple[float, int, int]:
-        """Seconds of a window, how many tokens of a row were predicted, and how many logits are wrong, if asked for."""
-        clock, predicted, wrong = self._runtime.clock, 0, 0
-        marks = [clock.mark()]
-        for logits in self._runtime.score(self._tokens, PREFILL):
-            predicted += 1
-            if look:
-                wrong += int((~logits.isfinite()).sum())
-        marks.append(clock.mark())
-        return clock.seconds(marks)[0], predicted, wrong

@@ -11,15 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from optigpu.backends.runtime import Runtime
 from optigpu.hardware.gpu import gpus, job_gpu
 from optigpu.hardware.nvml import Driver
 from optigpu.hardware.sensors import SensorError
-from optigpu.meters.base import Meter, QualityOptions, Reading, Scene
+from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading
 from optigpu.meters.energy import EnergyMeter
 from optigpu.meters.gpu_utilization import GpuUtilizationMeter
 from optigpu.meters.telemetry import TelemetryMeter
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Request, Runtime
+from optigpu.workloads.base import Request
 from optigpu.workloads.generate import Generate
 
 REQUEST_J = 3.0
@@ -50,7 +51,7 @@ METERS: dict[str, Meter] = {
 def metered(name: str) -> dict[str, Any]:
     """What a meter reads of a job on the GPU whose requests are `Burn`."""
     request = Burn()
-    scene = Scene(
+    scene = MeterContext(
         runtime=cast(Runtime, SimpleNamespace(device=DeviceKind.CUDA)),
         request=cast(Request, request),
         workload=Generate(new_tokens=5, batch_size=2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
 from tests.engine.rounding import assert_greedy_as_far_as_it_can_be_told, logits_of, rounding_bound
@@ -64,7 +64,7 @@ def with_biases(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str = "float32") -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str = "float32") -> None:
     """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
     import torch
 

@@ -3,7 +3,7 @@
 Numbers that are rounded are float32, as in the operators; sums are float64, so that their order plays no part.
 """
 
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import Block, CacheKind, Matrix, Norm, Program, Sampling

@@ -5,31 +5,32 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.runtime import TorchPassRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Task
+from optigpu.vocabulary import DeviceKind, Task
 from tests.engine.tiny_models import ignore
 
 FAMILIES = ("resnet", "mobilenet", "vit")
 SIDE = 32
 
 
-def image_runtime(model: str, *stack: Technique) -> PassRuntime:
+def image_runtime(model: str, *stack: Technique) -> PassModel:
     """The classifier on this CPU with the stack applied."""
-    return PassRuntime(
-        Task.IMAGES, model, resolve(stack, "classify"), DeviceKind.CPU, seed=0, progress=ignore
-    )
+    return PassModel(Task.IMAGES, model, resolve(stack, "classify"), DeviceKind.CPU, seed=0, progress=ignore)
 
 
-def prefill_runtime(model: str, *stack: Technique) -> PassRuntime:
+def prefill_runtime(model: str, *stack: Technique) -> PassModel:
     """The decoder on this CPU with the stack applied, for passes over prompts."""
-    return PassRuntime(
-        Task.PREFILL, model, resolve(stack, "prefill"), DeviceKind.CPU, seed=0, progress=ignore
-    )
+    return PassModel(Task.PREFILL, model, resolve(stack, "prefill"), DeviceKind.CPU, seed=0, progress=ignore)
+
+
+def asked_to_pass(model: PassModel, folder: Path = Path("unused")) -> Any:
+    """What workloads and meters ask of such a model: an ImageRuntime or a PromptRuntime."""
+    return TorchPassRuntime(model, folder)
 
 
 @pytest.fixture(scope="module")

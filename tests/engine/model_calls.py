@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.facts import RunFacts
 from optigpu.models.loading.footprint import footprint_of
 from optigpu.techniques.base import Notes, Phase, Step, Technique
@@ -41,7 +41,7 @@ class Call:
         self.tokens, self.cache, self.logits = tokens, cache, logits
 
 
-def seen(runtime: ModelRuntime, run: Callable[[], Any] | None = None) -> list[Call]:
+def seen(runtime: DecodingModel, run: Callable[[], Any] | None = None) -> list[Call]:
     """The model's calls while it generates, or while `run` does what it does."""
     calls = []
 
@@ -63,7 +63,7 @@ def tensors_of(cache: Any) -> list[Any]:
     ]
 
 
-def facts_of(runtime: ModelRuntime) -> RunFacts:
+def facts_of(runtime: DecodingModel) -> RunFacts:
     """What a result's facts hold that a roofline reads."""
     footprint = footprint_of(runtime.model, runtime.facts)
     return RunFacts.gathered(runtime.notes.facts | {"footprint": footprint})

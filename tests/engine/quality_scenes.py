@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
-from optigpu.meters.base import QualityOptions, Reading, Scene
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
 from optigpu.vocabulary import Layer
 from optigpu.workloads.generate import Generate
-from tests.engine.tiny_models import runtime_of
+from tests.engine.tiny_models import asked, runtime_of
 
 MODEL = "path:trained"
 VOCABULARY = 320
@@ -106,15 +106,20 @@ class ScoringLoop:
 
 
 def scene_of(
-    runtime: ModelRuntime, folder: Path, workload: Generate = WORKLOAD, model: str = MODEL, **options: Any
-) -> Scene:
-    """A scene in which one request was run already."""
+    applied: DecodingModel,
+    folder: Path,
+    workload: Generate = WORKLOAD,
+    model: str = MODEL,
+    **options: Any,
+) -> MeterContext:
+    """A meter's context in which one request was run already."""
+    runtime = asked(applied, folder)
     request = workload.prepare(runtime)
     request.run()
-    return Scene(runtime, request, workload, model, folder, 0, QualityOptions(**options))
+    return MeterContext(runtime, request, workload, model, folder, 0, QualityOptions(**options))
 
 
-def scene(folder: Path, *stack: Technique, **options: Any) -> Scene:
+def scene(folder: Path, *stack: Technique, **options: Any) -> MeterContext:
     """The trained model with that stack, and the usual workload."""
     return scene_of(runtime_of(MODEL, *stack), folder, **options)
 

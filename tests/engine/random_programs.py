@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program, WeightKind

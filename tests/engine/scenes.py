@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from optigpu.backends.torch.runtime import TorchRuntime
+from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.hardware.sensors import Ticker
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Request, Workload
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
-from tests.engine.tiny_models import runtime_of
+from tests.engine.tiny_models import asked, runtime_of
 
 
 @dataclass
@@ -30,27 +30,31 @@ class Doing:
         return {}
 
 
-def generating(folder: Path, *stack: Technique, new_tokens: int = 4, batch_size: int = 1) -> Scene:
+def generating(folder: Path, *stack: Technique, new_tokens: int = 4, batch_size: int = 1) -> MeterContext:
     """A tiny Llama with random weights that generates."""
     model = "preset:tiny-llama-test"
     workload = Generate(prompt_tokens=8, new_tokens=new_tokens, batch_size=batch_size)
-    runtime = runtime_of(model, *stack)
-    return Scene(
+    runtime = asked(runtime_of(model, *stack), folder)
+    return MeterContext(
         runtime, workload.prepare(runtime), workload, model, folder, seed=0, quality=QualityOptions()
     )
 
 
-def multiplying(folder: Path, size: int = 64) -> Scene:
+def multiplying(folder: Path, size: int = 64) -> MeterContext:
     """A matrix product."""
-    runtime, workload = TorchRuntime(DeviceKind.CPU, seed=0), Matmul(sizes=(size,))
-    return Scene(runtime, workload.prepare(runtime), workload, None, folder, seed=0, quality=QualityOptions())
+    runtime, workload = TorchOperatorRuntime(DeviceKind.CPU, seed=0), Matmul(sizes=(size,))
+    return MeterContext(
+        runtime, workload.prepare(runtime), workload, None, folder, seed=0, quality=QualityOptions()
+    )
 
 
-def doing(folder: Path, work: Callable[[], object], workload: Workload | None = None) -> tuple[Scene, Doing]:
+def doing(
+    folder: Path, work: Callable[[], object], workload: Workload | None = None
+) -> tuple[MeterContext, Doing]:
     """A request of the test's own on a CPU, under the name of a workload."""
     request = Doing(work)
-    scene = Scene(
-        runtime=TorchRuntime(DeviceKind.CPU, seed=0),
+    scene = MeterContext(
+        runtime=TorchOperatorRuntime(DeviceKind.CPU, seed=0),
         request=cast(Request, request),
         workload=workload or Matmul(sizes=(8,)),
         model=None,

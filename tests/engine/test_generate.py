@@ -2,34 +2,36 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.runtime import Generation
+from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.workloads.base import Generation
 from optigpu.workloads.generate import Generate
-from tests.engine.tiny_models import VOCABULARY, runtime_of
+from tests.engine.quality_scenes import OwnLoop
+from tests.engine.tiny_models import VOCABULARY, asked, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 SHAPES = Generate(prompt_tokens=8, new_tokens=5, batch_size=2)
 
 
 @pytest.fixture(scope="module")
-def runtime(models_dir: Any) -> ModelRuntime:
-    return runtime_of("path:gpt2")
+def runtime(models_dir: Any) -> TorchDecodingRuntime:
+    return asked(runtime_of("path:gpt2"))
 
 
-def test_a_request_yields_each_metric_that_the_workload_names(runtime: ModelRuntime) -> None:
+def test_a_request_yields_each_metric_that_the_workload_names(runtime: TorchDecodingRuntime) -> None:
     assert tuple(SHAPES.prepare(runtime).run()) == Generate.metrics
 
 
 def test_the_metrics_follow_from_the_moments_of_the_tokens(
-    runtime: ModelRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = SHAPES.prepare(runtime)
     gaps = [0.5, 0.1, 0.2, 0.1, 0.1]
-    monkeypatch.setattr(runtime, "generate", lambda *given: Generation(given, gaps))
+    monkeypatch.setattr(runtime, "generate", lambda prompt, _: Generation(prompt, gaps))
     assert request.run() == pytest.approx(
         {
             "ttft_s": 0.5,
@@ -41,12 +43,12 @@ def test_the_metrics_follow_from_the_moments_of_the_tokens(
     )
 
 
-def test_the_seed_chooses_the_prompts(runtime: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_chooses_the_prompts(runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def see(prompt: Any, new_tokens: int) -> Generation:
         seen.append(prompt)
-        return Generation(None, [1.0] * new_tokens)
+        return Generation(prompt, [1.0] * new_tokens)
 
     monkeypatch.setattr(runtime, "generate", see)
     for seed in (1, 1, 2):
@@ -55,25 +57,25 @@ def test_the_seed_chooses_the_prompts(runtime: ModelRuntime, monkeypatch: pytest
     first, again, other = seen
     assert first.shape == (2, 8)
     assert int(first.max()) < VOCABULARY
-    assert first.equal(again)
-    assert not first.equal(other)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
-def test_a_sound_output_passes(runtime: ModelRuntime) -> None:
+def test_a_sound_output_passes(runtime: TorchDecodingRuntime) -> None:
     check = SHAPES.prepare(runtime).check()
     assert check.problem is None
     assert check.request_s > 0
 
 
 def test_an_infinite_logit_is_a_problem() -> None:
-    runtime = runtime_of("path:llama")
-    runtime.model.lm_head.weight[3, 0] = float("inf")
-    problem = SHAPES.prepare(runtime).check().problem
+    applied = runtime_of("path:llama")
+    applied.model.get_output_embeddings().weight[3, 0] = float("inf")
+    problem = SHAPES.prepare(asked(applied)).check().problem
     assert problem is not None
     assert "logits of the last step are NaN or infinite" in problem
 
 
-def test_a_missing_token_is_a_problem(runtime: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_is_a_problem(runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     decode = runtime.generate
 
     def one_less(prompt: Any, new_tokens: int) -> Generation:
@@ -84,6 +86,17 @@ def test_a_missing_token_is_a_problem(runtime: ModelRuntime, monkeypatch: pytest
     assert (
         SHAPES.prepare(runtime).check().problem == "Decoding gave tokens of shape (2, 4) instead of (2, 5)."
     )
+
+
+def test_where_the_timed_loop_gives_no_logits_the_result_says_that_they_were_not_checked() -> None:
+    """Another decoder's logits would say nothing of what is timed."""
+    without, scoring = (asked(runtime_of("path:gpt2", OwnLoop(scores=scores))) for scores in (False, True))
+    check = SHAPES.prepare(without).check()
+    assert check.problem is None
+    assert str(check.details["logits_unchecked"]).startswith(
+        "own_loop replaces the decode loop by one that gives no logits"
+    )
+    assert SHAPES.prepare(scoring).check().details == {}
 
 
 @pytest.mark.parametrize(("prompt_tokens", "fits"), [(960, True), (961, False)])

@@ -80,8 +80,7 @@ def test_engines_are_measured_side_by_side_and_compare(report: Report, results: 
     assert all(result.facts.side_by_side == (0, 1, 2, 3, 4) for result in results.values())
     assert len({result.variant.workload_digest for result in results.values()}) == 1
     assert len({result.variant.variant_digest for result in results.values()}) == 5
-    gains = [row.speedup for row in report.attribution.rows]
-    assert [gain.compared_with if gain else None for gain in gains] == [None, 0, 0, 0, 0]
+    assert [row.label for row in report.attribution.rows] == list(results)
 
 
 @pytest.mark.llama
@@ -139,7 +138,6 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     )
     found = measured(spec, tmp_path)
     assert [row.label for row in found.attribution.rows] == ["llama_cpp: baseline", "llama_cpp: gguf"]
-    assert found.attribution.rows[1].speedup is not None
     assert all(result.variant.backend == "llama_cpp" for result in found.results)
     assert all(result.facts.weights and result.facts.weights.hash_of == "recipe" for result in found.results)
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from optigpu.backends.torch.runtime import TorchRuntime
+from optigpu.backends.torch import memory
+from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.matmul import Dtype, Matmul
-from optigpu.workloads.requests import operators
 
 
 @pytest.fixture
-def runtime() -> TorchRuntime:
-    return TorchRuntime(DeviceKind.CPU, seed=0)
+def runtime() -> TorchOperatorRuntime:
+    return TorchOperatorRuntime(DeviceKind.CPU, seed=0)
 
 
 def one(size: int, dtype: Dtype = "float32") -> Matmul:
@@ -29,11 +29,13 @@ def test_a_list_of_shapes_stands_for_one_workload_each() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 3, 200])
-def test_a_product_is_right_in_every_dtype_of_a_cpu(runtime: TorchRuntime, size: int, dtype: Dtype) -> None:
+def test_a_product_is_right_in_every_dtype_of_a_cpu(
+    runtime: TorchOperatorRuntime, size: int, dtype: Dtype
+) -> None:
     assert one(size, dtype).prepare(runtime).check().problem is None
 
 
-def test_a_wrong_product_is_found(runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_product_is_found(runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product in bfloat16 is not right as one in float32."""
     import torch
 
@@ -48,22 +50,22 @@ def test_a_wrong_product_is_found(runtime: TorchRuntime, monkeypatch: pytest.Mon
     assert problem.startswith("The product is wrong")
 
 
-def test_a_sample_is_long_enough_for_the_clock(runtime: TorchRuntime) -> None:
+def test_a_sample_is_long_enough_for_the_clock(runtime: TorchOperatorRuntime) -> None:
     sample = one(16).prepare(runtime).run()
-    assert runtime.notes.facts["products_per_sample"] > 100
+    assert runtime.notes.facts["calls_per_sample"] > 100
     assert sample["tflops"] == pytest.approx(2 * 16**3 / sample["latency_s"] / 1e12)
     assert tuple(sample) == Matmul.metrics
 
 
-def test_tf32_is_refused_without_cuda(runtime: TorchRuntime) -> None:
+def test_tf32_is_refused_without_cuda(runtime: TorchOperatorRuntime) -> None:
     with pytest.raises(UnsupportedError, match="tf32"):
         one(16, "tf32").prepare(runtime)
 
 
 def test_matrices_that_do_not_fit_are_refused_before_they_are_made(
-    runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "memory_limit", lambda: 2_000_000)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 2_000_000)
     one(400).prepare(runtime)
     with pytest.raises(UnsupportedError, match="three 500 x 500 float32 matrices need"):
         one(500).prepare(runtime)

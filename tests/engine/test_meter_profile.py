@@ -3,31 +3,33 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optigpu.backends.torch.profile import Recording
 from optigpu.backends.torch.ranges import nvtx_range
 from optigpu.documents.roofline import Bound
-from optigpu.meters.base import Scene
-from optigpu.meters.profile import ProfileMeter, Recording
+from optigpu.meters.base import MeterContext
+from optigpu.meters.profile import ProfileMeter
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Runtime
 from tests.engine.scenes import doing, fail, generating, multiplying
 
 
-def attached(runtime: Runtime) -> list[str]:
+def attached(runtime: Any) -> list[str]:
     """What a pass could have left behind."""
     import torch
 
     left = ["profiler"] if torch._C._autograd._profiler_enabled() else []
-    return left + (["clock"] if type(runtime.clock).__name__ != "CpuClock" else [])
+    return left + (["clock"] if type(runtime._place.clock).__name__ != "CpuClock" else [])
 
 
-def recorded(scene: Scene, steps: int) -> Recording:
+def recorded(scene: MeterContext, steps: int) -> Recording:
     """One request, of which so many decode steps are recorded."""
-    recording = Recording(scene.runtime.clock, DeviceKind.CPU, steps)
+    runtime: Any = scene.runtime
+    recording = Recording(runtime._place.clock, DeviceKind.CPU, steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scene.runtime, "clock", recording)
+        patch.setattr(runtime._place, "clock", recording)
         recording.start()
         scene.request.run()
         recording.stop()
@@ -113,10 +115,11 @@ def test_a_request_that_breaks_down_leaves_no_profiler_behind(tmp_path: Path) ->
 def test_a_request_that_breaks_down_within_a_step_leaves_no_profiler_behind(tmp_path: Path) -> None:
     def mark_and_fail() -> None:
         for _ in range(3):
-            scene.runtime.clock.mark()
+            runtime._place.clock.mark()
         fail()
 
     scene, _ = doing(tmp_path, mark_and_fail)
+    runtime: Any = scene.runtime
     with pytest.raises(ZeroDivisionError):
         ProfileMeter().read(scene)
     assert attached(scene.runtime) == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

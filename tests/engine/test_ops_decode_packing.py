@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.decode.cpu import packing
 from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE, Arena, aligned

@@ -7,7 +7,7 @@ checked: triton_decode.py.
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.activation import fused_activation
 from optigpu.ops.activation.fused_activation import (

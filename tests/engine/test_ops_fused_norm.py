@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.norm import fused_norm
 from optigpu.ops.norm.fused_norm import (

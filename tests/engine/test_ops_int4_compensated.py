@@ -1,7 +1,7 @@
 """compensated_groups: numbers of the same kind as plain rounding's, whose errors matter less where inputs lie."""
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.four_bits import descent as int4_descent
 from optigpu.ops.four_bits.compensated import compensated_groups, compensation

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.four_bits.quantize import Int4Scheme, Int4Weights
 from optigpu.ops.linear.int4_linear import (

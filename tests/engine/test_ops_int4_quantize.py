@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops.four_bits import quantize as int4_quantize
 from optigpu.ops.four_bits.quantize import (

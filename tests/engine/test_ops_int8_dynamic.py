@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
 from optigpu.ops.linear.int8_dynamic import (

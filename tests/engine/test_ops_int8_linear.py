@@ -1,7 +1,7 @@
 """int8_linear against float64, on every instruction set that this CPU has, eager and compiled."""
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.ops import int8_linear, int8_linear_backend, native_reason, pack, quantize_rows
 from optigpu.ops.linear.int8_linear import INSTRUCTION_SETS, Backend, supports

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 
 from tests.engine.test_ops_fused_activation import (
     FORMS,

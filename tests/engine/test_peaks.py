@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def test_a_call_is_timed_by_what_the_clock_says_of_many() -> None:
         def mark(self) -> int:
             return self.calls
 
-        def seconds(self, marks: list[int]) -> list[float]:
+        def seconds(self, marks: Sequence[int]) -> list[float]:
             return [0.002 * (marks[1] - marks[0])]
 
     counting = Counting()

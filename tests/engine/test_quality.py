@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
 from optigpu.quality.text import DATASETS_DIR
 from optigpu.techniques.base import Technique
@@ -261,7 +261,7 @@ def test_the_model_s_own_text_follows_its_distribution() -> None:
 def test_the_model_s_own_text_follows_the_seed(tmp_path: Path) -> None:
     texts = []
     for seed in (0, 0, 1):
-        runtime = ModelRuntime(MODEL, (), DeviceKind.CPU, seed, ignore)
+        runtime = DecodingModel(MODEL, (), DeviceKind.CPU, seed, ignore)
         texts.append(runtime.sample(3, 32))
     assert texts[0].equal(texts[1])
     assert not texts[0].equal(texts[2])

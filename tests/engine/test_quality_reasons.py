@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import TorchRuntime
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.matmul import Matmul
@@ -27,9 +27,9 @@ def test_random_weights_have_no_quality(tmp_path: Path) -> None:
 
 
 def test_a_workload_that_decodes_nothing_has_no_quality(tmp_path: Path) -> None:
-    runtime = TorchRuntime(DeviceKind.CPU, seed=0)
+    runtime = TorchOperatorRuntime(DeviceKind.CPU, seed=0)
     workload = Matmul(sizes=(8,))
-    bare = Scene(runtime, workload.prepare(runtime), workload, None, tmp_path, 0, QualityOptions())
+    bare = MeterContext(runtime, workload.prepare(runtime), workload, None, tmp_path, 0, QualityOptions())
     assert_nothing(QualityMeter().read(bare), "matmul decodes nothing")
 
 

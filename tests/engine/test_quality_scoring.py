@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.techniques.base import Technique
@@ -109,9 +109,9 @@ def test_a_loop_that_gives_no_logits_has_no_quality(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(tmp_path: Path) -> None:
     stack = resolve((TorchCompile(mode="reduce-overhead"),), "generate")
-    plain = ModelRuntime(MODEL, (), DeviceKind.CUDA, 0, ignore)
+    plain = DecodingModel(MODEL, (), DeviceKind.CUDA, 0, ignore)
     assert make_reference(scene_of(plain, tmp_path)).reasons == {}
-    graphed = ModelRuntime(MODEL, stack, DeviceKind.CUDA, 0, ignore)
+    graphed = DecodingModel(MODEL, stack, DeviceKind.CUDA, 0, ignore)
     reading = QualityMeter().read(scene_of(graphed, tmp_path))
     assert reading.values["kld_mean"] <= 1e-6
     assert reading.values["top1_agreement"] > 0.99

@@ -1,5 +1,6 @@
 """python -m optigpu.child.replicate, as the conductor runs it: real processes, real answers."""
 
+import math
 import os
 import signal
 import subprocess
@@ -27,16 +28,19 @@ from optigpu.child.messages import (
     RunMeter,
     RunRound,
 )
-from optigpu.child.replicate import refusal
+from optigpu.child.replicate import Subject, metered, refusal
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.meters.base import Reading
+from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import Frozen, ReplicateError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 from tests.engine.processes import is_alive, wait_until
+from tests.engine.scenes import doing
 
 PROGRAM = (sys.executable, "-m", "optigpu.child.replicate")
 GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}
@@ -150,6 +154,28 @@ def test_an_unknown_meter_breaks_that_command_alone() -> None:
         assert isinstance(heard, Broken)
         assert (heard.fault, "no meter 'weather'" in heard.reason) == ("error", True)
         assert isinstance(ask(child, RunRound(seconds=0)), Round)
+
+
+def read_by(reading: Reading) -> Metered:
+    """What a meter that reads this answers."""
+    work = assignment({"kind": "matmul", "sizes": [8]}, None)
+    context, _ = doing(Path(work.folder), lambda: None)
+    return metered("memory", Subject(context.runtime, context.request, work), lambda _: reading)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_metric_that_is_no_number_has_a_reason_and_spares_the_others(number: float) -> None:
+    heard = read_by(Reading({"peak_bytes": number, "host_peak_bytes": 5.0}, {"weight_bytes": "no model"}))
+    assert heard.values == {"host_peak_bytes": 5.0}
+    assert heard.reasons == {
+        "weight_bytes": "no model",
+        "peak_bytes": f"The memory meter read {number}, which is not a finite number.",
+    }
+
+
+def test_a_reading_that_cannot_be_sent_is_the_meter_s_failure_alone() -> None:
+    heard = read_by(Reading({"peak_bytes": 1.0}, artifacts={"trace": 3}))  # type: ignore[dict-item]
+    assert set(heard.reasons) == set(MemoryMeter.metrics)
 
 
 def test_the_end_of_stdin_ends_it_in_the_middle_of_a_request() -> None:

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.surgery.smoothing import OWN_LENGTH, OWN_ROWS, own_text, smooth
 from optigpu.techniques.base import Notes

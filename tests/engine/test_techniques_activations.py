@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optigpu.hardware import probe
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
 from optigpu.ops.activation import fused_activation

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch.attention import attention_kernels, only_kernel, require_kernel
-from optigpu.backends.torch.passes import PassRuntime
+from optigpu.backends.torch.passes import PassModel
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
@@ -19,8 +19,7 @@ from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.base import Task
+from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
 
@@ -65,7 +64,7 @@ def test_outputs_stay_what_they_were(family: str, others: list[Any]) -> None:
 
 def test_a_forward_pass_that_decodes_nothing_runs_it_as_well() -> None:
     stack = resolve((FusedAttention(kernel="math"),), "generate")
-    runtime = PassRuntime(Task.PREFILL, "path:gpt2", stack, DeviceKind.CPU, seed=0, progress=ignore)
+    runtime = PassModel(Task.PREFILL, "path:gpt2", stack, DeviceKind.CPU, seed=0, progress=ignore)
     runtime.observe(prompt())
     assert MATH in runtime.notes.facts["attention_kernels"]
 

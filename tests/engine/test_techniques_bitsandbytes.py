@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.bitsandbytes_layers import (
     NF4_BLOCK,
     PACKED_INPUTS,
@@ -224,7 +224,7 @@ def bias_size(layer: Any) -> float:
     return 0.0 if layer.bias is None else float(layer.bias.abs().max())
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, bound_of: Callable[[Any], float]) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, bound_of: Callable[[Any], float]) -> None:
     """Logits within the bound around the float64 reference, and its greedy tokens."""
     import torch
 

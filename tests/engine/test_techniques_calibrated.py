@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.models.loading.load import MODELS_DIR, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers
@@ -180,7 +180,7 @@ def quick(method: str) -> Any:
     return TECHNIQUE[method].model_copy(update={"samples": 2, "length": 16})
 
 
-def assert_computes_with_what_was_made(runtime: ModelRuntime, cache: Path, method: str) -> None:
+def assert_computes_with_what_was_made(runtime: DecodingModel, cache: Path, method: str) -> None:
     """Each layer multiplies with the numbers in the one folder of the cache, and all else is what stands there too."""
     import torch
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import count_weights, load_model
 from optigpu.models.loading.packed_checkpoints import packed_layers, weights_of
 from optigpu.models.reference import parse_reference
@@ -204,7 +204,7 @@ def reference(layout: str, family: str) -> str:
     return f"path:packed/{layout}-{family}"
 
 
-def assert_right(runtime: ModelRuntime, expected: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, expected: Any, dtype: str) -> None:
     """Logits within the rounding of `dtype` around a float64 model, and its greedy tokens."""
     import torch
 

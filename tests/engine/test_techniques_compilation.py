@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.passes import PassModel
 from optigpu.hardware import probe
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
-from optigpu.workloads.base import Task
+from optigpu.vocabulary import DeviceKind, ReplicateError, Task, UnsupportedError
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
 
@@ -182,8 +181,8 @@ def test_later_parameters_change_the_digest_only_where_they_are_used() -> None:
     assert TorchCompile(dynamic=True).identity()["dynamic"] is True
 
 
-def passing(task: Task, model: str, *stack: Technique) -> PassRuntime:
-    return PassRuntime(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
+def passing(task: Task, model: str, *stack: Technique) -> PassModel:
+    return PassModel(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
 
 
 def broken_layers(count: int) -> Any:
@@ -203,14 +202,14 @@ def broken_layers(count: int) -> Any:
     return torch.nn.Sequential(*map(Layer, range(1, count + 1)))
 
 
-def assert_same_logits(runtime: ModelRuntime, plain: ModelRuntime, family: str) -> None:
+def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
     """Of two runs of the same model, each as far from the truth as rounding allows."""
     sequence = prompt(2, 8 + NEW_TOKENS - 1)
     bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
     assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
 
 
-def operators(runtime: ModelRuntime) -> Counter[str]:
+def operators(runtime: DecodingModel) -> Counter[str]:
     """How often each of torch's operators was called by the interpreter during one request."""
     from torch.profiler import ProfilerActivity, profile
 

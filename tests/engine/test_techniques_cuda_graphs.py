@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.passes import PassModel
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation import cuda_graphs
@@ -16,8 +16,7 @@ from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
-from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError
-from optigpu.workloads.base import Task
+from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, Task
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
 
@@ -142,8 +141,8 @@ def test_cuda_graphs_are_for_cuda() -> None:
     assert JobSpec.model_validate(job | {"device": "cuda"}).stack == (CudaGraphs(),)
 
 
-def passing(task: Task, model: str, *stack: Technique) -> PassRuntime:
-    return PassRuntime(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
+def passing(task: Task, model: str, *stack: Technique) -> PassModel:
+    return PassModel(task, model, stack, DeviceKind.CPU, seed=0, progress=ignore)
 
 
 def record_by_hand(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
@@ -182,7 +181,7 @@ def nothing_that_waits() -> Any:
     return NothingThatWaits()
 
 
-def assert_same_logits(runtime: ModelRuntime, plain: ModelRuntime, family: str) -> None:
+def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
     """Of two runs of the same model, each as far from the truth as rounding allows."""
     sequence = prompt(2, 8 + NEW_TOKENS - 1)
     bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")

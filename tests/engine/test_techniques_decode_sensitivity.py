@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.models.loading.self_written import sampled
 from optigpu.quality.divergence import divergence

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.techniques.base import Technique
 from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
@@ -46,7 +46,7 @@ def test_eager_attention_runs_a_softmax_of_its_own(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_attention_runs_one_kernel_that_was_asked_for_by_name(family: str) -> None:
     """The library's default is fused already, so what the technique adds by itself is that it is asked for."""
-    from optigpu.backends.torch.runtime import load_options
+    from optigpu.backends.torch.stack import load_options
 
     def claim() -> None:
         assert load_options((FusedAttention(),)).attention == "sdpa"
@@ -77,7 +77,7 @@ def test_no_kv_cache_runs_the_whole_sequence_for_each_token(family: str) -> None
     assert_needs_hook(NoKvCache(), "cache", claim)
 
 
-def assert_right(runtime: ModelRuntime, reference: Any) -> None:
+def assert_right(runtime: DecodingModel, reference: Any) -> None:
     tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
     sequence = sequence_of(tokens)
     bound = rounding_bound(reference, sequence, "float32")
@@ -97,7 +97,7 @@ def observed(model: str, *stack: Technique) -> dict[str, Any]:
     return runtime.notes.facts
 
 
-def forward_calls(runtime: ModelRuntime) -> list[dict[str, Any]]:
+def forward_calls(runtime: DecodingModel) -> list[dict[str, Any]]:
     """What the model is given for each token while it generates."""
     calls = []
 

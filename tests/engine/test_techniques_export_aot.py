@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
-from optigpu.meters.memory import weight_bytes
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.export_aot import package as aot_package
@@ -129,14 +129,14 @@ def interpreted(exported: Any) -> Package:
     return Package(lambda inputs: list(module(*inputs)), False, 0.0, 0.0, 0)
 
 
-def assert_same_logits(runtime: ModelRuntime, plain: ModelRuntime, family: str) -> None:
+def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
     """Of two runs of the same model, each as far from the truth as rounding allows."""
     sequence = prompt(2, 8 + NEW_TOKENS - 1)
     bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
     assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
 
 
-def operators(runtime: ModelRuntime) -> Counter[str]:
+def operators(runtime: DecodingModel) -> Counter[str]:
     """How often each of torch's operators was called by the interpreter during one request."""
     from torch.profiler import ProfilerActivity, profile
 

@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops import pack, quantize_rows
 from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
 from optigpu.ops.linear.int8_linear import TILE
@@ -116,7 +116,7 @@ def test_weights_left_as_they_were_would_be_noticed() -> None:
     assert float((logits_of(plain, prompt()) - logits_of(reference, prompt())).abs().max()) > bound
 
 
-def as_decided(plain: Any, runtime: ModelRuntime) -> Any:
+def as_decided(plain: Any, runtime: DecodingModel) -> Any:
     """The plain model in float64 with weights rounded as the table of decisions says, apart from the code tested."""
     reference = in_float64(plain)
     head, embedding = reference.get_output_embeddings(), reference.get_input_embeddings()
@@ -164,7 +164,7 @@ ROUNDED = {
 }
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
     """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
     tokens = runtime.generate(prompt(), 6).tokens
     sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
-from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference
 from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
@@ -217,12 +217,12 @@ def test_the_solver_costs_less_quality_than_rounding_alone(symmetric: bool) -> N
     assert 0 < loss("hqq") < loss("min_max") < 0.05
 
 
-def logits_after_each(runtime: ModelRuntime, tokens: torch.Tensor) -> Any:
+def logits_after_each(runtime: DecodingModel, tokens: torch.Tensor) -> Any:
     with torch.no_grad():
         return runtime.model(input_ids=tokens, use_cache=False).logits[:, 8:].numpy()
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
     """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
     tokens = runtime.generate(prompt(), 6).tokens
     assert tokens.shape == (2, 6)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.ops import int8_dynamic_backend
@@ -92,7 +92,7 @@ def quantizing(model: Any) -> Any:
     return model
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
     """Logits within the rounding of `dtype` around the reference, which may move activations by steps, and tokens."""
     tokens = runtime.generate(prompt(), 6).tokens
     sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from optigpu.backends.torch.kv_caches import new_cache
-from optigpu.backends.torch.runtime import cache_options
+from optigpu.backends.torch.stack import cache_options
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.roofline import work_of

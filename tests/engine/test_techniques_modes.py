@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.shapes import Footprint
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
@@ -198,7 +198,7 @@ def test_none_is_tried_that_was_not_asked_for(technique: Technique) -> None:
     assert not any(technique.suits(environment, device) for device in DeviceKind)
 
 
-def products(runtime: ModelRuntime) -> tuple[set[Any], Any]:
+def products(runtime: DecodingModel) -> tuple[set[Any], Any]:
     """The dtypes that come out of the linear layers during a request, and its tokens."""
     from torch.nn import Linear
     from transformers.pytorch_utils import Conv1D
@@ -216,7 +216,7 @@ def products(runtime: ModelRuntime) -> tuple[set[Any], Any]:
     return dtypes, tokens
 
 
-def conversions(runtime: ModelRuntime) -> Counter[int]:
+def conversions(runtime: DecodingModel) -> Counter[int]:
     """How often a request converts each weight that it converts at all."""
     from torch import ops
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -236,7 +236,7 @@ def conversions(runtime: ModelRuntime) -> Counter[int]:
     return found
 
 
-def kept_bytes(runtime: ModelRuntime, new_tokens: int) -> int:
+def kept_bytes(runtime: DecodingModel, new_tokens: int) -> int:
     """Bytes of what autograd saves during a request; what it saves twice counts once."""
     from torch.autograd.graph import saved_tensors_hooks
 

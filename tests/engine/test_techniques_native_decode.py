@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 from pydantic import ValidationError
 
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import facts_of
-from optigpu.models.loading.footprint import footprint_of
+from optigpu.models.loading.footprint import footprint_of, weight_bytes
 from optigpu.models.loading.load import load_model, loaded_facts
 from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
@@ -37,8 +36,8 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
 from tests.engine.decoder_models import configured, decoder_of, one_thread, packed
-from tests.engine.image_models import prefill_runtime
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
+from tests.engine.image_models import asked_to_pass, prefill_runtime
+from tests.engine.tiny_models import FAMILIES, asked, assert_needs_hook, prompt, runtime_of, tiny_model
 
 __all__ = ["one_thread"]
 
@@ -186,7 +185,9 @@ def test_a_prompt_goes_through_its_operator(batch: int) -> None:
         decoder.begin(batch, 8)
         assert passed.logits.equal(decoder.extend(prompt(batch)))
         assert runtime.notes.facts["kv_cache"] == "native"
-        assert Prefill(prompt_tokens=8, batch_size=batch).prepare(runtime).check().problem is None
+        assert (
+            Prefill(prompt_tokens=8, batch_size=batch).prepare(asked_to_pass(runtime)).check().problem is None
+        )
 
     assert_needs_hook(NativeDecode(calibration="none"), "forward", claim)
 
@@ -215,7 +216,7 @@ def test_tokens_of_one_call_share_a_mark_and_have_no_times_of_their_own() -> Non
     gaps = many.generate(prompt(), 16).gaps_s
     assert [index for index, gap in enumerate(gaps) if gap > 0] == [0, 1, 7, 13]
     for runtime, expected in ((one, {"token_s": 15}), (many, {"pass_s": 3})):
-        request = Generate(prompt_tokens=8, new_tokens=16).prepare(runtime)
+        request = Generate(prompt_tokens=8, new_tokens=16).prepare(asked(runtime))
         request.run()
         assert {name: len(values) for name, values in request.described().items()} == expected
         assert request.check().problem is None

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch import runtime as runtime_module
-from optigpu.backends.torch.runtime import ModelRuntime, load_options
+from optigpu.backends.torch import applied, device
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.stack import load_options
 from optigpu.job.spec import JobSpec, resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.memory.cpu_offload import CpuOffload
 from optigpu.techniques.memory.cpu_offload import technique as cpu_offload
@@ -245,14 +246,14 @@ def test_cpu_offload_loads_the_model_on_the_host(monkeypatch: pytest.MonkeyPatch
     def load(reference: Any, *, device: str, **options: Any) -> Any:
         raise Loaded(device)
 
-    monkeypatch.setattr(runtime_module, "_require", ignore)
-    monkeypatch.setattr(runtime_module, "clock_for", ignore)
-    monkeypatch.setattr(runtime_module, "load_model", load)
+    monkeypatch.setattr(device, "_require", ignore)
+    monkeypatch.setattr(device, "clock_for", ignore)
+    monkeypatch.setattr(applied, "load_model", load)
 
     def claim() -> None:
         assert load_options((CpuOffload(),)).placement == "host"
         with pytest.raises(Loaded) as loaded:
-            ModelRuntime("preset:gpt2", (CpuOffload(),), DeviceKind.CUDA, seed=0, progress=ignore)
+            DecodingModel("preset:gpt2", (CpuOffload(),), DeviceKind.CUDA, seed=0, progress=ignore)
         assert loaded.value.args == ("cpu",)
 
     assert_needs_hook(CpuOffload(), "load", claim)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import ValidationError
 
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.places import linear_places
 from optigpu.techniques.base import Notes, Phase, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

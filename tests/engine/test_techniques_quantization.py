@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
-from optigpu.meters.memory import weight_bytes
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
@@ -102,7 +102,7 @@ def test_int8_refuses_a_model_without_linear_layers_and_leaves_it() -> None:
     assert [type(module).__name__ for module in model] == ["Embedding", "LayerNorm"]
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
     """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
     import torch
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.runtime import ModelRuntime
 from optigpu.documents.facts import RunFacts
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.meters.memory import weight_bytes
 from optigpu.models.facts import facts_of
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
 from optigpu.roofline.work import work_of
 from optigpu.techniques.base import Notes
@@ -31,7 +31,15 @@ from tests.engine.rounding import (
     logits_of,
     rounding_bound,
 )
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, assert_needs_hook, prompt, runtime_of, tiny_model
+from tests.engine.tiny_models import (
+    FAMILIES,
+    VOCABULARY,
+    asked,
+    assert_needs_hook,
+    prompt,
+    runtime_of,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 NEW_TOKENS = 30
@@ -67,14 +75,14 @@ def test_a_pass_of_the_model_gives_several_tokens() -> None:
 
 def test_tokens_of_one_pass_share_a_mark_and_have_no_times_of_their_own() -> None:
     runtime = runtime_of("path:gpt2", SpeculativeDecoding(draft="path:gpt2", lookahead=4))
-    request = Generate(prompt_tokens=8, new_tokens=16).prepare(runtime)
+    request = Generate(prompt_tokens=8, new_tokens=16).prepare(asked(runtime))
     found = request.run()
     gaps = runtime.generate(prompt(1), 16).gaps_s
     assert [index for index, gap in enumerate(gaps) if gap > 0] == [0, 1, 6, 11]
     assert found["tpot_s"] > 0
     described = request.described()
     assert {name: len(values) for name, values in described.items()} == {"pass_s": 3}
-    plain = Generate(prompt_tokens=8, new_tokens=16).prepare(runtime_of("path:gpt2"))
+    plain = Generate(prompt_tokens=8, new_tokens=16).prepare(asked(runtime_of("path:gpt2")))
     plain.run()
     assert {name: len(values) for name, values in plain.described().items()} == {"token_s": 15}
 
@@ -260,7 +268,7 @@ def greedy(model: Any, sequence: list[int], count: int) -> list[int]:
     return ids[len(sequence) :]
 
 
-def lengths_of_passes(runtime: ModelRuntime, new_tokens: int) -> list[int]:
+def lengths_of_passes(runtime: DecodingModel, new_tokens: int) -> list[int]:
     return seen_lengths(runtime.model, lambda: runtime.generate(prompt(1), new_tokens))
 
 
@@ -277,7 +285,7 @@ def seen_lengths(model: Any, run: Callable[[], Any]) -> list[int]:
     return seen
 
 
-def assert_right(runtime: ModelRuntime, family: str, tokens: Any) -> None:
+def assert_right(runtime: DecodingModel, family: str, tokens: Any) -> None:
     import torch
 
     reference = in_float64(tiny_model(family))

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CpuClock
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
+from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.meters import METERS
 from optigpu.meters.latency import run_round, warm_up
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Loop, Notes, Phase, Step, Technique
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
@@ -58,7 +59,8 @@ def test_the_library_decodes_as_long_as_nobody_wants_the_step(
     family: str, stack: tuple[Technique, ...]
 ) -> None:
     runtime = runtime_of(f"path:{family}", *stack)
-    expected = runtime.model.generate(prompt(), max_new_tokens=6, do_sample=False)[:, 8:]
+    library: Any = runtime.model.generate
+    expected = library(prompt(), max_new_tokens=6, do_sample=False)[:, 8:]
     generation = runtime.generate(prompt(), 6)
     assert generation.tokens.equal(expected)
     assert len(generation.gaps_s) == 6
@@ -126,7 +128,7 @@ def test_a_machine_without_cuda_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedError, match="finds no CUDA device; install"):
-        TorchRuntime(DeviceKind.CUDA, 0)
+        TorchOperatorRuntime(DeviceKind.CUDA, 0)
 
 
 def test_a_clock_gives_the_seconds_between_its_marks() -> None:
@@ -136,13 +138,14 @@ def test_a_clock_gives_the_seconds_between_its_marks() -> None:
 def test_weights_are_counted_by_storage_and_what_is_tied_counts_once() -> None:
     model = runtime_of("path:gpt2").model
     assert weight_bytes(model) == 4 * sum(parameter.numel() for parameter in model.parameters())
-    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def test_the_memory_meter_reads_a_model(tmp_path: Path) -> None:
     scene = generating(tmp_path)
+    runtime: Any = scene.runtime
     reading = METERS["memory"].read(scene)
-    count = sum(parameter.numel() for parameter in scene.runtime.model.parameters())
+    count = sum(parameter.numel() for parameter in runtime.decoding.model.parameters())
     assert reading.values["params_total"] == count
     assert reading.values["bytes_per_param"] == pytest.approx(4, rel=0.001), (
         "rotary frequencies are no weights"
@@ -153,7 +156,7 @@ def test_the_memory_meter_reads_a_model(tmp_path: Path) -> None:
 
 def test_the_memory_meter_has_reasons_where_there_is_no_model(tmp_path: Path) -> None:
     reading = METERS["memory"].read(multiplying(tmp_path))
-    assert set(reading.values) == {"host_peak_bytes"}
+    assert set(reading.values) == {"host_peak_bytes", "peak_bytes"}
     assert reading.reasons["weight_bytes"] == "this workload runs no model"
 
 
@@ -244,6 +247,6 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
         assert warm.beyond_steady_s == pytest.approx(beyond_s, abs=0.1)
 
 
-def use_and_identify(runtime: ModelRuntime) -> int:
+def use_and_identify(runtime: DecodingModel) -> int:
     runtime.generate(prompt(), 3)
     return int(runtime.notes.facts["cache"])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from optigpu.documents.facts import WeightFacts
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.loading.load import MODELS_DIR, load_model
-from optigpu.models.loading.weights import architecture_digest, weights_provenance
+from optigpu.models.loading.weights import architecture_digest, origin_of
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import parse_reference
 from tests.engine.tiny_models import tiny_model
@@ -18,10 +19,10 @@ from tests.engine.tiny_models import tiny_model
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def provenance(name: str, folder: Path, seed: int = 0) -> dict[str, Any]:
+def provenance(name: str, folder: Path, seed: int = 0) -> WeightFacts:
     reference = parse_reference(name)
     model = load_model(reference, device="cpu", dtype="float32", seed=seed)
-    return weights_provenance(reference, model, seed, folder)
+    return origin_of(reference, model.name_or_path, seed, folder)
 
 
 def sha256sum(folder: Path, *names: str) -> str:
@@ -40,10 +41,10 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_file_s_hash_is_what_sha256sum_says(models_dir: Path, tmp_path: Path) -> None:
     found = provenance("path:gpt2", tmp_path)
-    assert found["hash"] == sha256sum(models_dir / "gpt2", "model.safetensors").split()[0]
-    assert (found["hash_of"], found["files"]) == ("files", {"model.safetensors": found["hash"]})
-    assert found["revision"] is None
-    assert "directory" in found["reasons"]["revision"]
+    assert found.hash == sha256sum(models_dir / "gpt2", "model.safetensors").split()[0]
+    assert (found.hash_of, found.files) == ("files", {"model.safetensors": found.hash})
+    assert found.revision is None
+    assert "directory" in found.reasons["revision"]
 
 
 def test_several_files_have_the_hash_of_what_sha256sum_says(models: Path, tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_several_files_have_the_hash_of_what_sha256sum_says(models: Path, tmp_pa
     (models / "sharded/stray.safetensors").write_bytes(b"not in the index, so never read")
     found = provenance("path:sharded", tmp_path)
     lines = sha256sum(models / "sharded", *names)
-    assert found["hash"] == hashlib.sha256(lines.encode()).hexdigest()
-    assert list(found["files"]) == names
+    assert found.hash == hashlib.sha256(lines.encode()).hexdigest()
+    assert list(found.files) == names
 
 
 def test_other_weights_in_the_same_directory_have_another_hash(models: Path, tmp_path: Path) -> None:
@@ -68,27 +69,27 @@ def test_other_weights_in_the_same_directory_have_another_hash(models: Path, tmp
     model.save_pretrained(models / "same")
     after = provenance("path:same", tmp_path)
     assert before == again
-    assert before["hash"] != after["hash"] == sha256sum(models / "same", "model.safetensors").split()[0]
+    assert before.hash != after.hash == sha256sum(models / "same", "model.safetensors").split()[0]
 
 
 def test_a_file_is_read_once_a_job(models_dir: Path, tmp_path: Path) -> None:
     found = provenance("path:opt", tmp_path)
     (note,) = (tmp_path / "weights").iterdir()
-    assert note.read_text() == found["hash"]
+    assert note.read_text() == found.hash
     note.write_text("remembered")
-    assert provenance("path:opt", tmp_path)["hash"] == "remembered"
-    assert provenance("path:opt", tmp_path / "another job")["hash"] == found["hash"]
+    assert provenance("path:opt", tmp_path).hash == "remembered"
+    assert provenance("path:opt", tmp_path / "another job").hash == found.hash
 
 
 def test_what_a_stack_does_to_the_model_does_not_matter(models_dir: Path, tmp_path: Path) -> None:
     import torch
 
     reference = parse_reference("path:qwen2")
-    model = load_model(reference, device="cpu", dtype="float32")
-    before = weights_provenance(reference, model, 0, tmp_path)
+    model: Any = load_model(reference, device="cpu", dtype="float32")
+    before = origin_of(reference, model.name_or_path, 0, tmp_path)
     model.to(torch.bfloat16)
     del model.model.layers[1]
-    assert weights_provenance(reference, model, 0, tmp_path) == before
+    assert origin_of(reference, model.name_or_path, 0, tmp_path) == before
 
 
 def test_files_that_are_gone_by_then_are_a_reason(models: Path, tmp_path: Path) -> None:
@@ -96,10 +97,10 @@ def test_files_that_are_gone_by_then_are_a_reason(models: Path, tmp_path: Path) 
     reference = parse_reference("path:brief")
     model = load_model(reference, device="cpu", dtype="float32")
     shutil.rmtree(models / "brief")
-    found = weights_provenance(reference, model, 0, tmp_path)
-    assert found["hash"] is None
-    assert found["reasons"]["hash"].startswith("The files that path:brief was loaded from cannot be read")
-    assert "hash_of" not in found
+    found = origin_of(reference, model.name_or_path, 0, tmp_path)
+    assert found.hash is None
+    assert found.reasons["hash"].startswith("The files that path:brief was loaded from cannot be read")
+    assert found.hash_of is None
 
 
 def test_a_bundled_model_is_told_by_its_file(
@@ -108,8 +109,8 @@ def test_a_bundled_model_is_told_by_its_file(
     tiny_model("gpt2").save_pretrained(models / "in the package")
     monkeypatch.setitem(BUNDLED, "tiny", models / "in the package")
     found = provenance("bundled:tiny", tmp_path)
-    assert found["hash"] == sha256sum(models / "in the package", "model.safetensors").split()[0]
-    assert "package" in found["reasons"]["revision"]
+    assert found.hash == sha256sum(models / "in the package", "model.safetensors").split()[0]
+    assert "package" in found.reasons["revision"]
 
 
 @pytest.fixture
@@ -130,24 +131,24 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["hub:nobody/tiny", f"hub:nobody/tiny@{COMMIT}"])
 def test_a_hub_s_model_says_the_commit_that_was_read(hub_cache: Path, tmp_path: Path, name: str) -> None:
     found = provenance(name, tmp_path / "job")
-    assert found["revision"] == COMMIT
-    assert found["hash"] == sha256sum(hub_cache, "model.safetensors").split()[0]
-    assert found["reasons"] == {}
+    assert found.revision == COMMIT
+    assert found.hash == sha256sum(hub_cache, "model.safetensors").split()[0]
+    assert found.reasons == {}
 
 
 def test_a_hub_s_cache_that_lost_the_weights_still_says_the_commit(hub_cache: Path, tmp_path: Path) -> None:
     reference = parse_reference("hub:nobody/tiny")
     model = load_model(reference, device="cpu", dtype="float32")
     (hub_cache / "model.safetensors").unlink()
-    found = weights_provenance(reference, model, 0, tmp_path / "job")
-    assert (found["hash"], found["revision"]) == (None, COMMIT)
-    assert "no model.safetensors" in found["reasons"]["hash"]
+    found = origin_of(reference, model.name_or_path, 0, tmp_path / "job")
+    assert (found.hash, found.revision) == (None, COMMIT)
+    assert "no model.safetensors" in found.reasons["hash"]
 
 
 def test_a_preset_has_the_recipe_of_its_weights(tmp_path: Path) -> None:
     one, again, other = (provenance("preset:tiny-llama-test", tmp_path, seed) for seed in (1, 1, 2))
     assert one == again
-    assert one["hash"] != other["hash"]
-    assert one["hash_of"] == "recipe"
-    assert one["revision"] == other["revision"] == architecture_digest(PRESETS["tiny-llama-test"])
+    assert one.hash != other.hash
+    assert one.hash_of == "recipe"
+    assert one.revision == other.revision == architecture_digest(PRESETS["tiny-llama-test"])
     assert not (tmp_path / "weights").exists(), "no file was read"

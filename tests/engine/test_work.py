@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.shapes import Footprint
 from optigpu.models.facts import ImageFacts, ModelFacts
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
@@ -170,7 +170,7 @@ class TestBytes:
     """What a step reads of a model's weights."""
 
     @staticmethod
-    def runtime(family: str, *stack: Technique) -> ModelRuntime:
+    def runtime(family: str, *stack: Technique) -> DecodingModel:
         return runtime_of(f"path:{family}", *stack)
 
     @staticmethod

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
-from optigpu.meters.base import QualityOptions, Reading, Scene
+from optigpu.backends.runtime import Generation
+from optigpu.backends.torch.runtime import TorchDecodingRuntime
+from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
@@ -16,13 +18,13 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import Layer, UnsupportedError
-from optigpu.workloads.base import Generation, Workload
+from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCache
 from optigpu.workloads.quality import PREFILL, Quality
 from tests.engine.quality_scenes import OwnLoop, Spoiled
-from tests.engine.tiny_models import runtime_of
+from tests.engine.tiny_models import asked, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 QUALITY = Quality(window=16, batch_size=2)
@@ -44,8 +46,8 @@ class Positions(Technique):
 
 
 @pytest.fixture(scope="module")
-def runtime(models_dir: Path) -> ModelRuntime:
-    return runtime_of("path:gpt2")
+def runtime(models_dir: Path) -> TorchDecodingRuntime:
+    return asked(runtime_of("path:gpt2"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_list_stands_for_one_workload_each(workload: Workload, labels: list[st
     ids=lambda workload: str(workload.kind),
 )
 def test_a_request_yields_each_metric_that_the_workload_names(
-    workload: Workload, runtime: ModelRuntime
+    workload: Workload, runtime: TorchDecodingRuntime
 ) -> None:
     request = workload.prepare(runtime)
     assert request.check().problem is None
@@ -82,33 +84,33 @@ def test_a_request_yields_each_metric_that_the_workload_names(
 
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),)], ids=["dynamic", "static"])
 def test_kv_cache_times_tokens_at_its_position(stack: tuple[Technique, ...]) -> None:
-    runtime = runtime_of("path:llama", Positions(), *stack)
+    runtime = asked(runtime_of("path:llama", Positions(), *stack))
     KvCache(positions=(24,), new_tokens=4, batch_size=2).prepare(runtime).run()
     assert runtime.notes.facts["positions"] == [24, 25, 26]
 
 
 def test_kv_cache_leaves_the_prompt_out_of_a_token_s_time(
-    runtime: ModelRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = KvCache(positions=(8,), new_tokens=4, batch_size=2).prepare(runtime)
-    monkeypatch.setattr(runtime, "generate", lambda *given: Generation(given, [9.0, 0.1, 0.2, 0.3]))
+    monkeypatch.setattr(runtime, "generate", lambda prompt, _: Generation(prompt, [9.0, 0.1, 0.2, 0.3]))
     assert request.run() == pytest.approx({"tpot_s": 0.2, "tokens_per_s": 10.0})
 
 
 def test_without_a_cache_every_token_runs_the_whole_sequence() -> None:
-    runtime = runtime_of("path:gpt2", NoKvCache())
+    runtime = asked(runtime_of("path:gpt2", NoKvCache()))
     lengths: list[int] = []
 
     def see(module: Any, arguments: Any, named: dict[str, Any]) -> None:
         lengths.append(named["input_ids"].shape[1])
 
-    runtime.model.register_forward_pre_hook(see, with_kwargs=True)
+    runtime.decoding.model.register_forward_pre_hook(see, with_kwargs=True)
     KvCache(positions=(24,), new_tokens=4).prepare(runtime).run()
     assert lengths == [24, 25, 26, 27]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_batch_of_the_sweep_decodes_so_many_sequences(batch: int, runtime: ModelRuntime) -> None:
+def test_a_batch_of_the_sweep_decodes_so_many_sequences(batch: int, runtime: TorchDecodingRuntime) -> None:
     request = BatchSweep(batch_sizes=(batch,), prompt_tokens=8, new_tokens=4).prepare(runtime)
     assert request.check().problem is None
     assert runtime.decoded == (batch, 12)
@@ -134,7 +136,7 @@ def test_the_tokens_must_fit_the_context(workload: Workload, fits: bool) -> None
 
 @pytest.mark.parametrize(("batch", "scenario"), [(1, "SingleStream"), (2, "Offline")])
 def test_generate_says_which_of_mlperfs_scenarios_it_is(
-    batch: int, scenario: str, runtime: ModelRuntime
+    batch: int, scenario: str, runtime: TorchDecodingRuntime
 ) -> None:
     workload = Generate(prompt_tokens=8, new_tokens=4, batch_size=batch)
     workload.prepare(runtime)
@@ -144,7 +146,7 @@ def test_generate_says_which_of_mlperfs_scenarios_it_is(
 
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),), (NoKvCache(),)], ids=["dynamic", "static", "none"])
 def test_quality_scores_each_token_of_a_window_but_those_of_its_prompt(stack: tuple[Technique, ...]) -> None:
-    runtime = runtime_of("path:llama", *stack)
+    runtime = asked(runtime_of("path:llama", *stack))
     request = QUALITY.prepare(runtime)
     found = request.run()
     predicted = 2 * (16 - 1 - PREFILL)
@@ -154,13 +156,13 @@ def test_quality_scores_each_token_of_a_window_but_those_of_its_prompt(stack: tu
 
 
 def test_quality_goes_through_the_step_that_is_timed() -> None:
-    runtime = runtime_of("path:gpt2", Positions())
+    runtime = asked(runtime_of("path:gpt2", Positions()))
     QUALITY.prepare(runtime).run()
     assert runtime.notes.facts["positions"] == list(range(PREFILL, 15))
 
 
 def test_a_missing_prediction_and_a_wrong_logit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = runtime_of("path:gpt2")
+    runtime = asked(runtime_of("path:gpt2"))
     request, whole = QUALITY.prepare(runtime), runtime.score
 
     def short(tokens: Any, prefill: int) -> Iterator[Any]:
@@ -168,7 +170,7 @@ def test_a_missing_prediction_and_a_wrong_logit_are_found(monkeypatch: pytest.Mo
 
     def infinite(tokens: Any, prefill: int) -> Iterator[Any]:
         for index, logits in enumerate(whole(tokens, prefill)):
-            yield logits / 0 if index == 3 else logits
+            yield np.full_like(logits, np.inf) if index == 3 else logits
 
     monkeypatch.setattr(runtime, "score", short)
     assert request.check().problem == "Scoring gave 6 predictions instead of 7."
@@ -182,11 +184,11 @@ class TestTheMeter:
 
     MODEL = "path:trained"
 
-    def scene(self, folder: Path, *stack: Technique, **options: Any) -> Scene:
-        runtime, workload = runtime_of(self.MODEL, *stack), Quality(window=32, batch_size=2)
+    def scene(self, folder: Path, *stack: Technique, **options: Any) -> MeterContext:
+        runtime, workload = asked(runtime_of(self.MODEL, *stack)), Quality(window=32, batch_size=2)
         request = workload.prepare(runtime)
         request.check()
-        return Scene(runtime, request, workload, self.MODEL, folder, 0, QualityOptions(**options))
+        return MeterContext(runtime, request, workload, self.MODEL, folder, 0, QualityOptions(**options))
 
     def test_fp32_does_not_diverge_and_spoiled_weights_do(self, tmp_path: Path) -> None:
         assert make_reference(self.scene(tmp_path)).reasons == {}
@@ -208,10 +210,10 @@ class TestTheMeter:
     ) -> None:
         found: list[Reading] = []
         for workload in KvCache(positions=(8, 32), new_tokens=8).expand():
-            runtime = runtime_of(self.MODEL)
+            runtime = asked(runtime_of(self.MODEL))
             request = workload.prepare(runtime)
             request.check()
-            scene = Scene(runtime, request, workload, self.MODEL, tmp_path, 0, QualityOptions())
+            scene = MeterContext(runtime, request, workload, self.MODEL, tmp_path, 0, QualityOptions())
             if not found:
                 make_reference(scene)
             found.append(QualityMeter().read(scene))
@@ -219,6 +221,6 @@ class TestTheMeter:
         assert [reading.facts.model_dump()["quality"]["window"] for reading in found] == [16, 16]
 
     def test_a_loop_that_gives_no_logits_is_unsupported(self) -> None:
-        request = QUALITY.prepare(runtime_of(self.MODEL, OwnLoop(scores=False)))
+        request = QUALITY.prepare(asked(runtime_of(self.MODEL, OwnLoop(scores=False))))
         with pytest.raises(UnsupportedError, match="gives no logits"):
             request.check()

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import TorchRuntime
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.backends.torch import memory
+from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.backends.torch.operators import norm as norms
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.memory import MemoryMeter
-from optigpu.ops.norm import fused_norm
 from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.attention import Attention
+from optigpu.workloads.attention import Attention, needed_bytes
 from optigpu.workloads.base import Workload
 from optigpu.workloads.normalization import Normalization
-from optigpu.workloads.requests import operators
 from optigpu.workloads.requests.operators import Dtype
 
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
@@ -21,8 +21,8 @@ SHAPES = {"heads": 4, "kv_heads": 2, "head_size": 32}
 
 
 @pytest.fixture
-def runtime() -> TorchRuntime:
-    return TorchRuntime(DeviceKind.CPU, seed=0)
+def runtime() -> TorchOperatorRuntime:
+    return TorchOperatorRuntime(DeviceKind.CPU, seed=0)
 
 
 def attention(implementation: Any, length: int, **shapes: Any) -> Attention:
@@ -36,7 +36,7 @@ def norm(
     return Normalization(implementations=(implementation,), norms=(name,), residuals=(residual,), **given)
 
 
-def problem_of(workload: Workload, runtime: TorchRuntime) -> str:
+def problem_of(workload: Workload, runtime: TorchOperatorRuntime) -> str:
     return workload.prepare(runtime).check().problem or ""
 
 
@@ -65,7 +65,7 @@ def test_lists_stand_for_one_workload_each() -> None:
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
 def test_attention_is_right_whatever_its_shape(
-    runtime: TorchRuntime, implementation: str, causal: bool, dtype: Dtype
+    runtime: TorchOperatorRuntime, implementation: str, causal: bool, dtype: Dtype
 ) -> None:
     for length, shapes in ((1, {}), (7, {"batch_size": 2}), (130, {"kv_heads": None, "head_size": 64})):
         workload = attention(implementation, length, causal=causal, dtype=dtype, **shapes)
@@ -76,7 +76,7 @@ def test_attention_is_right_whatever_its_shape(
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
 def test_a_norm_is_right_whatever_its_shape(
-    runtime: TorchRuntime, implementation: str, name: str, dtype: Dtype
+    runtime: TorchOperatorRuntime, implementation: str, name: str, dtype: Dtype
 ) -> None:
     for residual in (True, False):
         for width in (8, 77, 1024):
@@ -84,7 +84,7 @@ def test_a_norm_is_right_whatever_its_shape(
             assert problem_of(workload, runtime) == ""
 
 
-def test_each_request_yields_the_metrics_of_its_workload(runtime: TorchRuntime) -> None:
+def test_each_request_yields_the_metrics_of_its_workload(runtime: TorchOperatorRuntime) -> None:
     request = attention("standard", 64, batch_size=2).prepare(runtime)
     sample = request.run()
     operations = 4 * 2 * 4 * 32 * 64 * 65 / 2
@@ -103,7 +103,7 @@ def test_a_full_square_has_as_many_pairs_as_it_has_places() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
-def test_the_kernels_that_ran_are_recorded(runtime: TorchRuntime, implementation: str) -> None:
+def test_the_kernels_that_ran_are_recorded(runtime: TorchOperatorRuntime, implementation: str) -> None:
     attention(implementation, 64).prepare(runtime).observe()
     fused = ["aten::_scaled_dot_product_flash_attention_for_cpu"]
     assert runtime.notes.facts["attention_kernels"] == (
@@ -111,15 +111,15 @@ def test_the_kernels_that_ran_are_recorded(runtime: TorchRuntime, implementation
     )
 
 
-def test_attention_that_looks_ahead_is_found(runtime: TorchRuntime) -> None:
-    request = attention("standard", 64).prepare(runtime)
-    request._hidden = None
+def test_attention_that_looks_ahead_is_found(runtime: TorchOperatorRuntime) -> None:
+    request: Any = attention("standard", 64).prepare(runtime)
+    request.operator._hidden = None
     assert (request.check().problem or "").startswith("The attention is wrong")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_with_another_scale_is_found(
-    runtime: TorchRuntime, dtype: Dtype, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, dtype: Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -133,29 +133,30 @@ def test_attention_with_another_scale_is_found(
 
 
 def test_attention_with_the_values_of_another_head_is_found(
-    runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = attention("standard", 64).prepare(runtime)
-    right = request._value
+    request: Any = attention("standard", 64).prepare(runtime)
+    operator = request.operator
+    right = operator._value
 
     def astray() -> Any:
-        monkeypatch.setattr(request, "_value", right.flip(1))
-        found = request._standard()
-        monkeypatch.setattr(request, "_value", right)
+        monkeypatch.setattr(operator, "_value", right.flip(1))
+        found = operator._standard()
+        monkeypatch.setattr(operator, "_value", right)
         return found
 
-    monkeypatch.setattr(request, "call", astray)
+    monkeypatch.setattr(operator, "call", astray)
     assert (request.check().problem or "").startswith("The attention is wrong")
 
 
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
 def test_rounding_to_another_dtype_is_found(
-    runtime: TorchRuntime, implementation: str, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention in bfloat16 is not right as one in float32, nor is a norm."""
     for workload in (attention(implementation, 64), norm(implementation)):
         request: Any = workload.prepare(runtime)
-        whole = request.call
+        whole = request.operator.call
 
         def rounded(whole: Any = whole) -> Any:
             found = whole()
@@ -165,45 +166,54 @@ def test_rounding_to_another_dtype_is_found(
                 else found.bfloat16().float()
             )
 
-        monkeypatch.setattr(request, "call", rounded)
+        monkeypatch.setattr(request.operator, "call", rounded)
         assert "is wrong: an element is off by" in (request.check().problem or "")
 
 
 @pytest.mark.parametrize("implementation", ["standard", "fused"])
-def test_a_residual_that_is_left_out_is_found(runtime: TorchRuntime, implementation: str) -> None:
-    request = norm(implementation).prepare(runtime)
-    apply = request._apply
-    request._apply = lambda rows, _: apply(rows, None)
+def test_a_residual_that_is_left_out_is_found(runtime: TorchOperatorRuntime, implementation: str) -> None:
+    request: Any = norm(implementation).prepare(runtime)
+    operator = request.operator
+    residual, whole = operator._residual, operator._apply
+
+    def without() -> Any:
+        operator._residual = None
+        found = whole()
+        operator._residual = residual
+        return found
+
+    operator._apply = without
     assert (request.check().problem or "").startswith("The norm is wrong")
-    request._apply = lambda rows, residual: (apply(rows, None)[0], rows + residual)
+    operator._apply = lambda: (without()[0], operator._rows + residual)
     assert (request.check().problem or "").startswith("The norm is wrong")
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_the_norm_of_the_other_kind_is_found(runtime: TorchRuntime, name: str) -> None:
+def test_the_norm_of_the_other_kind_is_found(runtime: TorchOperatorRuntime, name: str) -> None:
     import torch
 
-    request = norm("standard", name, residual=False).prepare(runtime)
+    request: Any = norm("standard", name, residual=False).prepare(runtime)
+    operator = request.operator
     other = torch.nn.functional.rms_norm if name == "layer_norm" else torch.nn.functional.layer_norm
-    request._apply = lambda rows, _: (other(rows, (40,)) * request._weight, rows)
+    operator._apply = lambda: (other(operator._rows, (40,)) * operator._weight, operator._rows)
     assert (request.check().problem or "").startswith("The norm is wrong")
 
 
-def test_fresh_requests_have_other_numbers_in_the_same_storages(runtime: TorchRuntime) -> None:
+def test_fresh_requests_have_other_numbers_in_the_same_storages(runtime: TorchOperatorRuntime) -> None:
     for workload in (attention("fused", 32), norm("fused")):
         request: Any = workload.prepare(runtime)
-        before = [tensor.clone() for tensor in request.held]
-        places = [tensor.data_ptr() for tensor in request.held]
+        before = [tensor.clone() for tensor in request.operator.held()]
+        places = [tensor.data_ptr() for tensor in request.operator.held()]
         again = request.fresh()
-        assert [tensor.data_ptr() for tensor in again.held] == places
-        assert not any(old.equal(new) for old, new in zip(before[:2], again.held, strict=False))
+        assert [tensor.data_ptr() for tensor in again.operator.held()] == places
+        assert not any(old.equal(new) for old, new in zip(before[:2], again.operator.held(), strict=False))
         assert again.check().problem is None
 
 
 def test_what_does_not_fit_is_refused_before_it_is_made(
-    runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "memory_limit", lambda: 3_000_000)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 3_000_000)
     attention("fused", 1024, kv_heads=4).prepare(runtime)
     with pytest.raises(UnsupportedError, match="arrays of standard attention over 1024 tokens need"):
         attention("standard", 1024, kv_heads=4).prepare(runtime)
@@ -211,26 +221,34 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
         norm("standard", rows=40_000).prepare(runtime)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "No available kernel. Aborting execution.",
+        "No viable backend for scaled_dot_product_attention was found.",
+    ],
+)
 def test_without_a_fused_kernel_there_is_none_to_time(
-    runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
+    words: str, runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torch says it in two ways."""
     import torch
 
     def refuse(*given: Any, **named: Any) -> Any:
-        raise RuntimeError("No available kernel. Aborting execution.")
+        raise RuntimeError(words)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
     with pytest.raises(
         UnsupportedError, match=r"no fused attention kernel for float32 .* in groups on this cpu"
     ):
         attention("fused", 16).prepare(runtime)
-    monkeypatch.setattr(fused_norm, "norm_backend", lambda _: "torch")
+    monkeypatch.setattr(norms, "norm_backend", lambda _: "torch")
     with pytest.raises(UnsupportedError, match="no fused norm on this cpu"):
         norm("fused").prepare(runtime)
 
 
 def test_another_failure_of_a_kernel_is_no_refusal(
-    runtime: TorchRuntime, monkeypatch: pytest.MonkeyPatch
+    runtime: TorchOperatorRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -252,8 +270,8 @@ class TestMemory:
 
     @staticmethod
     def peak(workload: Workload, folder: Path) -> float:
-        runtime = TorchRuntime(DeviceKind.CPU, seed=0)
-        scene = Scene(runtime, workload.prepare(runtime), workload, None, folder, 0, QualityOptions())
+        runtime = TorchOperatorRuntime(DeviceKind.CPU, seed=0)
+        scene = MeterContext(runtime, workload.prepare(runtime), workload, None, folder, 0, QualityOptions())
         return MemoryMeter().read(scene).values["peak_bytes"]
 
     def test_standard_attention_holds_two_matrices_of_scores_and_fused_none(self, tmp_path: Path) -> None:
@@ -275,8 +293,8 @@ class TestMemory:
         assert self.peak(workload, tmp_path) == pytest.approx(workload.bytes, rel=0.01)
 
     def test_the_shared_memory_of_results_and_what_is_asked_for_before_agree(
-        self, runtime: TorchRuntime, tmp_path: Path
+        self, runtime: TorchOperatorRuntime, tmp_path: Path
     ) -> None:
         workload = attention("standard", 512)
-        needed = workload.prepare(runtime)._needed()
+        needed = needed_bytes(workload.shape)
         assert self.peak(workload, tmp_path) <= needed

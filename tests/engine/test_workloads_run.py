@@ -42,7 +42,7 @@ def test_a_process_prepares_times_and_weighs_it(kind: str) -> None:
         metered = ask(child, RunMeter(meter="memory"))
         assert isinstance(metered, Metered)
         assert metered.values["host_peak_bytes"] > 0
-        assert ("peak_bytes" in metered.values) == (kind in ("attention", "normalization"))
+        assert ("peak_bytes" in metered.values) == (model is None)
         assert child.end(10) == 0
 
 
@@ -59,6 +59,29 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert (values["top1_agreement"], values["mbu"]) == (1, None)
     assert (values["scored_tokens_per_s"] or 0) > 0
     assert "quality" in (result.metrics["mbu"].reason or "")
+
+
+def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
+    measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
+    workload = {
+        "kind": "attention",
+        "lengths": [64, 512],
+        "heads": 2,
+        "implementations": ["standard", "fused"],
+    }
+    spec = JobSpec.model_validate({"workload": workload, "measure": measure})
+    report = run(spec, lambda _: None, lock_dir=tmp_path)
+    rows = {row.label: row for row in report.attribution.rows}
+    for length in (64, 512):
+        standard, fused = rows[f"standard {length}"], rows[f"fused {length}"]
+        assert standard.speedup is None
+        assert fused.speedup is not None
+        assert fused.speedup.compared_with == standard.index
+        times = [report.results[row.index].metrics["latency_s"].value or 0 for row in (standard, fused)]
+        assert fused.speedup.ratio == pytest.approx(times[0] / times[1], rel=0.5)
+    ranked_together = [result.variant.workload_digest for result in report.results]
+    assert ranked_together[0] == ranked_together[1] != ranked_together[2] == ranked_together[3]
+    assert len({result.variant.variant_digest for result in report.results}) == 4
 
 
 def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]) -> None:

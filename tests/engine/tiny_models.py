@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
@@ -63,9 +64,14 @@ def tiny_model(family: str) -> Any:
     return model
 
 
-def runtime_of(model: str, *stack: Technique) -> ModelRuntime:
+def runtime_of(model: str, *stack: Technique) -> DecodingModel:
     """The model on this CPU with the stack applied."""
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CPU, seed=0, progress=ignore)
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CPU, seed=0, progress=ignore)
+
+
+def asked(model: DecodingModel, folder: Path = Path("unused")) -> TorchDecodingRuntime:
+    """What workloads and meters ask of such a model."""
+    return TorchDecodingRuntime(model, folder)
 
 
 def ignore(doing: str) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types
+import torch
 
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder

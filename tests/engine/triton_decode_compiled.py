@@ -4,10 +4,10 @@ import re
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types
-from triton import JITFunction  # noqa: TID253 - what is compiled
-from triton.backends.compiler import GPUTarget  # noqa: TID253
-from triton.compiler import ASTSource, compile  # noqa: TID253
+import torch
+from triton import JITFunction
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
 
 from optigpu.ops.decode.cuda import triton_attention, triton_linear, triton_steps
 from optigpu.ops.decode.cuda.decoder import CudaDecoder

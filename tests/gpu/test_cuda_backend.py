@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CudaClock
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
+from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.job.spec import resolve
 from optigpu.meters import METERS
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16
@@ -24,14 +25,14 @@ from tests.engine.rounding import (
     logits_of,
     rounding_bound,
 )
-from tests.engine.tiny_models import FAMILIES, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, asked, ignore, prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 NEW_TOKENS = 6
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def test_the_clock_measures_what_the_device_does() -> None:
@@ -80,9 +81,9 @@ def test_compiled_int8_gives_the_tokens_of_plain_int8(other: Technique | None) -
 
 
 def test_the_memory_meter_reads_the_accelerators_peaks(tmp_path: Path) -> None:
-    runtime = on_cuda("preset:tiny-llama-test")
+    runtime = asked(on_cuda("preset:tiny-llama-test"), tmp_path)
     workload = Generate(prompt_tokens=8, new_tokens=4)
-    scene = Scene(
+    scene = MeterContext(
         runtime, workload.prepare(runtime), workload, "preset:tiny-llama-test", tmp_path, 0, QualityOptions()
     )
     reading = METERS["memory"].read(scene)
@@ -94,12 +95,12 @@ def test_the_memory_meter_reads_the_accelerators_peaks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "float16", "bfloat16"])
 def test_a_product_is_right_in_every_dtype(dtype: Dtype) -> None:
-    request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchRuntime(DeviceKind.CUDA, seed=0))
+    request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchOperatorRuntime(DeviceKind.CUDA, seed=0))
     assert request.check().problem is None
     assert request.run()["tflops"] > 0
 
 
-def assert_right(runtime: ModelRuntime, prompts: Any, tokens: Any, reference: Any) -> None:
+def assert_right(runtime: DecodingModel, prompts: Any, tokens: Any, reference: Any) -> None:
     import torch
 
     sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.passes import PassModel
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.export_aot import ExportAot
@@ -22,8 +22,7 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Task
+from optigpu.vocabulary import DeviceKind, Task
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, ignore, prompt, tiny_model
 
@@ -39,8 +38,8 @@ OTHERS: dict[str, tuple[Technique, ...]] = {
 }
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 @pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
@@ -98,7 +97,7 @@ def test_a_forward_pass_is_recorded_and_compiled(task: Task, model: str, techniq
 
     inputs = prompt() if task is Task.PREFILL else torch.randn(2, 3, 32, 32)
     runtime, plain = (
-        PassRuntime(task, model, stack, DeviceKind.CUDA, seed=0, progress=ignore)
+        PassModel(task, model, stack, DeviceKind.CUDA, seed=0, progress=ignore)
         for stack in ((technique,), ())
     )
     expected = plain.forward(inputs.cuda()).logits
@@ -161,7 +160,7 @@ def driver_calls(run: Callable[[], Any]) -> Counter[str]:
     return Counter({event.key: event.count for event in profiler.key_averages()})
 
 
-def assert_right(runtime: ModelRuntime, family: str) -> None:
+def assert_right(runtime: DecodingModel, family: str) -> None:
     reference = in_float64(tiny_model(family)).cuda()
     tokens = prompt(2, 8 + NEW_TOKENS - 1).cuda()
     bound = rounding_bound(reference, tokens, "float32")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.ops.activation.fused_activation import Approximation, activation_backend, bias_gelu, swiglu
 from optigpu.techniques.base import Technique
@@ -150,5 +150,5 @@ def test_the_kernels_run_in_each_layer(name: str) -> None:
     assert counts[kernel] == 2 * NEW_TOKENS
 
 
-def on_cuda(name: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(f"path:{name}", resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(name: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(f"path:{name}", resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.techniques.base import AttentionKernel, Technique
@@ -29,8 +29,8 @@ NEW_TOKENS = 6
 FUSED = {name: FusedLayernorm() if name in ("gpt2", "opt") else FusedRmsnorm() for name in FAMILIES}
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def test_the_norms_are_triton_kernels() -> None:
@@ -110,7 +110,7 @@ def test_flash_says_what_it_cannot_take(stack: list[Technique]) -> None:
         runtime.generate(prompt().cuda(), NEW_TOKENS)
 
 
-def assert_right(runtime: ModelRuntime, prompts: Any, tokens: Any, reference: Any) -> None:
+def assert_right(runtime: DecodingModel, prompts: Any, tokens: Any, reference: Any) -> None:
     import torch
 
     sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)

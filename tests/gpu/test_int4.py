@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import Int4Scheme, dequantize_groups, quantize_groups
 from optigpu.ops.linear.int4_linear import (
     OLDEST_CAPABILITY,
@@ -36,8 +36,8 @@ NEW_TOKENS = 6
 SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def expected_backend(dtype: str) -> str:
@@ -126,7 +126,7 @@ def rounded(model: Any) -> Any:
     return model
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, dtype: str) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
     import torch
 
     prompts = prompt().cuda()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
@@ -115,11 +115,11 @@ def test_a_packed_checkpoint_decodes_as_its_weights_and_rounding_allow(
     assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, dtype))
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
-def assert_right(runtime: ModelRuntime, reference: Any, bound_of: Callable[[Any], float]) -> None:
+def assert_right(runtime: DecodingModel, reference: Any, bound_of: Callable[[Any], float]) -> None:
     """Logits within the bound around the float64 reference, and its greedy tokens."""
     import torch
 

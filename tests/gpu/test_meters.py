@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CudaClock
+from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.backends.torch.ranges import nvtx_range
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
 from optigpu.hardware.gpu import job_gpu
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.energy import EnergyMeter
 from optigpu.meters.gpu_utilization import GpuUtilizationMeter
 from optigpu.meters.memory import MemoryMeter
@@ -19,26 +21,26 @@ from optigpu.meters.telemetry import TelemetryMeter
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
-from tests.engine.tiny_models import ignore
+from tests.engine.tiny_models import asked, ignore
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 
 
-def generating(folder: Path) -> Scene:
+def generating(folder: Path) -> MeterContext:
     """The tiny Llama of the model directory: random too, but a `path:` model, so that its energy is read."""
-    runtime = ModelRuntime("path:llama", (), DeviceKind.CUDA, seed=0, progress=ignore)
+    runtime = asked(DecodingModel("path:llama", (), DeviceKind.CUDA, seed=0, progress=ignore), folder)
     workload = Generate(prompt_tokens=8, new_tokens=16)
     request = workload.prepare(runtime)
     request.run()
-    return Scene(runtime, request, workload, "path:llama", folder, seed=0, quality=QualityOptions())
+    return MeterContext(runtime, request, workload, "path:llama", folder, seed=0, quality=QualityOptions())
 
 
-def multiplying(folder: Path, size: int = 8192) -> Scene:
+def multiplying(folder: Path, size: int = 8192) -> MeterContext:
     """Keeps the GPU busy for the most part."""
-    runtime = TorchRuntime(DeviceKind.CUDA, seed=0)
+    runtime = TorchOperatorRuntime(DeviceKind.CUDA, seed=0)
     workload = Matmul(sizes=(size,), dtypes=("bfloat16",))
     request = workload.prepare(runtime)
-    return Scene(runtime, request, workload, None, folder, seed=0, quality=QualityOptions())
+    return MeterContext(runtime, request, workload, None, folder, seed=0, quality=QualityOptions())
 
 
 def test_every_reading_of_the_driver_is_plausible() -> None:
@@ -84,7 +86,8 @@ def test_the_profile_counts_kernels_of_the_gpu(tmp_path: Path) -> None:
     profile = reading.facts.model_dump()["recorded"]["profile"]
     assert profile["unknown_share"] < 0.2
     assert not any(row["name"].startswith("aten::") for row in profile["table"])
-    assert isinstance(scene.runtime.clock, CudaClock)
+    runtime: Any = scene.runtime
+    assert isinstance(runtime.decoding.clock, CudaClock)
 
 
 def test_a_large_product_is_compute_bound(tmp_path: Path) -> None:

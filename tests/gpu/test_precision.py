@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
-from optigpu.backends.torch.runtime import ModelRuntime
+from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
-from optigpu.meters.memory import weight_bytes
+from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops import int8_dynamic, int8_dynamic_backend, pack_dynamic, quantize_rows, quantize_tokens
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -27,8 +27,8 @@ SHAPES = [(1, 64, 48), (1, 1, 1), (3, 17, 5), (17, 96, 33), (40, 131, 50257 % 10
 """Rows, inner, outputs: multiples of what the operators take, and remainders."""
 
 
-def on_cuda(model: str, *stack: Technique) -> ModelRuntime:
-    return ModelRuntime(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def on_cuda(model: str, *stack: Technique) -> DecodingModel:
+    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_fp8_products_are_close_to_float64(rows: int, inner: int, outputs: int, 
 def test_a_quantized_model_gives_on_a_gpu_what_it_gives_on_a_cpu(family: str, technique: Technique) -> None:
     """Up to the flips of roundings that another order of sums brings, which are much smaller than what was rounded."""
     runtime, plain = on_cuda(f"path:{family}", technique), on_cuda(f"path:{family}")
-    there = ModelRuntime(
+    there = DecodingModel(
         f"path:{family}", resolve((technique,), "generate"), DeviceKind.CPU, seed=0, progress=ignore
     )
     exact = plain.logits(prompt().cuda()).cpu()

@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.backends.torch.passes import PassModel
 from optigpu.job.spec import resolve
-from optigpu.meters.base import QualityOptions, Scene
+from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.memory import MemoryMeter
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, Task
 from optigpu.workloads.attention import Attention
-from optigpu.workloads.base import Task, Workload
+from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.kv_cache import KvCache
@@ -25,19 +26,20 @@ from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
 from optigpu.workloads.requests.operators import Dtype
 from tests.engine.image_models import FAMILIES as IMAGE_FAMILIES
+from tests.engine.image_models import asked_to_pass
 from tests.engine.rounding import in_float64, logits_of, rounding_bound, rounding_bound_of
-from tests.engine.tiny_models import FAMILIES, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, asked, ignore, prompt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 
 
-def passing(task: Task, model: str, *stack: Technique) -> PassRuntime:
-    return PassRuntime(task, model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
+def passing(task: Task, model: str, *stack: Technique) -> PassModel:
+    return PassModel(task, model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
-def bare() -> TorchRuntime:
-    return TorchRuntime(DeviceKind.CUDA, seed=0)
+def bare() -> TorchOperatorRuntime:
+    return TorchOperatorRuntime(DeviceKind.CUDA, seed=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,8 +59,10 @@ def test_prefill_gives_the_logits_of_the_prompts_last_token(
 @pytest.mark.parametrize("family", IMAGE_FAMILIES)
 def test_a_classifier_gives_its_logits_as_far_as_cudnns_default_rounds(family: str) -> None:
     """Float32 convolutions round to TF32 there, which has the mantissa of float16."""
+    import torch
+
     runtime = passing(Task.IMAGES, f"preset:tiny-{family}-test")
-    images = Classify(batch_size=4).prepare(runtime)._inputs
+    images = torch.from_numpy(Classify(batch_size=4).prepare(asked_to_pass(runtime))._inputs).cuda()
     reference = in_float64(runtime.model)
 
     def exact() -> Any:
@@ -72,7 +76,9 @@ def test_a_classifier_gives_its_logits_as_far_as_cudnns_default_rounds(family: s
 @pytest.mark.parametrize("family", IMAGE_FAMILIES)
 @pytest.mark.parametrize("technique", [Bf16(), Fp16()], ids=lambda technique: str(technique.name))
 def test_a_classifier_runs_in_sixteen_bits(family: str, technique: Technique) -> None:
-    request = Classify(batch_size=4).prepare(passing(Task.IMAGES, f"preset:tiny-{family}-test", technique))
+    request = Classify(batch_size=4).prepare(
+        asked_to_pass(passing(Task.IMAGES, f"preset:tiny-{family}-test", technique))
+    )
     assert request.check().problem is None
     assert request.run()["images_per_s"] > 0
 
@@ -87,7 +93,7 @@ def test_a_classifier_runs_in_sixteen_bits(family: str, technique: Technique) ->
     ids=lambda workload: str(workload.kind),
 )
 def test_what_decodes_is_timed_and_right(workload: Workload) -> None:
-    runtime = ModelRuntime("path:llama", (), DeviceKind.CUDA, seed=0, progress=ignore)
+    runtime = asked(DecodingModel("path:llama", (), DeviceKind.CUDA, seed=0, progress=ignore))
     request = workload.prepare(runtime)
     assert request.check().problem is None
     assert all(value > 0 for value in request.run().values())
@@ -95,7 +101,9 @@ def test_what_decodes_is_timed_and_right(workload: Workload) -> None:
 
 
 def test_a_prompt_is_timed_and_right() -> None:
-    request = Prefill(prompt_tokens=16, batch_size=2).prepare(passing(Task.PREFILL, "path:qwen2", Bf16()))
+    request = Prefill(prompt_tokens=16, batch_size=2).prepare(
+        asked_to_pass(passing(Task.PREFILL, "path:qwen2", Bf16()))
+    )
     assert request.check().problem is None
     assert request.run()["ttft_s"] > 0
 
@@ -131,7 +139,9 @@ def test_standard_attention_takes_memory_with_the_square_of_the_length(tmp_path:
             lengths=(length,), implementations=(implementation,), dtype="bfloat16"
         ).expand()
         runtime = bare()
-        scene = Scene(runtime, workload.prepare(runtime), workload, None, tmp_path, 0, QualityOptions())
+        scene = MeterContext(
+            runtime, workload.prepare(runtime), workload, None, tmp_path, 0, QualityOptions()
+        )
         return MemoryMeter().read(scene).values["peak_bytes"]
 
     assert peak("standard", 4096) / peak("standard", 1024) > 8

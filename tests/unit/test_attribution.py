@@ -238,3 +238,21 @@ def test_different_workloads_are_not_compared() -> None:
     assert len(attribution.rows) == 2
     assert all(gains(row) == (None, None, None) for row in attribution.rows)
     assert attribution.best is None
+
+
+def test_implementations_of_one_length_are_compared_and_lengths_are_not() -> None:
+    spec = JobSpec.model_validate(
+        {"workload": {"kind": "attention", "lengths": [128, 256], "implementations": ["fused", "standard"]}}
+    )
+    variants = variants_of(spec)
+    speeds = {"standard 128": 1.0, "fused 128": 2.0, "standard 256": 1.0, "fused 256": 3.0}
+    outcomes = {v.index: measured(v, speeds[v.label], metric="tflops") for v in variants}
+    rows = {row.label: row for row in attribute(spec, variants, outcomes).rows}
+    assert {label: row.speedup and round(row.speedup.ratio, 6) for label, row in rows.items()} == {
+        "fused 128": 2.0, "standard 128": None, "fused 256": 3.0, "standard 256": None,
+    }  # fmt: skip
+    assert rows["fused 256"].speedup is not None
+    assert rows["fused 256"].speedup.compared_with == rows["standard 256"].index
+    by_length = {v.label: (v.workload_digest, v.digest) for v in variants}
+    assert by_length["fused 128"][0] == by_length["standard 128"][0] != by_length["fused 256"][0]
+    assert len({digest for _, digest in by_length.values()}) == 4

@@ -204,11 +204,13 @@ def test_what_is_measured_beside_says_the_same_after_a_round_trip() -> None:
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_every_workload_can_be_posted_as_it_is(kind: str) -> None:
     workload = WORKLOADS[kind]
-    model = workload.example_model if workload.needs_model else None
+    model = workload.example_model if workload.task.needs_model else None
     posted = spec(workload={"kind": kind}, model=model)
     assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
     variants = variants_of(posted)
-    assert len({variant.workload_digest for variant in variants}) == len(variants)
+    assert len({variant.digest for variant in variants}) == len(variants)
+    implementations = {variant.workload.implementation for variant in variants}
+    assert len({variant.workload_digest for variant in variants}) * len(implementations) == len(variants)
 
 
 @pytest.mark.parametrize("model", ["hub:google/vit-base-patch16-224", "path:mine"])

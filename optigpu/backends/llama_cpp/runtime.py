@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp
@@ -19,7 +18,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ModelFacts
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import facts_of
-from optigpu.models.loading.weights import weights_provenance
+from optigpu.models.loading.weights import origin_of
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -53,8 +52,10 @@ class LlamaCppRuntime:
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding; the first of the gaps is that of the prompt's pass."""
-        context = self._context_for(prompt.shape[0], prompt.shape[1] + new_tokens)
-        tokens = np.empty((prompt.shape[0], new_tokens), np.int64)
+        rows, length = prompt.shape[0], prompt.shape[1] + new_tokens
+        context = self._context_for(rows, length)
+        self._remember(rows, length)
+        tokens = np.empty((rows, new_tokens), np.int64)
         marks = [time.perf_counter_ns()]
         context.begin()
         inputs = prompt
@@ -82,10 +83,10 @@ class LlamaCppRuntime:
 
     def weights(self) -> WeightFacts:
         """The file's bytes; the hash is that of the weights that the file was written from, as for every backend."""
-        source = _Source(str(BUNDLED.get(self._reference.name, "")))
-        origin = weights_provenance(self._reference, source, self.seed, self._order.folder)
+        source = BUNDLED.get(self._reference.name)
+        origin = origin_of(self._reference, source and str(source), self.seed, self._order.folder)
         own = {"bytes": self._contents.file_bytes, "parameters": self._contents.parameters}
-        return WeightFacts.model_validate(origin | own)
+        return origin.model_copy(update=own)
 
     def footprint(self) -> Footprint:
         """A step reads every tensor in the type that it is stored in, and a row of the tables."""
@@ -107,7 +108,9 @@ class LlamaCppRuntime:
         """llama.cpp does not name the kernels that it runs."""
 
     def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
-        context = self._context_for(tokens.shape[0], tokens.shape[1])
+        rows, length = tokens.shape
+        context = self._context_for(rows, length)
+        self._remember(rows, length + 1)  # the last token predicts one more
         context.begin()
         if prefill:
             context.forward(tokens[:, :prefill])
@@ -126,9 +129,11 @@ class LlamaCppRuntime:
                 self._context = None
             exact = self._type is FileType.F32
             known = self._context = Context(self._model, rows, length, self._order.threads, exact)
+        return known
+
+    def _remember(self, rows: int, length: int) -> None:
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
             self.decoded = (rows, length)
-        return known
 
     def _record(self) -> None:
         exact = self._type is FileType.F32
@@ -148,14 +153,6 @@ class LlamaCppRuntime:
             reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
             llama_cpp_flags=llama_cpp.llama_print_system_info().decode().strip(" |"),
         )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where a bundled model's files lie, as a loaded transformers model says it."""
-
-    name_or_path: str
-    config: None = None
 
 
 def _facts(reference: ModelReference) -> ModelFacts:

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from optigpu.techniques.base import AttentionKernel
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -12,10 +15,10 @@ _KERNEL = re.compile(r"scaled_dot_product|flash_fwd|flash_attn|fmha|attention|so
 _WRAPPERS = {"aten::scaled_dot_product_attention", "aten::softmax"}
 """Operators that only choose one of the others."""
 _BACKENDS = {
-    "flash": "FLASH_ATTENTION",
-    "flash_3": "FLASH_ATTENTION",
-    "memory_efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "flash_3": SDPBackend.FLASH_ATTENTION,
+    "memory_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
 }
 """torch's names of the kernels that may be asked for; FlashAttention-3 takes the place of its own flash kernel."""
 _OPERATORS = {
@@ -31,13 +34,11 @@ _NONE_LEFT = ("No available kernel", "No viable backend")
 """How torch says that every kernel that it could run is forbidden."""
 
 
-def attention_kernels(run: Callable[[], Any], device: DeviceKind) -> list[str]:
+def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str]:
     """Names of the attention operators and device kernels that `run` executes, sorted.
 
     Within compiled code only what Inductor left as an operator call is visible.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     activities = [ProfilerActivity.CPU]
     if device is DeviceKind.CUDA:
         activities.append(ProfilerActivity.CUDA)
@@ -58,23 +59,28 @@ def only_kernel(kernel: AttentionKernel) -> AbstractContextManager[None]:
 
 @contextmanager
 def _only(kernel: AttentionKernel) -> Iterator[None]:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     tag = f"{torch.compiler.config.cache_key_tag}+{kernel}"
+    refusal = (
+        f"torch cannot run its {kernel} attention kernel for this model's dtype, heads and mask (on CUDA flash takes "
+        "float16 or bfloat16 and no mask, which a static cache makes); ask fused_attention for another one."
+    )
+    with (
+        one_of_kernels([_BACKENDS[kernel]], refusal),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+    ):
+        yield
+
+
+@contextmanager
+def one_of_kernels(kernels: list[SDPBackend], refusal: str) -> Iterator[None]:
+    """Has scaled_dot_product_attention run one of these. Raises UnsupportedError(refusal) when none of them can run."""
     try:
-        with (
-            sdpa_kernel(getattr(SDPBackend, _BACKENDS[kernel])),
-            torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
-        ):
+        with sdpa_kernel(kernels):
             yield
     except RuntimeError as error:
         if not any(words in str(error) for words in _NONE_LEFT):
             raise
-        raise UnsupportedError(
-            f"torch cannot run its {kernel} attention kernel for this model's dtype, heads and mask (on CUDA flash "
-            "takes float16 or bfloat16 and no mask, which a static cache makes); ask fused_attention for another one."
-        ) from error
+        raise UnsupportedError(refusal) from error
 
 
 def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:

@@ -1,11 +1,23 @@
 """Clocks that run outside of what is measured: the host's for a CPU, recorded events for CUDA."""
 
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Clock
+
+
+class Clock(Protocol):
+    """Marks moments on the device's own time line; reads them after the work is done."""
+
+    def mark(self) -> Any:
+        """A moment, cheap to take: nanoseconds on a CPU, a recorded event on CUDA."""
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """Seconds between successive marks; waits for the device. Shape: len(marks) - 1."""
 
 
 class CpuClock:
@@ -15,7 +27,7 @@ class CpuClock:
         """The moment in nanoseconds."""
         return time.perf_counter_ns()
 
-    def seconds(self, marks: list[Any]) -> list[float]:
+    def seconds(self, marks: Sequence[int]) -> list[float]:
         """Seconds between successive marks."""
         return [(later - earlier) / 1e9 for earlier, later in pairwise(marks)]
 
@@ -23,15 +35,13 @@ class CpuClock:
 class CudaClock:
     """CUDA events: the device notes the moment when it gets there, and the host does not wait for it."""
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event:
         """An event, recorded in the current stream."""
-        import torch
-
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, marks: list[Any]) -> list[float]:
+    def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         """Seconds between successive events, after the one synchronization of a request."""
         marks[-1].synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
@@ -40,3 +50,11 @@ class CudaClock:
 def clock_for(device: DeviceKind) -> Clock:
     """The clock of a device."""
     return CudaClock() if device is DeviceKind.CUDA else CpuClock()
+
+
+def calls_s(call: Callable[[], object], count: int, clock: Clock) -> float:
+    """Seconds of `count` calls, one after the other."""
+    begin = clock.mark()
+    for _ in range(count):
+        call()
+    return clock.seconds([begin, clock.mark()])[0]

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+from transformers import Cache, PreTrainedModel
+
+from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.modes import Mode
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.base import Clock
 
 LOGITS_A_PASS = 2**24
 """How many logits one pass over a whole sequence may return: 64 MiB of float32."""
@@ -24,13 +27,13 @@ class Decoder(Protocol):
 
     name: str
 
-    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
         """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids.
 
         The caller has entered the stack's mode.
         """
 
-    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
 
         The first `prefill` tokens (0 and more) are a prompt; each other is decoded as a timed token is, and not chosen.
@@ -43,15 +46,16 @@ class LibraryDecoder:
 
     name = "transformers generate"
 
-    def __init__(self, model: Any, cache: CacheOptions, modes: ModeOptions, mode: Mode) -> None:
+    def __init__(self, model: PreTrainedModel, cache: CacheOptions, modes: ModeOptions, mode: Mode) -> None:
         """`mode` is what `score` enters, and is made of `modes`; `generate` by itself would record no gradients."""
         self._model = model
         self._cache = cache
         self._mode = mode
         recording = modes.autograd == "grad"
-        self._generate = partial(type(model).generate.__wrapped__, model) if recording else model.generate
+        kind: Any = type(model)
+        self._generate: Any = partial(kind.generate.__wrapped__, model) if recording else model.generate
 
-    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
         """Marks where a streamer receives a token, which is when a user would."""
         streamer = _MarkingStreamer(clock)
         options = self._options(prompt.shape[1] + new_tokens)
@@ -60,7 +64,7 @@ class LibraryDecoder:
         )
         return tokens[:, prompt.shape[1] :], streamer.marks
 
-    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """One forward pass for each token, or passes over the whole sequence so far where there is no cache."""
         if self._cache.kind == "none":
             return whole_passes(self._model, tokens, prefill, self._mode)
@@ -91,7 +95,7 @@ class _MarkingStreamer:
         self._prompt_seen = False
         self.marks = [clock.mark()]
 
-    def put(self, value: Any) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if self._prompt_seen:
             self.marks.append(self._clock.mark())
         self._prompt_seen = True
@@ -107,17 +111,18 @@ class DecodeStep:
     Cache, which it updates in place; returns the next tokens [batch, 1] and their logits [batch, vocabulary].
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._wants_mask = model.config.model_type == "opt"
 
-    def __call__(self, tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
-        import torch
-
+    def __call__(
+        self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         mask = None
         if self._wants_mask and cache.is_compileable:
             # OPT makes a mask as long as what is cached, which a compiled graph cannot know; a full one is equal.
-            shape = (tokens.shape[0], cache.layers[0].max_cache_len)
+            layer: Any = cache.layers[0]
+            shape = (tokens.shape[0], layer.max_cache_len)
             mask = torch.ones(shape, device=tokens.device, dtype=torch.int64)
         logits = self.model(
             input_ids=tokens,
@@ -129,10 +134,11 @@ class DecodeStep:
         ).logits[:, -1]
         return logits.argmax(dim=-1, keepdim=True), logits
 
-    def prefill(self, prompt: Any, cache: Any) -> Any:
+    def prefill(self, prompt: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Fills the cache with the prompt ([batch, length]) and returns the first tokens, [batch, 1]."""
         logits = self.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return logits[:, -1].argmax(dim=-1, keepdim=True)
+        tokens: torch.Tensor = logits[:, -1].argmax(dim=-1, keepdim=True)
+        return tokens
 
 
 class LeanDecoder:
@@ -143,7 +149,9 @@ class LeanDecoder:
 
     name = "lean greedy loop"
 
-    def __init__(self, model: Any, cache: CacheOptions, wrap: Callable[[Step], Step], mode: Mode) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: CacheOptions, wrap: Callable[[Step], Step], mode: Mode
+    ) -> None:
         """`mode` is what `score` enters."""
         if cache.kind == "none":
             raise UnsupportedError("A decode step of its own needs a key-value cache; leave no_kv_cache out.")
@@ -154,10 +162,8 @@ class LeanDecoder:
         self._step = wrap(self._plain)
         self._kept: _Kept | None = None
 
-    def decode(self, prompt: Any, new_tokens: int, clock: Clock) -> tuple[Any, list[Any]]:
+    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
         """The loop; reset and prefill belong to the time to the first token."""
-        import torch
-
         marks = [clock.mark()]
         cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
         token = self._plain.prefill(prompt, cache)
@@ -172,13 +178,13 @@ class LeanDecoder:
             marks.append(clock.mark())
         return torch.cat(tokens, dim=1), marks
 
-    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """The very step that is timed, with the cache that it is timed with."""
         with self._mode():
             cache = self._cache(*tokens.shape)
         return _forced(self._plain, self._step, cache, tokens, prefill, self._mode)
 
-    def _cache(self, batch: int, length: int) -> Any:
+    def _cache(self, batch: int, length: int) -> Cache:
         if self._options.kind != "static":
             return new_cache(self._model, self._options, length)
         if self._kept is None or self._kept.batch != batch or self._kept.length < length:
@@ -190,12 +196,14 @@ class LeanDecoder:
 
 @dataclass(frozen=True)
 class _Kept:
-    cache: Any
+    cache: Cache
     batch: int
     length: int
 
 
-def whole_passes(model: Any, tokens: Any, first: int, mode: Mode) -> Iterator[Any]:
+def whole_passes(
+    model: PreTrainedModel, tokens: torch.Tensor, first: int, mode: Mode
+) -> Iterator[torch.Tensor]:
     """Logits after each of `tokens` ([batch, length]) from index `first` on, float32 [batch, vocabulary], uncached.
 
     A pass over the whole sequence so far serves as many positions as LOGITS_A_PASS allows.
@@ -212,11 +220,9 @@ def whole_passes(model: Any, tokens: Any, first: int, mode: Mode) -> Iterator[An
 
 
 def _forced(
-    plain: DecodeStep, step: Step, cache: Any, tokens: Any, prefill: int, mode: Mode
-) -> Iterator[Any]:
+    plain: DecodeStep, step: Step, cache: Cache, tokens: torch.Tensor, prefill: int, mode: Mode
+) -> Iterator[torch.Tensor]:
     """`prefill` tokens through the plain step at once, the others through `step` one after the other."""
-    import torch
-
     with mode():
         if prefill:
             plain.prefill(tokens[:, :prefill], cache)
@@ -231,7 +237,5 @@ def _forced(
         yield logits
 
 
-def _position(like: Any, index: int) -> Any:
-    import torch
-
+def _position(like: torch.Tensor, index: int) -> torch.Tensor:
     return torch.full((1, 1), index, dtype=torch.int64, device=like.device)

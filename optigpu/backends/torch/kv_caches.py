@@ -2,37 +2,35 @@
 
 from typing import Any
 
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
 from optigpu.backends.torch.int8_cache import int8_token_bytes
-from optigpu.backends.torch.kv_layers import fixed_layer, growing_layer
+from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
 
-def new_cache(model: Any, options: CacheOptions, length: int) -> Any:
+def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cache:
     """An empty transformers cache; a static one has room for `length` tokens.
 
     The library's own, unless its layers cannot hold what is asked for: then those are exchanged for ours.
     """
-    from transformers import DynamicCache, StaticCache
-
-    cache: Any
+    cache: Cache
     if options.kind == "static":
         cache = StaticCache(config=model.config, max_cache_len=length)
         if _is_own(options) or options.mixed:
-            cache.layers = [_exchanged(layer, fixed_layer(options, length)) for layer in cache.layers]
+            cache.layers = [_exchanged(layer, FixedLayer(options, length)) for layer in cache.layers]
         return cache
     cache = DynamicCache(config=model.config)
     if _is_own(options):
-        cache.layers = [growing_layer(options) for _ in cache.layers]
+        cache.layers = [GrowingLayer(options) for _ in cache.layers]
     return cache
 
 
-def require_cacheable(model: Any, options: CacheOptions) -> None:
+def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
     """Raises UnsupportedError for a model whose layers do not all keep the keys and values of the whole sequence."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
     if not _is_own(options):
         return
     others = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers} - {
@@ -61,8 +59,6 @@ def _is_own(options: CacheOptions) -> bool:
     return options.int8 or options.window is not None
 
 
-def _exchanged(layer: Any, own: Any) -> Any:
+def _exchanged(layer: Any, own: FixedLayer) -> Any:
     """Ours in the place of the library's for full attention; others stay as they are."""
-    from transformers.cache_utils import StaticLayer
-
     return own if type(layer) is StaticLayer else layer

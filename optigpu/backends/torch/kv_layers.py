@@ -7,41 +7,33 @@ what was kept before them; what falls out of the window is dropped after them. P
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from optigpu.backends.torch.int8_cache import dequantize_tokens, quantize_tokens
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
-Parts = tuple[Any, ...]
+Parts = tuple[torch.Tensor, ...]
 """Keys and values, [batch, heads, tokens, head_size] each; int8 ones with their scales, [batch, heads, tokens, 1]."""
 
 
-def growing_layer(options: CacheOptions) -> Any:
+class GrowingLayer(DynamicLayer):
     """A layer that grows by concatenation, up to its window."""
-    return _growing_class()(options)
-
-
-def fixed_layer(options: CacheOptions, length: int) -> Any:
-    """A layer with room for `length` tokens that is allocated once; a window's is a ring behind the sinks."""
-    return _fixed_class()(options, length)
-
-
-class _Growing:
-    """Goes before transformers' DynamicLayer."""
-
-    keys: Any
-    values: Any
-    is_initialized: bool
 
     def __init__(self, options: CacheOptions) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.options = options
         self.parts: Parts = ()
         self.cumulative_length = 0
         self.is_croppable = options.window is None
 
-    def update(self, key_states: Any, value_states: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to."""
         new = _packed(key_states, value_states, self.options.int8)
         # Joined to nothing it is a copy: a view would keep the queries that it was made with.
@@ -82,22 +74,16 @@ class _Growing:
             self.cumulative_length += tokens_to_remove
 
 
-class _Fixed:
-    """Goes before transformers' StaticLayer."""
-
-    cumulative_length: Any
-    max_cache_len: int
-    is_initialized: bool
+class FixedLayer(StaticLayer):
+    """A layer with room for `length` tokens that is allocated once; a window's is a ring behind the sinks."""
 
     def __init__(self, options: CacheOptions, length: int) -> None:
-        super().__init__(max_cache_len=min(length, _room(options) or length))  # type: ignore[call-arg]
+        super().__init__(max_cache_len=min(length, _room(options) or length))
         self.options = options
         self.parts: Parts = ()
 
-    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates for states like these."""
-        import torch
-
         self.dtype, self.device = key_states.dtype, key_states.device
         self.batch_size, self.num_heads = key_states.shape[:2]
         empty = _packed(_none_of(key_states), _none_of(value_states), self.options.int8)
@@ -110,14 +96,14 @@ class _Fixed:
                 torch._dynamo.mark_static_address(tensor)
         self.is_initialized = True
 
-    def update(self, key_states: Any, value_states: Any, *args: Any, **named: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores new states, [batch, heads, tokens, head_size] each, and returns what they attend to.
 
         Raises UnsupportedError for several tokens at once that a window is given after others: a ring has no room for
         them beside what it keeps.
         """
-        import torch
-
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         tokens = key_states.shape[-2]
@@ -131,7 +117,7 @@ class _Fixed:
         self._write(new, positions)
         return _unpacked(new if together else self.parts, key_states.dtype, value_states.dtype)
 
-    def _write(self, new: Parts, positions: Any) -> None:
+    def _write(self, new: Parts, positions: torch.Tensor) -> None:
         if positions.shape[0] > self.max_cache_len:
             new = _mapped(functools.partial(_in_window, options=self.options), new)
             positions = _in_window(positions[:, None], self.options)[:, 0]
@@ -145,29 +131,7 @@ class _Fixed:
         return (query_length if together else self.max_cache_len), 0
 
 
-@functools.cache
-def _growing_class() -> Any:
-    """Made at its first use, because its base class is transformers'."""
-    from transformers.cache_utils import DynamicLayer
-
-    class GrowingLayer(_Growing, DynamicLayer):
-        """The library's interface around what is ours."""
-
-    return GrowingLayer
-
-
-@functools.cache
-def _fixed_class() -> Any:
-    """Made at its first use, because its base class is transformers'."""
-    from transformers.cache_utils import StaticLayer
-
-    class FixedLayer(_Fixed, StaticLayer):
-        """The library's interface around what is ours."""
-
-    return FixedLayer
-
-
-def _packed(keys: Any, values: Any, int8: bool) -> Parts:
+def _packed(keys: torch.Tensor, values: torch.Tensor, int8: bool) -> Parts:
     """What is stored of new states."""
     if not int8:
         return keys, values
@@ -175,7 +139,9 @@ def _packed(keys: Any, values: Any, int8: bool) -> Parts:
     return q_keys, q_values, key_scales, value_scales
 
 
-def _unpacked(parts: Parts, key_dtype: Any, value_dtype: Any) -> tuple[Any, Any]:
+def _unpacked(
+    parts: Parts, key_dtype: torch.dtype, value_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as attention takes them."""
     keys, values, *scales = parts
     if not scales:
@@ -183,21 +149,19 @@ def _unpacked(parts: Parts, key_dtype: Any, value_dtype: Any) -> tuple[Any, Any]
     return dequantize_tokens(keys, scales[0], key_dtype), dequantize_tokens(values, scales[1], value_dtype)
 
 
-def _mapped(function: Any, *parts: Parts) -> Parts:
+def _mapped(function: Callable[..., torch.Tensor], *parts: Parts) -> Parts:
     return tuple(function(*each) for each in zip(*parts, strict=True))
 
 
-def _none_of(part: Any) -> Any:
+def _none_of(part: torch.Tensor) -> torch.Tensor:
     return part[:, :, :0]
 
 
-def _together(old: Any, new: Any) -> Any:
-    import torch
-
+def _together(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return torch.cat([old, new], dim=-2)
 
 
-def _zeros(part: Any, length: int) -> Any:
+def _zeros(part: torch.Tensor, length: int) -> torch.Tensor:
     return part.new_zeros((*part.shape[:2], length, part.shape[3]))
 
 
@@ -206,20 +170,15 @@ def _room(options: CacheOptions) -> int | None:
     return None if options.window is None else options.sinks + options.window
 
 
-def _in_window(part: Any, options: CacheOptions) -> Any:
+def _in_window(part: torch.Tensor, options: CacheOptions) -> torch.Tensor:
     """The tokens (the last dimension but one) that stay."""
-    import torch
-
-    room = _room(options)
-    if room is None or part.shape[-2] <= room:
+    if options.window is None or part.shape[-2] <= options.sinks + options.window:
         return part
     return torch.cat([part[..., : options.sinks, :], part[..., part.shape[-2] - options.window :, :]], dim=-2)
 
 
-def _slots(positions: Any, options: CacheOptions) -> Any:
+def _slots(positions: torch.Tensor, options: CacheOptions) -> torch.Tensor:
     """Where a fixed layer keeps each position: the sinks at their own, the others around a ring behind them."""
-    import torch
-
     if options.window is None:
         return positions
     around = options.sinks + (positions - options.sinks) % options.window

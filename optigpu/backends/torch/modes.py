@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+
+import torch
 
 from optigpu.backends.torch.attention import only_kernel
 from optigpu.techniques.base import ModeOptions
@@ -14,8 +15,6 @@ Mode = Callable[[], AbstractContextManager[None]]
 
 def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
     """The mode that a stack asks for. A technique of one test or a whole request may run within one `with` of it."""
-    import torch
-
     autograd = {"no_grad": torch.no_grad, "inference": torch.inference_mode, "grad": torch.enable_grad}
 
     @contextmanager
@@ -31,11 +30,11 @@ def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
     return mode
 
 
-def within(mode: Mode, steps: Iterator[Any]) -> Iterator[Any]:
+def within(mode: Mode, steps: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The same steps, each made in the mode, which is left before the caller gets to see it."""
     while True:
         with mode():
-            made = next(steps, steps)
-        if made is steps:
+            made = next(steps, None)
+        if made is None:
             return
         yield made

@@ -1,11 +1,17 @@
-"""What a workload runs on that decodes nothing: a model with the whole stack applied, run in single forward passes."""
+"""A model with the whole stack applied, run in single forward passes: over a prompt, or over images."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from optigpu.backends.torch.applied import AppliedModel
 from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.modes import mode_of
-from optigpu.backends.torch.runtime import TorchRuntime, cache_options, load_options, mode_options
+from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.models.facts import Facts
 from optigpu.models.loading.load import (
     count_weights,
@@ -14,16 +20,24 @@ from optigpu.models.loading.load import (
     loaded_facts,
     loaded_image_facts,
 )
-from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, ModeOptions, Technique
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Pass, Task
+from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.techniques.base import CacheOptions, Forward, LoadOptions, Technique
+from optigpu.vocabulary import DeviceKind, Task
 
 
-class PassRuntime(TorchRuntime):
-    """A loaded model with a resolved stack applied, hook by hook in the order of the phases.
+@dataclass(frozen=True)
+class Passed:
+    """One pass: logits [batch, vocabulary or classes], the most likely of each row [batch], and its seconds."""
 
-    `weights` counts the model's weights before the stack changed them; `dtype` is the name of the one they came in.
+    logits: torch.Tensor
+    chosen: torch.Tensor
+    seconds: float
+
+
+class PassModel(AppliedModel):
+    """A model with a resolved stack applied, hook by hook in the order of the phases.
+
+    `dtype` is the name of the one that its weights came in.
     """
 
     def __init__(
@@ -36,28 +50,28 @@ class PassRuntime(TorchRuntime):
         progress: Callable[[str], None],
     ) -> None:
         super().__init__(device, seed)
+        self.reference = parse_reference(model)
         progress("loading")
-        options, cache, modes = load_options(stack), cache_options(stack), mode_options(stack)
+        options, self.modes = load_options(stack), mode_options(stack)
         self.dtype = options.dtype
-        self.model = _load(task, model, options, device, seed)
+        self.model = _load(task, self.reference, options, device, seed)
         self.weights = count_weights(self.model)
         progress("applying")
-        self.modes = modes
-        self._mode = mode_of(modes, device)
+        self._mode = mode_of(self.modes, device)
         self.facts: Facts
         plain: Forward
         if task is Task.IMAGES:
             self.facts, plain = loaded_image_facts(self.model), ImagePass(self.model)
         else:
-            self.facts, plain = loaded_facts(self.model), self._prefill(cache)
+            self.facts, plain = loaded_facts(self.model), self._prefill(cache_options(stack))
         for technique in stack:
             technique.modules(self.model, self.notes)
         for technique in stack:
             technique.finish(self.model, self.notes)
         self._forward = self._wrapped(stack, plain)
-        self._record(options, modes)
+        self._record(options)
 
-    def forward(self, inputs: Any) -> Pass:
+    def forward(self, inputs: torch.Tensor) -> Passed:
         """One pass over ids [batch, length] with an empty cache, or over images [batch, channels, height, width].
 
         Its time ends when the most likely token or class of each row is chosen.
@@ -67,9 +81,9 @@ class PassRuntime(TorchRuntime):
             logits = self._forward(inputs)
             chosen = logits.argmax(dim=-1)
             marks.append(self.clock.mark())
-        return Pass(logits, chosen, self.clock.seconds(marks)[0])
+        return Passed(logits, chosen, self.clock.seconds(marks)[0])
 
-    def observe(self, inputs: Any) -> None:
+    def observe(self, inputs: torch.Tensor) -> None:
         """Records which attention kernels run for these inputs; slow, and so never within a timed request."""
         self.notes.record(attention_kernels=self.attention_kernels(lambda: self.forward(inputs)))
 
@@ -83,21 +97,17 @@ class PassRuntime(TorchRuntime):
             forward = technique.forward(forward, self.notes)
         return forward
 
-    def _record(self, options: LoadOptions, modes: ModeOptions) -> None:
-        import transformers
-
+    def _record(self, options: LoadOptions) -> None:
         self.notes.record(
             dtype=options.dtype,
-            autograd=modes.autograd,
+            autograd=self.modes.autograd,
             versions={"transformers": transformers.__version__},
-            **({"autocast": modes.autocast} if modes.autocast else {}),
+            **({"autocast": self.modes.autocast} if self.modes.autocast else {}),
             **self._arithmetic(),
         )
 
     def _arithmetic(self) -> dict[str, Any]:
         """Which attention there is; without any, what cuDNN computes float32 convolutions with, TF32 by default."""
-        import torch
-
         config = self.model.config
         if hasattr(config, "num_attention_heads"):
             return {"attn_implementation": config._attn_implementation}
@@ -109,11 +119,11 @@ class PassRuntime(TorchRuntime):
 class PrefillPass:
     """The pass that techniques wrap: a prompt through the model into a new cache; the logits of its last token."""
 
-    def __init__(self, model: Any, cache: CacheOptions) -> None:
+    def __init__(self, model: PreTrainedModel, cache: CacheOptions) -> None:
         self.model = model
         self._options = cache
 
-    def __call__(self, prompt: Any) -> Any:
+    def __call__(self, prompt: torch.Tensor) -> torch.Tensor:
         """Logits [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
         cache = None
         if self._options.kind != "none":
@@ -121,25 +131,35 @@ class PrefillPass:
         outputs = self.model(
             input_ids=prompt, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
         )
-        return outputs.logits[:, -1]
+        logits: torch.Tensor = outputs.logits[:, -1]
+        return logits
 
 
 class ImagePass:
     """The pass that techniques wrap: images through a classifier."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Logits [batch, classes]. `images`: [batch, channels, height, width] in the dtype of the weights."""
-        return self._model(pixel_values=images).logits
+        logits: torch.Tensor = self._model(pixel_values=images).logits
+        return logits
 
 
-def _load(task: Task, model: str, options: LoadOptions, device: DeviceKind, seed: int) -> Any:
+def _load(
+    task: Task, reference: ModelReference, options: LoadOptions, device: DeviceKind, seed: int
+) -> PreTrainedModel:
     place = device if options.placement == "device" else DeviceKind.CPU
-    reference = parse_reference(model)
-    chosen: dict[str, Any] = {"device": place.value, "dtype": options.dtype, "seed": seed}
-    chosen["attention"] = options.attention
     if task is Task.IMAGES:
-        return load_image_model(reference, **chosen)
-    return load_model(reference, **chosen, packed=options.packed)
+        return load_image_model(
+            reference, device=place.value, dtype=options.dtype, attention=options.attention, seed=seed
+        )
+    return load_model(
+        reference,
+        device=place.value,
+        dtype=options.dtype,
+        attention=options.attention,
+        seed=seed,
+        packed=options.packed,
+    )

@@ -10,16 +10,15 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import psutil
+import torch
 
-from optigpu.backends.torch.runtime import TorchRuntime
+from optigpu.backends.torch.clock import Clock, calls_s
+from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.memory import free_bytes
 from optigpu.documents.peaks import Peaks, ReadRate
-from optigpu.hardware.cgroup import memory_limit
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
 from optigpu.vocabulary import DeviceKind, utc_now
-from optigpu.workloads.base import Clock
 
 SAMPLE_S = 0.005
 """A sample repeats the work for at least so long, so that reading the clock and launching kernels cost nothing."""
@@ -29,7 +28,7 @@ READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
 """Time to spend on each array size, on copying, and on each dtype."""
 PATIENCE = 4
 """So many times the planned time is spent at most, on a machine that is slow or busy."""
-SMALLEST, LEAST_LARGEST, LARGEST = 2**20, 2**28, 2**31
+SMALLEST, LEAST_LARGEST, MOST_LARGEST = 2**20, 2**28, 2**31
 """Bytes of the smallest array, and the least and the most of the largest."""
 MOST_OF_MEMORY = 0.25
 """The largest array takes at most this share of the free memory."""
@@ -57,8 +56,6 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
 
     Raises UnsupportedError when there is no such device.
     """
-    import torch
-
     found = bandwidth(device)
     rates, reasons = matmul_rates(device)
     return Peaks(
@@ -78,9 +75,7 @@ def bandwidth(device: DeviceKind) -> Bandwidth:
 
     Raises UnsupportedError when there is no such device.
     """
-    import torch
-
-    clock = TorchRuntime(device, seed=0).clock
+    clock = TorchDevice(device, seed=0).clock
     largest = _largest_bytes(device)
     array = torch.ones(largest // 4, dtype=torch.float32, device=device.value)
     reads = {}
@@ -98,7 +93,7 @@ def matmul_rates(device: DeviceKind) -> tuple[dict[str, float], dict[str, str]]:
 
     A product of side n counts 2 n^3. Raises UnsupportedError when there is no such device.
     """
-    clock = TorchRuntime(device, seed=0).clock
+    clock = TorchDevice(device, seed=0).clock
     rates, reasons = {}, {}
     for dtype in DTYPES[device]:
         try:
@@ -119,10 +114,8 @@ def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
     return max(rates)
 
 
-def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], Any]:
+def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
     """A product of two square matrices of that side, ready to be called again and again."""
-    import torch
-
     shape, place = (side, side), device.value
     if dtype == "int8":
         a, b = (torch.randint(-127, 128, shape, dtype=torch.int8, device=place) for _ in range(2))
@@ -138,22 +131,15 @@ def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], Any]:
     return lambda: torch.mm(a, b, out=c)
 
 
-def _typical_s(work: Callable[[], Any], clock: Clock, seconds: float) -> float:
+def _typical_s(work: Callable[[], object], clock: Clock, seconds: float) -> float:
     """Median seconds of one call, over samples of at least SAMPLE_S, for about `seconds` in all."""
-    _calls_s(work, clock, 1)  # the first pays for memory and for choosing a kernel
-    calls = max(1, math.ceil(SAMPLE_S / _calls_s(work, clock, 1)))
+    calls_s(work, 1, clock)  # the first pays for memory and for choosing a kernel
+    calls = max(1, math.ceil(SAMPLE_S / calls_s(work, 1, clock)))
     fewest, most = SAMPLES
-    samples = [_calls_s(work, clock, calls)]
+    samples = [calls_s(work, calls, clock)]
     while len(samples) < most and sum(samples) < (seconds if len(samples) >= fewest else PATIENCE * seconds):
-        samples.append(_calls_s(work, clock, calls))
+        samples.append(calls_s(work, calls, clock))
     return statistics.median(samples) / calls
-
-
-def _calls_s(work: Callable[[], Any], clock: Clock, calls: int) -> float:
-    begin = clock.mark()
-    for _ in range(calls):
-        work()
-    return clock.seconds([begin, clock.mark()])[0]
 
 
 def _sizes(largest: int) -> list[int]:
@@ -164,12 +150,9 @@ def _sizes(largest: int) -> list[int]:
 
 def _largest_bytes(device: DeviceKind) -> int:
     """Four times the last cache, within what the memory allows; a multiple of SMALLEST."""
-    import torch
-
     if device is DeviceKind.CUDA:
-        free, cache = torch.cuda.mem_get_info()[0], torch.cuda.get_device_properties(0).L2_cache_size
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:
-        available = int(psutil.virtual_memory().available)
-        free, cache = min(available, memory_limit() or available), last_level_cache_bytes() or 0
-    wanted = min(max(4 * cache, LEAST_LARGEST), LARGEST, int(MOST_OF_MEMORY * free))
+        cache = last_level_cache_bytes() or 0
+    wanted = min(max(4 * cache, LEAST_LARGEST), MOST_LARGEST, int(MOST_OF_MEMORY * free_bytes(device)))
     return max(wanted // SMALLEST, 1) * SMALLEST

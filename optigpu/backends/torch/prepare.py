@@ -1,20 +1,24 @@
 """An order -> the runtime that its workload runs on."""
 
 from collections.abc import Callable
-from typing import cast
 
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
-from optigpu.backends.torch.passes import PassRuntime
-from optigpu.backends.torch.runtime import ModelRuntime, TorchRuntime
-from optigpu.workloads.base import Task
+from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.runtime import TorchDecodingRuntime, TorchPassRuntime
+from optigpu.vocabulary import Task
 
 
 def prepare(order: Order, progress: Callable[[str], None]) -> Runtime:
-    """A model, loaded for the workload's task, with the stack applied; or the bare device."""
-    task = order.workload.task
+    """A model, loaded for the workload's task, with the stack applied; or the bare device.
+
+    Raises UnsupportedError when this machine or this model cannot do it.
+    """
     if order.model is None:
-        return cast(Runtime, TorchRuntime(order.device, order.seed))
+        return TorchOperatorRuntime(order.device, order.seed)
+    task, given = order.workload.task, (order.model, order.stack, order.device, order.seed, progress)
     if task is Task.DECODING:
-        return cast(Runtime, ModelRuntime(order.model, order.stack, order.device, order.seed, progress))
-    return cast(Runtime, PassRuntime(task, order.model, order.stack, order.device, order.seed, progress))
+        return TorchDecodingRuntime(DecodingModel(*given), order.folder)
+    return TorchPassRuntime(PassModel(task, *given), order.folder)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from optigpu.vocabulary import DeviceKind
 
 
@@ -15,8 +17,6 @@ def nvtx_range(name: str, device: DeviceKind) -> Iterator[None]:
     if device is not DeviceKind.CUDA:
         yield
         return
-    import torch
-
     torch.cuda.nvtx.range_push(name)
     try:
         yield

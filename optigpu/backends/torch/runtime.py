@@ -1,206 +1,181 @@
-"""What a workload runs on: a device with its clock, and a model with the whole stack applied."""
+"""The runtimes that workloads and meters ask: numpy outside, torch inside, converted outside of what is timed."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
 
-from optigpu.backends.torch.attention import attention_kernels, require_kernel
-from optigpu.backends.torch.clock import clock_for
-from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
-from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
-from optigpu.backends.torch.modes import mode_of, within
-from optigpu.models.loading.load import count_weights, load_model, loaded_facts
-from optigpu.models.loading.self_written import sampled
-from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Notes, Step, Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.base import Generation
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from optigpu.backends.runtime import (
+    Generation,
+    Ids,
+    Images,
+    Logits,
+    MemoryPeaks,
+    Pass,
+    Profile,
+)
+from optigpu.backends.torch.applied import AppliedModel, DecodingModel
+from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.memory import peaks_of
+from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.profile import profiled
+from optigpu.backends.torch.ranges import nvtx_range
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
+from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
+from optigpu.models.loading.load import load_tokenizer
+from optigpu.models.loading.weights import origin_of
 
 
 class TorchRuntime:
-    """A device without a model, for workloads that bring their own tensors."""
+    """What needs no model; `place` is what the work runs on, whose clock a profiler exchanges."""
 
-    def __init__(self, device: DeviceKind, seed: int) -> None:
-        import torch
+    def __init__(self, place: TorchDevice) -> None:
+        self._place = place
+        self.device = place.device
+        self.seed = place.seed
+        self.notes = place.notes
 
-        _require(device)
-        self.device = device
-        self.seed = seed
-        self.clock = clock_for(device)
-        self.notes = Notes({"threads": torch.get_num_threads()})
-        self.model: Any = None
-        self.weights = 0
-        self.modes = ModeOptions()
+    def weights(self) -> WeightFacts | None:
+        """None: there is no model."""
+        return None
 
-    def attention_kernels(self, run: Callable[[], Any]) -> list[str]:
-        """Which attention kernels `run` executes; slow, and so never within a timed request.
+    def footprint(self) -> Footprint | ImageFootprint | None:
+        """None: there is no model."""
+        return None
 
-        Raises UnsupportedError when they are not the one that the stack asks for.
-        """
-        names = attention_kernels(run, self.device)
-        require_kernel(self.modes.attention_kernel, names)
-        return names
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """What CUDA's allocator gave out and held while `run` ran."""
+        return peaks_of(run, self.device)
 
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """The kernels that torch's profiler saw while `run` ran."""
+        return profiled(self._place, run, steps, trace)
 
-class ModelRuntime(TorchRuntime):
-    """A loaded model with a resolved stack applied, hook by hook in the order of the phases.
-
-    `weights` counts the model's weights before the stack changed them.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        stack: tuple[Technique, ...],
-        device: DeviceKind,
-        seed: int,
-        progress: Callable[[str], None],
-    ) -> None:
-        super().__init__(device, seed)
-        progress("loading")
-        options = load_options(stack)
-        reference = parse_reference(model)
-        place = device if options.placement == "device" else DeviceKind.CPU
-        self.model = load_model(
-            reference,
-            device=place.value,
-            dtype=options.dtype,
-            attention=options.attention,
-            seed=seed,
-            packed=options.packed,
-        )
-        self.facts = loaded_facts(self.model)
-        self.weights = count_weights(self.model)
-        progress("applying")
-        cache, modes = cache_options(stack), mode_options(stack)
-        self.modes = modes
-        self._mode = mode_of(modes, device)
-        require_cacheable(self.model, cache)
-        for technique in stack:
-            technique.modules(self.model, self.notes)
-        for technique in stack:
-            technique.finish(self.model, self.notes)
-        self._decoder = self._make_decoder(stack, cache, modes)
-        self._decode = self._loop(stack, self._decoder)
-        self._replacing = [technique.name for technique in stack if _overrides(technique, "loop")]
-        self._record(options, cache, modes)
-        self.decoded: tuple[int, int] | None = None
-
-    def generate(self, prompt: Any, new_tokens: int) -> Generation:
-        """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
-        with self._mode():
-            tokens, marks = self._decode(prompt, new_tokens, self.clock)
-        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
-        return Generation(tokens, self.clock.seconds(marks))
-
-    def logits(self, tokens: Any) -> Any:
-        """Logits after `tokens` through the timed path, float32 [batch, vocabulary]."""
-        score = getattr(self._decode, "score", None)
-        prefill = tokens.shape[1] - 1
-        return next(
-            within(self._mode, score(tokens, prefill)) if score else self._decoder.score(tokens, prefill)
-        )
-
-    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
-        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
-
-        The first `prefill` tokens are a prompt, the others go one by one through the step that is timed. Where a
-        technique replaced the decode loop, the new one's own `score` is asked. Raises UnsupportedError when there is
-        none.
-        """
-        self._remember(tokens.shape[0], tokens.shape[1] + 1)
-        if not self._replacing:
-            return self._decoder.score(tokens, prefill)
-        score: Callable[[Any, int], Iterator[Any]] | None = getattr(self._decode, "score", None)
-        if score is None:
-            raise UnsupportedError(
-                f"{' + '.join(self._replacing)} replaces the decode loop by one that gives no logits, so its quality "
-                "is not known; leave it out."
-            )
-        return within(self._mode, score(tokens, prefill))
-
-    def whole(self, tokens: Any, first: int) -> Iterator[Any]:
-        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
-        return whole_passes(self.model, tokens, first, self._mode)
-
-    def sample(self, rows: int, length: int) -> Any:
-        """Sequences drawn from the model at temperature 1 with the runtime's seed, int64 [rows, length].
-
-        Each begins with the model's start token, which is not drawn; or with its end token, or with any.
-        """
-        return sampled(self.model, self.facts.vocabulary, rows, length, self.seed)
-
-    def observe(self, prompt: Any) -> None:
-        """Records which attention kernels run for this prompt; slow, and so never within a timed request."""
-        self.notes.record(attention_kernels=self.attention_kernels(lambda: self.generate(prompt, 2)))
-
-    def _remember(self, batch: int, length: int) -> None:
-        if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
-            self.decoded = (batch, length)
-
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions, modes: ModeOptions) -> Decoder:
-        def wrap(step: Step) -> Step:
-            for technique in stack:
-                step = technique.step(step, self.notes)
-            return step
-
-        if any(_overrides(technique, "step", "loop") for technique in stack):
-            return LeanDecoder(self.model, cache, wrap, self._mode)
-        return LibraryDecoder(self.model, cache, modes, self._mode)
-
-    def _loop(self, stack: tuple[Technique, ...], decoder: Decoder) -> Loop:
-        loop: Loop = decoder.decode
-        for technique in stack:
-            loop = technique.loop(loop, self.model, self.notes)
-        return loop
-
-    def _record(self, options: LoadOptions, cache: CacheOptions, modes: ModeOptions) -> None:
-        import transformers
-
-        self.notes.record(
-            dtype=options.dtype,
-            attn_implementation=self.model.config._attn_implementation,
-            autograd=modes.autograd,
-            decode_loop=self._decoder.name,
-            versions={"transformers": transformers.__version__},
-            **cache_facts(cache, self.facts),
-            **({"autocast": modes.autocast} if modes.autocast else {}),
-        )
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """An NVTX range on CUDA."""
+        return nvtx_range(name, self.device)
 
 
-def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
-    """How a stack wants the weights to come in."""
-    options = LoadOptions()
-    for technique in stack:
-        options = technique.load(options)
-    return options
+class TorchModelRuntime(TorchRuntime):
+    """What every model has: weights."""
+
+    def __init__(self, applied: AppliedModel, folder: Path) -> None:
+        """`folder` keeps what is known of the model's files for the whole job."""
+        super().__init__(applied)
+        self._applied, self._folder = applied, folder
+
+    def weights(self) -> WeightFacts:
+        """Where they come from, and how many bytes they take now."""
+        applied = self._applied
+        named = getattr(applied.model.config, "transformers_weights", None)
+        origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
+        return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
 
 
-def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
-    """Which key-value cache a stack decodes with."""
-    options = CacheOptions()
-    for technique in stack:
-        options = technique.cache(options)
-    return options
+class TorchDecodingRuntime(TorchModelRuntime):
+    """A DecodingRuntime: greedy decoding of a transformers model."""
+
+    def __init__(self, applied: DecodingModel, folder: Path) -> None:
+        super().__init__(applied, folder)
+        self.decoding = applied
+        self.facts = applied.facts
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.decoding.reference)
+
+    @property
+    def decoded(self) -> tuple[int, int] | None:
+        """The batch and the length of the longest decoding so far."""
+        return self.decoding.decoded
+
+    def footprint(self) -> Footprint:
+        """What a step reads of the model as it lies there now."""
+        return footprint_of(self.decoding.model, self.facts)
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Copies the prompt before and the tokens after the timed decoding."""
+        made = self.decoding.generate(self._place.tensor(prompt), new_tokens)
+        return Generation(_ids(made.tokens), made.gaps_s)
+
+    def logits(self, tokens: Ids) -> Logits:
+        """The timed path's."""
+        return _logits(self.decoding.logits(self._place.tensor(tokens)))
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """The timed path's, one copy for each position."""
+        return map(_logits, self.decoding.score(self._place.tensor(tokens), prefill))
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """The logits stay on the device."""
+        given, clock = self._place.tensor(tokens), self._place.clock
+        begin = clock.mark()
+        for _ in self.decoding.score(given, prefill):
+            pass
+        return clock.seconds([begin, clock.mark()])[0]
+
+    def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
+        """By passes over whole sequences."""
+        return map(_logits, self.decoding.whole(self._place.tensor(tokens), first))
+
+    def sample(self, rows: int, length: int) -> Ids:
+        """Drawn by the model with the runtime's seed."""
+        return _ids(self.decoding.sample(rows, length))
+
+    def encode(self, text: str) -> list[int]:
+        """By the tokenizer that lies beside the model."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def observe(self, prompt: Ids) -> None:
+        """Records which attention kernels run."""
+        self.decoding.observe(self._place.tensor(prompt))
 
 
-def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
-    """What a stack wants forward passes to run under."""
-    options = ModeOptions()
-    for technique in stack:
-        options = technique.execution(options)
-    return options
+class TorchPassRuntime(TorchModelRuntime):
+    """A PassRuntime: single forward passes of a transformers model."""
+
+    def __init__(self, applied: PassModel, folder: Path) -> None:
+        super().__init__(applied, folder)
+        self.passing = applied
+        self.facts = applied.facts
+
+    def footprint(self) -> Footprint | ImageFootprint:
+        """What a pass reads of the model; of a classifier also its operations for an image of the workload's shape."""
+        if isinstance(self.facts, ImageFacts):
+            return image_footprint_of(self.passing.model, self.facts, self.notes.facts["image_shape"])
+        return footprint_of(self.passing.model, self.facts)
+
+    def forward(self, inputs: Ids | Images) -> Pass:
+        """Copies the inputs before and the logits after the timed pass; images come in the dtype of the weights."""
+        done = self.passing.forward(self._given(inputs))
+        return Pass(_logits(done.logits), _ids(done.chosen), done.seconds)
+
+    def observe(self, inputs: Ids | Images) -> None:
+        """Records which attention kernels run."""
+        self.passing.observe(self._given(inputs))
+
+    def compute_exactly(self) -> None:
+        """cuDNN's float32 convolutions round to TF32 by default."""
+        torch.backends.cudnn.allow_tf32 = False
+
+    def _given(self, inputs: Ids | Images) -> torch.Tensor:
+        dtype = getattr(torch, self.passing.dtype) if inputs.dtype.kind == "f" else None
+        return self._place.tensor(inputs, dtype)
 
 
-def _overrides(technique: Technique, *hooks: str) -> bool:
-    return any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
+def _ids(tokens: torch.Tensor) -> NDArray[np.int64]:
+    """A copy: a loop may write its next tokens where these stand."""
+    found: NDArray[np.int64] = tokens.cpu().numpy().copy()
+    return found
 
 
-def _require(device: DeviceKind) -> None:
-    import torch
-
-    if device is DeviceKind.CUDA and not torch.cuda.is_available():
-        built = torch.version.cuda or "no CUDA"
-        raise UnsupportedError(
-            f"torch {torch.__version__} (built for {built}) finds no CUDA device; install a CUDA build of torch and "
-            "its driver, or ask for device cpu."
-        )
+def _logits(logits: torch.Tensor) -> Logits:
+    found: Logits = logits.detach().float().cpu().numpy()
+    return found

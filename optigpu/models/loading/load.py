@@ -1,10 +1,24 @@
-"""A model reference -> a loaded model. Imports torch and transformers, so only a measuring process calls it."""
+"""A model reference -> a loaded model."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.nn import Module, init
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import ImageFacts, ModelFacts, block_shapes, image_facts_from_config
@@ -26,7 +40,7 @@ def load_model(
     attention: str | None = None,
     seed: int = 0,
     packed: str | None = None,
-) -> Any:
+) -> PreTrainedModel:
     """A transformers causal language model on `device` in `dtype`, in evaluation mode, set to plain greedy decoding.
 
     `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
@@ -35,53 +49,51 @@ def load_model(
     Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
     safetensors, an architecture that generates no text, or layers that are packed in another way.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     preset = preset_of(reference)
     options = (AutoModelForCausalLM, device, dtype, attention)
     model = _create(preset, *options, seed) if preset else _read(reference, *options, packed)
     # A repository's own decoding settings (an end token, a repetition penalty) would change what is measured.
     model.generation_config = GenerationConfig(do_sample=False)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def load_image_model(
     reference: ModelReference, *, device: str, dtype: str, attention: str | None = None, seed: int = 0
-) -> Any:
+) -> PreTrainedModel:
     """As `load_model`, a transformers image classifier.
 
     A preset's batch norms have the statistics of random images: with those that a new model begins with, the images
     would fade away or grow without bounds from layer to layer. A model without attention cannot be asked for one.
     """
-    from transformers import AutoConfig, AutoModelForImageClassification
-
     preset = preset_of(reference)
     options = (AutoModelForImageClassification, device, dtype, attention)
     if preset is None:
-        model = _read(reference, *options).eval().requires_grad_(False)
+        model = _read(reference, *options)
+        model.eval().requires_grad_(False)
         _require_attention(model.config, attention)
         return model
     _require_attention(AutoConfig.for_model(preset.model_type, **preset.config), attention)
-    model = _create(preset, *options, seed).requires_grad_(False)
+    model = _create(preset, *options, seed)
+    model.requires_grad_(False)
     _settle(model)
-    return model.eval()
+    model.eval()
+    return model
 
 
-def _require_attention(config: Any, attention: str | None) -> None:
+def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
     if attention and not hasattr(config, "num_attention_heads"):
         raise UnsupportedError(
             f"This model has no attention that could be {attention}; leave the techniques for attention out."
         )
 
 
-def load_tokenizer(reference: ModelReference) -> Any:
+def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     """The transformers tokenizer of a model.
 
     Raises UnsupportedError for a preset, which has none, and when it cannot be had here: no network, no such repository
     or directory, no tokenizer in it.
     """
-    from transformers import AutoTokenizer
-
     if reference.kind == "preset":
         raise UnsupportedError(
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
@@ -90,7 +102,7 @@ def load_tokenizer(reference: ModelReference) -> Any:
         return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
 
 
-def loaded_facts(model: Any) -> ModelFacts:
+def loaded_facts(model: PreTrainedModel) -> ModelFacts:
     """The facts of a loaded model, read from its configuration by the names that all of transformers shares."""
     config = model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
@@ -107,39 +119,36 @@ def loaded_facts(model: Any) -> ModelFacts:
     )
 
 
-def loaded_image_facts(model: Any) -> ImageFacts:
+def loaded_image_facts(model: PreTrainedModel) -> ImageFacts:
     """The facts of a loaded image classifier."""
     labels = {"num_labels": model.config.num_labels}
     return image_facts_from_config(model.config.model_type, model.config.to_dict() | labels)
 
 
-def count_weights(model: Any) -> int:
+def count_weights(model: Module) -> int:
     """Number of weights; what is tied counts once, and each 4-bit number of a packed layer."""
     plain: int = sum(parameter.numel() for parameter in model.parameters())
     return plain + count_packed(model)
 
 
-def _create(preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int) -> Any:
+def _create(
+    preset: Preset, kind: Any, device: str, dtype: str, attention: str | None, seed: int
+) -> PreTrainedModel:
     """Random weights in place: inside torch's device context no tensor exists elsewhere or in another dtype.
 
     `kind` is the one of transformers' Auto classes that makes the model.
     """
-    import torch
-    from transformers import AutoConfig
-
     config = AutoConfig.for_model(preset.model_type, **preset.config)
     chosen = {"attn_implementation": attention} if attention else {}
     torch.manual_seed(seed)
     with torch.device(device), _weights_drawn_once():
-        return kind.from_config(config, dtype=getattr(torch, dtype), **chosen)
+        model: PreTrainedModel = kind.from_config(config, dtype=getattr(torch, dtype), **chosen)
+    return model
 
 
 @contextmanager
 def _weights_drawn_once() -> Iterator[None]:
     """torch's layers draw weights that transformers overwrites; leaving them out halves the time of making a model."""
-    from torch.nn import init
-    from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
-
     names = ("kaiming_uniform_", "normal_", "uniform_")
     try:
         for name in names:
@@ -150,10 +159,8 @@ def _weights_drawn_once() -> Iterator[None]:
             setattr(init, name, TORCH_INIT_FUNCTIONS[name])
 
 
-def _settle(model: Any) -> None:
+def _settle(model: PreTrainedModel) -> None:
     """Gives batch norms the mean and the variance that they see, by one pass over a few small random images."""
-    import torch
-
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     if not norms:
         return
@@ -175,31 +182,30 @@ def _read(
     dtype: str,
     attention: str | None,
     packed: str | None = None,
-) -> Any:
-    from transformers import AutoConfig
-
+) -> PreTrainedModel:
     source, reading = _source(reference), _reading(reference)
 
-    def read(config: Any = None) -> Any:
-        return kind.from_pretrained(
+    def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
+        model: PreTrainedModel = kind.from_pretrained(
             source,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
             **reading,
-        )
+        ).to(device)
+        return model
 
     with _one_sentence(reference):
         config = AutoConfig.from_pretrained(source, **reading)
         packing = packing_of(config)
         if packing is None:
-            return read().to(device)
+            return read()
         if packed not in (None, packing.method):
             raise UnsupportedError(
                 f"{reference} was quantized by {packing.method}; put that in the stack in the place of {packed}."
             )
-        model = read_packed(packing, config, read).to(device)
+        model = read_packed(packing, config, read)
         if packed is None:
             widen(model)
         return model

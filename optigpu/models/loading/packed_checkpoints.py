@@ -12,10 +12,16 @@ _AWQ_ORDER.
 A packed model comes in with layers that hold these tensors and compute nothing: a technique exchanges them, or `widen`.
 """
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from optigpu.vocabulary import UnsupportedError
 
@@ -45,13 +51,59 @@ class Unpacked(NamedTuple):
     `order` (int64 [inputs], or None) are the inputs in the order in which q has them, so that groups are consecutive.
     """
 
-    q: Any
-    scale: Any
-    zero: Any
-    order: Any | None
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor
+    order: torch.Tensor | None
 
 
-def packing_of(config: Any) -> Packing | None:
+class PackedLinear(torch.nn.Module):
+    """A linear layer's tensors as a checkpoint has them; it computes nothing."""
+
+    holds_quantized_weights = True
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+    g_idx: torch.Tensor | None
+
+    def __init__(
+        self, packing: Packing, headers: Mapping[str, torch.Tensor], bias: torch.Tensor | None
+    ) -> None:
+        """`headers` are empty tensors of the checkpoint's types and shapes, by name."""
+        super().__init__()
+        self.packing = packing
+        for name in ("qweight", "qzeros", "scales", "g_idx"):
+            self.register_buffer(name, headers.get(name))
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+        groups, self.outputs = self.scales.shape
+        self.inputs = groups * packing.group_size
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The shape of its weights without numbers: transformers initializes some layers by their parent."""
+        return torch.empty(self.outputs, self.inputs, device="meta")
+
+    def order(self) -> torch.Tensor | None:
+        """Its inputs sorted by their groups, int64; None where they lie so already.
+
+        Raises UnsupportedError when g_idx does not give each group as many inputs.
+        """
+        return _order(self.g_idx, self.packing.group_size)
+
+    def unpacked(self) -> Unpacked:
+        """Its numbers. Raises UnsupportedError as `order` does."""
+        if self.packing.method == "awq":
+            q, zero = _unpacked_awq(self.qweight), _unpacked_awq(self.qzeros)
+        else:
+            stored = self.qzeros + _ONES if self.packing.less_one else self.qzeros
+            q, zero = _unpacked(self.qweight.T).T, _unpacked(stored)
+        order = self.order()
+        q = q if order is None else q[order]
+        scale = self.scales.float().T.contiguous()
+        return Unpacked(q.T.contiguous(), scale, zero.T.contiguous(), order)
+
+
+def packing_of(config: PretrainedConfig) -> Packing | None:
     """How the model of a transformers configuration is packed; None for a model that GPTQ or AWQ did not write.
 
     Raises UnsupportedError for what cannot be read: other than 4 bits, other groups, another layout.
@@ -82,41 +134,36 @@ def packing_of(config: Any) -> Packing | None:
     return Packing(method, int(group or 0), form.lower() == "gptq")
 
 
-def read_packed(packing: Packing, config: Any, read: Any) -> Any:
+def read_packed(
+    packing: Packing, config: PretrainedConfig, read: Callable[[PretrainedConfig], PreTrainedModel]
+) -> PreTrainedModel:
     """A model with packed layers where the checkpoint has them; `read(config)` calls from_pretrained.
 
     The library's own way to quantized models (HfQuantizer) is taken, with a quantizer of ours in the place of the one
     that the configuration names: its shards, names and tied weights are then read as those of any model.
     """
-    _register()
     config.quantization_config = {"quant_method": _QUANTIZER, "packing": packing}
     return read(config)
 
 
-def packed_layers(model: Any) -> Iterator[tuple[str, Any]]:
+def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
     """The packed layers of a model with their paths."""
-    return (
-        (path, module) for path, module in model.named_modules() if isinstance(module, _packed_linear_class())
-    )
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, PackedLinear))
 
 
-def widen(model: Any) -> None:
+def widen(model: PreTrainedModel) -> None:
     """Puts a plain layer in the place of each packed one, with the weights that its numbers stand for."""
-    import torch
-
     for path, packed in list(packed_layers(model)):
         outputs, inputs = packed.outputs, packed.inputs
         layer = torch.nn.Linear(inputs, outputs, packed.bias is not None, device="meta")
         layer.weight = torch.nn.Parameter(weights_of(packed.unpacked()).to(model.dtype), requires_grad=False)
-        layer.bias = packed.bias
+        layer.register_parameter("bias", packed.bias)
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layer)
 
 
-def weights_of(unpacked: Unpacked) -> Any:
+def weights_of(unpacked: Unpacked) -> torch.Tensor:
     """The weights that numbers stand for, float32 [outputs, inputs], with inputs as the layer takes them."""
-    import torch
-
     q, scale, zero, order = unpacked
     outputs, groups = scale.shape
     weights = (q.view(outputs, groups, -1).float() - zero.float()[..., None]) * scale[..., None]
@@ -124,80 +171,24 @@ def weights_of(unpacked: Unpacked) -> Any:
     return flat if order is None else torch.empty_like(flat).index_copy_(1, order, flat)
 
 
-def count_packed(model: Any) -> int:
+def count_packed(model: torch.nn.Module) -> int:
     """Number of weights in packed layers."""
     return sum(layer.outputs * layer.inputs for _, layer in packed_layers(model))
 
 
-@functools.cache
-def _packed_linear_class() -> Any:
-    import torch
-
-    class PackedLinear(torch.nn.Module):
-        """A linear layer's tensors as a checkpoint has them; it computes nothing."""
-
-        holds_quantized_weights = True
-        qweight: torch.Tensor
-        qzeros: torch.Tensor
-        scales: torch.Tensor
-        g_idx: torch.Tensor | None
-
-        def __init__(self, packing: Packing, headers: Mapping[str, Any], bias: torch.Tensor | None) -> None:
-            """`headers` are empty tensors of the checkpoint's types and shapes, by name."""
-            super().__init__()
-            self.packing = packing
-            for name in ("qweight", "qzeros", "scales", "g_idx"):
-                self.register_buffer(name, headers.get(name))
-            self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
-            groups, self.outputs = self.scales.shape
-            self.inputs = groups * packing.group_size
-
-        @property
-        def weight(self) -> torch.Tensor:
-            """The shape of its weights without numbers: transformers initializes some layers by their parent."""
-            return torch.empty(self.outputs, self.inputs, device="meta")
-
-        def order(self) -> torch.Tensor | None:
-            """Its inputs sorted by their groups, int64; None where they lie so already.
-
-            Raises UnsupportedError when g_idx does not give each group as many inputs.
-            """
-            return _order(self.g_idx, self.packing.group_size)
-
-        def unpacked(self) -> Unpacked:
-            """Its numbers. Raises UnsupportedError as `order` does."""
-            if self.packing.method == "awq":
-                q, zero = _unpacked_awq(self.qweight), _unpacked_awq(self.qzeros)
-            else:
-                stored = self.qzeros + _ONES if self.packing.less_one else self.qzeros
-                q, zero = _unpacked(self.qweight.T).T, _unpacked(stored)
-            order = self.order()
-            q = q if order is None else q[order]
-            scale = self.scales.float().T.contiguous()
-            return Unpacked(q.T.contiguous(), scale, zero.T.contiguous(), order)
-
-    return PackedLinear
-
-
-def _unpacked(words: Any) -> Any:
+def _unpacked(words: torch.Tensor) -> torch.Tensor:
     """uint8 [rows, 8 columns] of int32 [rows, columns], the lowest bits first."""
-    import torch
-
     shifts = torch.arange(0, _PER_WORD * _BITS, _BITS, device=words.device, dtype=torch.int32)
     return ((words[..., None] >> shifts) & _MASK).to(torch.uint8).flatten(1)
 
 
-def _unpacked_awq(words: Any) -> Any:
-    import torch
-
+def _unpacked_awq(words: torch.Tensor) -> torch.Tensor:
     numbers = _unpacked(words).view(words.shape[0], -1, _PER_WORD)
     places = torch.tensor(_AWQ_ORDER, device=words.device).argsort()
     return numbers[..., places].flatten(1)
 
 
-def _order(groups: Any | None, group_size: int) -> Any | None:
-    import torch
-
+def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
     if groups is None:
         return None
     expected = torch.arange(len(groups), device=groups.device, dtype=groups.dtype) // group_size
@@ -210,53 +201,46 @@ def _order(groups: Any | None, group_size: int) -> Any | None:
     return groups.argsort(stable=True)
 
 
-@functools.cache
-def _register() -> None:
-    """Teaches transformers our quantizer, once a process."""
-    from transformers.quantizers.auto import register_quantization_config, register_quantizer
-    from transformers.quantizers.base import HfQuantizer
-    from transformers.utils.quantization_config import QuantizationConfigMixin
+@register_quantization_config(_QUANTIZER)
+class _Config(QuantizationConfigMixin):
+    """What stands in a packed model's configuration while it is read."""
 
-    @register_quantization_config(_QUANTIZER)
-    class _Config(QuantizationConfigMixin):
-        quant_method: Any = _QUANTIZER
-
-        def __init__(self, packing: Packing, **_: Any) -> None:
-            self.quant_method = _QUANTIZER
-            self.packing = packing
-
-    @register_quantizer(_QUANTIZER)
-    class _Quantizer(HfQuantizer):
-        requires_calibration = True  # before it was packed; here nothing is quantized
-        is_trainable = False
-
-        def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            config: Any = self.quantization_config
-            _make_room(model, config.packing, kwargs["checkpoint_files"])
-            return model
-
-        def is_serializable(self, **_: Any) -> bool:
-            return False
+    def __init__(self, packing: Packing, **_: object) -> None:
+        self.quant_method: Any = _QUANTIZER
+        self.packing = packing
 
 
-def _make_room(model: Any, packing: Packing, files: list[str]) -> None:
+@register_quantizer(_QUANTIZER)
+class _Quantizer(HfQuantizer):
+    """Makes room for packed layers before transformers reads their tensors."""
+
+    requires_calibration = True  # before it was packed; here nothing is quantized
+    is_trainable = False
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        config: Any = self.quantization_config
+        _make_room(model, config.packing, kwargs["checkpoint_files"])
+        return model
+
+    def is_serializable(self, **_: object) -> bool:
+        return False
+
+
+def _make_room(model: PreTrainedModel, packing: Packing, files: list[str]) -> None:
     """Puts an empty packed layer where the files have one. Raises UnsupportedError when its tensors do not fit."""
     for path, headers in _headers(files).items():
         parent, _, name = path.rpartition(".")
         place = model.get_submodule(parent)
         plain = getattr(place, name)
-        packed = _packed_linear_class()(packing, headers, plain.bias)
+        packed = PackedLinear(packing, headers, plain.bias)
         _require_fit(path, packed, plain)
         setattr(place, name, packed)
 
 
-def _headers(files: list[str]) -> dict[str, dict[str, Any]]:
+def _headers(files: list[str]) -> dict[str, dict[str, torch.Tensor]]:
     """The types and shapes of the packed layers' tensors in safetensors files, as empty tensors by layer and name."""
-    import torch
-    from safetensors import safe_open
-
     types = {"I32": torch.int32, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, torch.Tensor]] = {}
     for file in files:
         with safe_open(file, "pt") as tensors:
             names: list[str] = tensors.keys()
@@ -269,7 +253,7 @@ def _headers(files: list[str]) -> dict[str, dict[str, Any]]:
     return {path: headers for path, headers in found.items() if "qweight" in headers}
 
 
-def _require_fit(path: str, packed: Any, plain: Any) -> None:
+def _require_fit(path: str, packed: PackedLinear, plain: Any) -> None:
     """The packed tensors have the sizes of the layer that they stand for: some checkpoints mix several kinds."""
     outputs, inputs = plain.weight.T.shape if hasattr(plain, "nf") else plain.weight.shape
     words, groups = outputs * inputs // _PER_WORD, inputs // packed.packing.group_size

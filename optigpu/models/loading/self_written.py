@@ -1,35 +1,35 @@
-"""Text that a model writes itself. Imports torch, so only a measuring process calls it."""
+"""Text that a model writes itself."""
 
 from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 SAMPLED_AT_ONCE = 16
 """How many sequences are sampled together if nothing else is said: few enough for the cache of long ones to fit."""
 
 
 def sampled(
-    model: Any, vocabulary: int, rows: int, length: int, seed: int, at_once: int = SAMPLED_AT_ONCE
-) -> Any:
+    model: PreTrainedModel, vocabulary: int, rows: int, length: int, seed: int, at_once: int = SAMPLED_AT_ONCE
+) -> torch.Tensor:
     """Sequences drawn from a causal model at temperature 1, int64 [rows, length] on its device.
 
     Each begins with the model's start token, which is not drawn; or with its end token, or with any.
     """
-    import torch
-
     torch.manual_seed(seed)
     tokens = (model.config.bos_token_id, model.config.eos_token_id)
     known = [token for token in tokens if _is_id(token, vocabulary)]
     first = known[0] if known else int(torch.randint(vocabulary, (1,)))
     drawn = []
+    generate: Any = model.generate
     for done in range(0, rows, at_once):
         start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
         drawn.append(
-            model.generate(
-                start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-            )
+            generate(start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
         )
     return torch.cat(drawn)
 
 
-def _is_id(token: Any, vocabulary: int) -> bool:
+def _is_id(token: object, vocabulary: int) -> bool:
     """Whether a configuration's special token is one id of the model; it may be missing, a list, or another model's."""
     return isinstance(token, int) and 0 <= token < vocabulary

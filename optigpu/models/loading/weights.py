@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+
+from optigpu.documents.facts import WeightFacts
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import canonical_json
@@ -16,14 +18,16 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers looks for, in this order: all weights in one file, or the list of several."""
 
 
-def weights_provenance(reference: ModelReference, model: Any, seed: int, folder: Path) -> dict[str, Any]:
-    """Where the weights of a model that `load_model` gave come from, as plain JSON.
+def origin_of(
+    reference: ModelReference, name_or_path: str | None, seed: int, folder: Path, named: str | None = None
+) -> WeightFacts:
+    """Where the weights of a model come from; `bytes` and `parameters` are left out.
 
-    `hash` is null with a reason in `reasons`, or, as `hash_of` says, of "files" or of a "recipe". Of one file it is
-    what `sha256sum` prints; of several, the SHA-256 of the lines that `sha256sum` prints for them in the order of their
-    names; `files` has each file's own. Random weights have a recipe: architecture, seed, and the libraries that draw
-    them (device and precision, which count as well, are the variant's). `revision` is the hub's commit, or the digest
-    of a preset's architecture.
+    `name_or_path` is what was read, as transformers says it; `named` is the file that its configuration names, if any.
+
+    The hash of one file is what `sha256sum` prints; of several, the SHA-256 of the lines that `sha256sum` prints for
+    them in the order of their names. Random weights have a recipe: architecture, seed, and the libraries that draw
+    them (device and precision, which count as well, are the variant's).
 
     The files are read once a job: `folder` is shared by a job's processes and keeps what is known of a file that has
     not changed since. Nothing here looks at the weights in memory, so a stack may have changed them before.
@@ -33,15 +37,16 @@ def weights_provenance(reference: ModelReference, model: Any, seed: int, folder:
         return _recipe(preset, seed)
     revision, reasons = None, {"revision": _NO_REVISION[reference.kind]}
     try:
-        source = _source(reference, model.name_or_path)
+        source = _source(reference, name_or_path)
         if reference.kind == "hub":
             revision, reasons = source.name, {}
-        files = {path.name: _hash_of(path, folder) for path in _weight_files(source, model.config)}
+        files = {path.name: _hash_of(path, folder) for path in _weight_files(source, named)}
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
-        return {"hash": None, "revision": revision, "reasons": reasons | {"hash": why}}
-    document = {"hash": _combined(files), "hash_of": "files", "files": files}
-    return document | {"revision": revision, "reasons": reasons}
+        return WeightFacts(revision=revision, reasons=reasons | {"hash": why})
+    return WeightFacts(
+        hash=_combined(files), hash_of="files", files=files, revision=revision, reasons=reasons
+    )
 
 
 _NO_REVISION = {
@@ -56,28 +61,25 @@ def architecture_digest(preset: Preset) -> str:
     return _digest({"model_type": preset.model_type, "config": preset.config})
 
 
-def _recipe(preset: Preset, seed: int) -> dict[str, Any]:
+def _recipe(preset: Preset, seed: int) -> WeightFacts:
     architecture = architecture_digest(preset)
     libraries = {name: version(name) for name in ("torch", "transformers")}
     recipe = {"architecture": architecture, "seed": seed, "libraries": libraries}
-    return {"hash": _digest(recipe), "hash_of": "recipe", "revision": architecture, "reasons": {}}
+    return WeightFacts(hash=_digest(recipe), hash_of="recipe", revision=architecture)
 
 
-def _source(reference: ModelReference, name_or_path: str) -> Path:
+def _source(reference: ModelReference, name_or_path: str | None) -> Path:
     """The directory that was read; for the hub, that in the local cache which is named like the commit."""
     if reference.kind != "hub":
-        return Path(name_or_path)
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name_or_path, "config.json", revision=reference.revision or "main")
+        return Path(name_or_path or "")
+    found = try_to_load_from_cache(reference.name, "config.json", revision=reference.revision or "main")
     if not isinstance(found, str):
         raise FileNotFoundError(f"the hub's local cache does not hold {reference}")
     return Path(found).parent
 
 
-def _weight_files(folder: Path, config: Any) -> list[Path]:
+def _weight_files(folder: Path, named: str | None) -> list[Path]:
     """What transformers reads from a directory, sorted by name."""
-    named = getattr(config, "transformers_weights", None)
     first = next(
         (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
     )
@@ -85,7 +87,7 @@ def _weight_files(folder: Path, config: Any) -> list[Path]:
         raise FileNotFoundError(f"there is no {SINGLE} and no {INDEX}")
     if not first.name.endswith(".index.json"):
         return [first]
-    index: Mapping[str, Any] = json.loads(first.read_text("utf-8"))
+    index: Mapping[str, Mapping[str, str]] = json.loads(first.read_text("utf-8"))
     return sorted({first.parent / name for name in index["weight_map"].values()})
 
 

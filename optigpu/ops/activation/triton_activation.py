@@ -4,10 +4,10 @@ Imported where a GPU is asked for alone: it loads torch and Triton. `torch.libra
 into the operators, so that their launches become part of its graph.
 """
 
-import torch  # noqa: TID253 - the operators' types are read from their annotations
-import triton  # noqa: TID253 - the kernels are functions of this module,
-import triton.language as tl  # noqa: TID253 - and find the language among its globals
-from torch.library import triton_op, wrap_triton  # noqa: TID253
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
 
 BLOCK = 1024
 """Outputs of a program: 8 for each of the 128 threads of four warps."""

@@ -4,10 +4,10 @@ Imported where a GPU is asked for alone: it loads torch and Triton. `torch.libra
 into the operators, so that their launches become part of its graph.
 """
 
-import torch  # noqa: TID253 - the operators' types are read from their annotations
-import triton  # noqa: TID253 - the kernel is a function of this module,
-import triton.language as tl  # noqa: TID253 - and finds the language among its globals
-from torch.library import triton_op, wrap_triton  # noqa: TID253
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
 
 ELEMENTS_A_WARP = 512
 """How many elements of a row one warp of 32 threads takes: 16 for each thread, in two 16-byte loads of a half."""

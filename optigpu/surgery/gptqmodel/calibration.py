@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optigpu.models.loading.self_written import sampled
 from optigpu.quality.text import FILE, SELF, check_name, read_source
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -43,6 +42,8 @@ def calibration_ids(model: Any, calibration: Calibration, technique: str) -> lis
             f"{config.max_position_embeddings}; ask for a smaller length."
         )
     if calibration.text == SELF:
+        from optigpu.models.loading.self_written import sampled
+
         drawn = sampled(model, config.vocab_size, calibration.samples, calibration.length, calibration.seed)
         ids: list[list[int]] = drawn.tolist()
         return ids

@@ -17,10 +17,9 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optigpu.documents.result import Environment
-from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
 from optigpu.ops.four_bits.quantize import ZERO, Int4Weights
 from optigpu.paths import cache_dir
 from optigpu.surgery.gptqmodel.calibration import Calibration, calibration_ids, digest_of
@@ -29,6 +28,9 @@ from optigpu.surgery.int4_layers import int4_linear_with
 from optigpu.surgery.places import checked_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError, canonical_json
+
+if TYPE_CHECKING:
+    from optigpu.models.loading.packed_checkpoints import Unpacked
 
 LIBRARY = "gptqmodel"
 INSTALL = "gptqmodel is not installed; install it with: pip install -e '.[gptq]'."
@@ -56,6 +58,8 @@ def compute_in_four_bits(model: Any, recipe: Recipe, notes: Notes) -> None:
 
     Raises UnsupportedError, with the model left as it was, when it can do neither.
     """
+    from optigpu.models.loading.packed_checkpoints import packed_layers
+
     packed = dict(packed_layers(model))
     if packed:
         _require_readable(packed)
@@ -90,7 +94,7 @@ def _record(model: Any, notes: Notes, **facts: Any) -> None:
     notes.record(int4_backend=int4_linear_backend(model.device, model.dtype), **facts)
 
 
-def int4_weights_of(unpacked: Unpacked) -> Int4Weights:
+def int4_weights_of(unpacked: "Unpacked") -> Int4Weights:
     """The numbers with scales and offsets in bfloat16, as our operator takes them.
 
     That moves no weight by more than 1/16 of a step: scale and offset by 1/256 of at most eight steps each.
@@ -215,6 +219,8 @@ def _take_over(model: Any, recipe: Recipe, folder: Path) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    from optigpu.models.loading.packed_checkpoints import packed_layers, packing_of, read_packed
+
     packing = packing_of(config)
     if packing is None:
         raise UnsupportedError(

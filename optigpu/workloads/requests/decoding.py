@@ -1,10 +1,13 @@
 """Decoding of random prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
+
+from optigpu.backends.runtime import DecodingRuntime, Ids
 from optigpu.models.facts import ModelFacts
-from optigpu.workloads.base import Check, DecodingRuntime
+from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads.base import Check
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """What a decoding request can tell."""
@@ -19,18 +22,15 @@ class DecodingRequest:
         shape: tuple[int, int],
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
-        source: Any = None,
+        source: np.random.Generator | None = None,
     ) -> None:
-        """Prompts are int64 of `shape` [batch, prompt_tokens], drawn from `source`, a torch generator.
+        """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        Without one they are drawn from the runtime's seed. `metrics` names those of METRICS that a request yields.
+        `metrics` names those of METRICS that a request yields.
         """
-        import torch
-
         self._runtime = runtime
-        self._source = source or torch.Generator().manual_seed(runtime.seed)
-        vocabulary = runtime.facts.vocabulary
-        self._prompt = torch.randint(vocabulary, shape, generator=self._source).to(runtime.device.value)
+        self._source = source or np.random.default_rng(runtime.seed)
+        self._prompt = drawn_ids(self._source, runtime.facts, shape)
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._gaps_s: list[float] = []
@@ -52,21 +52,19 @@ class DecodingRequest:
         return {name: found[name] for name in self._metrics}
 
     def check(self) -> Check:
-        """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
-        import torch
-
+        """Counts the tokens, and looks at the logits of the last step for NaN and infinity, if the engine gives any."""
         generation = self._runtime.generate(self._prompt, self._new_tokens)
         request_s = sum(generation.gaps_s)
-        expected = (self._prompt.shape[0], self._new_tokens)
-        if tuple(generation.tokens.shape) != expected:
-            shape = tuple(generation.tokens.shape)
+        expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
+        if shape != expected:
             return Check(request_s, f"Decoding gave tokens of shape {shape} instead of {expected}.")
-        logits = self._runtime.logits(torch.cat([self._prompt, generation.tokens[:, :-1]], dim=1))
-        wrong = int((~torch.isfinite(logits)).sum())
+        try:
+            logits = self._runtime.logits(np.concatenate([self._prompt, generation.tokens[:, :-1]], axis=1))
+        except UnsupportedError as error:
+            return Check(request_s, details={"logits_unchecked": str(error)})
+        wrong = int((~np.isfinite(logits)).sum())
         if wrong:
-            return Check(
-                request_s, f"{wrong} of {logits.numel()} logits of the last step are NaN or infinite."
-            )
+            return Check(request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.")
         return Check(request_s)
 
     def observe(self) -> None:
@@ -81,8 +79,13 @@ class DecodingRequest:
 
     def fresh(self) -> "DecodingRequest":
         """The next prompts of the same source."""
-        shape = (self._prompt.shape[0], self._prompt.shape[1])
-        return DecodingRequest(self._runtime, shape, self._new_tokens, self._metrics, self._source)
+        batch, length = self._prompt.shape
+        return DecodingRequest(self._runtime, (batch, length), self._new_tokens, self._metrics, self._source)
+
+
+def drawn_ids(source: np.random.Generator, model: ModelFacts, shape: tuple[int, int]) -> Ids:
+    """Random token ids of the model, of `shape` [batch, length]."""
+    return source.integers(model.vocabulary, size=shape, dtype=np.int64)
 
 
 def exceeds_context(model: ModelFacts, tokens: int, fields: str) -> str | None:

@@ -1,16 +1,19 @@
 """Operators by themselves: equal calls, as many to a sample as the clock needs, of arrays that fit the memory."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
-import psutil
+import numpy as np
+from pydantic import Field
 
-from optigpu.hardware.cgroup import memory_limit
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.base import Runtime
+from optigpu.backends.operators import Operator, OperatorRuntime, Wide
+from optigpu.vocabulary import Task, UnsupportedError
+from optigpu.workloads.base import Check, Workload
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+Implementation = Literal["standard", "fused"]
 
 SAMPLE_S = 0.005
 """A sample is a batch of calls of at least this duration, so that reading the clock (under 1 us) is nothing."""
@@ -18,6 +21,8 @@ _LONG = 20
 """A first call of so many samples' duration makes a sample by itself, however much of it was starting up."""
 CHECKED = 16
 """Rows of a result that are compared with a float64 reference."""
+UNIT = 2.0**-24
+"""Unit roundoff of float32, in which all operators sum."""
 ROUNDING: dict[str, float] = {
     "float32": 2.0**-24,
     "tf32": 2.0**-11,
@@ -31,22 +36,37 @@ WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of an element."""
 
 
+class Implemented(Workload):
+    """A workload that is done in separate operators ("standard") or in one ("fused"); the two are compared."""
+
+    task: ClassVar[Task] = Task.OPERATOR
+    reference: ClassVar[str | None] = "standard"
+
+    implementations: tuple[Implementation, ...] = Field(("standard", "fused"), min_length=1, max_length=2)
+
+    @property
+    def implementation(self) -> Implementation:
+        """That of a single workload."""
+        (implementation,) = self.implementations
+        return implementation
+
+    def identity(self) -> dict[str, Any]:
+        """Results of both implementations compare."""
+        return self.model_dump(mode="json", exclude={"implementations"})
+
+
 class Calls:
     """Equal calls of one operator, `count` of them to a sample."""
 
-    def __init__(self, runtime: Runtime, call: Callable[[], Any]) -> None:
+    def __init__(self, operator: Operator) -> None:
         """Finds out how many make a sample, by calling it a few times."""
-        self._runtime, self._call = runtime, call
+        self._operator = operator
         self.count = 1
         self.count = self._to_a_sample()
 
     def sample_s(self) -> float:
         """Seconds of one batch of calls."""
-        marks = [self._runtime.clock.mark()]
-        for _ in range(self.count):
-            self._call()
-        marks.append(self._runtime.clock.mark())
-        return self._runtime.clock.seconds(marks)[0]
+        return self._operator.seconds(self.count)
 
     def mean_s(self) -> float:
         """Seconds of a call, the mean over one batch."""
@@ -59,20 +79,70 @@ class Calls:
         return max(1, math.ceil(SAMPLE_S / once_s))
 
 
-def require_memory(device: DeviceKind, needed: int, what: str) -> None:
+class OperatorRequest(ABC):
+    """One batch of equal calls."""
+
+    noun: ClassVar[str]
+    """What the operator is called where its result is wrong."""
+
+    def __init__(self, runtime: OperatorRuntime, operator: Operator) -> None:
+        """Records how many calls make a sample."""
+        self._operator = operator
+        self._calls = Calls(operator)
+        runtime.notes.record(calls_per_sample=self._calls.count)
+
+    @abstractmethod
+    def metrics(self, latency_s: float) -> Mapping[str, float]:
+        """The sample of a call that took so long."""
+
+    @abstractmethod
+    def error_over_bound(self) -> float:
+        """The largest error of a result over the worst that the dtype's rounding explains; NaN for a result of NaN."""
+
+    def run(self) -> Mapping[str, float]:
+        """The mean over one batch of calls."""
+        return self.metrics(self._calls.mean_s())
+
+    def check(self) -> Check:
+        """Compares a part of the result with a float64 reference."""
+        request_s = self._calls.sample_s()
+        with np.errstate(divide="ignore", invalid="ignore"):  # a wrong result may hold any number
+            worst = self.error_over_bound()
+        if not worst <= 1:
+            return Check(
+                request_s,
+                f"The {self.noun} is wrong: an element is off by {worst:.3g} times the dtype's worst rounding.",
+            )
+        return Check(request_s, details={"error_over_bound": worst})
+
+    def observe(self) -> None:  # noqa: B027
+        """Nothing is recorded beyond what was noted before."""
+
+    def described(self) -> Mapping[str, Sequence[float]]:
+        """A call has no parts."""
+        return {}
+
+    def fresh(self) -> Self:
+        """The same storages, filled anew: other ones might not fit."""
+        self._operator.redraw()
+        return self
+
+
+def checked_places(count: int) -> list[int]:
+    """CHECKED indices below `count`, evenly spread from the first to the last, without repetitions."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, CHECKED)})
+
+
+def largest(*errors: Wide) -> float:
+    """The largest number of all arrays; NaN where there is one."""
+    return float(np.max([np.max(each) for each in errors]))
+
+
+def require_memory(runtime: OperatorRuntime, needed: int, what: str) -> None:
     """Raises UnsupportedError when `needed` bytes for `what` are more than the device has free."""
-    free = _free_bytes(device)
+    free = runtime.free_bytes()
     if needed > free:
         raise UnsupportedError(
-            f"{what} need {needed / 1e9:.1f} GB and this {device} has {free / 1e9:.1f} GB free; ask for a smaller size."
+            f"{what} need {needed / 1e9:.1f} GB and this {runtime.device} has {free / 1e9:.1f} GB free; ask for a "
+            "smaller size."
         )
-
-
-def _free_bytes(device: DeviceKind) -> int:
-    if device is DeviceKind.CUDA:
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-    available = int(psutil.virtual_memory().available)
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)

@@ -5,7 +5,7 @@ Imported where a GPU is asked for alone: it loads torch and Triton.
 
 from collections.abc import Callable
 
-import torch  # noqa: TID253 - what a step reads and writes
+import torch
 
 from optigpu.ops.decode.cuda.triton_attention import Layer, Parts, attention
 from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear

@@ -12,9 +12,9 @@ Imported where a GPU is asked for alone: it loads torch and Triton.
 
 from dataclasses import dataclass
 
-import torch  # noqa: TID253 - the operators' arguments
-import triton  # noqa: TID253 - the kernels are functions of this module,
-import triton.language as tl  # noqa: TID253 - and find the language among its globals
+import torch
+import triton
+import triton.language as tl
 
 from optigpu.ops.decode.cuda.triton_linear import Target
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest

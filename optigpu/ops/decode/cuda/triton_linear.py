@@ -10,9 +10,9 @@ Imported where a GPU is asked for alone: it loads torch and Triton.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch  # noqa: TID253 - the operators' arguments
-import triton  # noqa: TID253 - the kernel is a function of this module,
-import triton.language as tl  # noqa: TID253 - and finds the language among its globals
+import torch
+import triton
+import triton.language as tl
 
 from optigpu.ops.activation.triton_activation import activated
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights

@@ -4,8 +4,8 @@ Activations are float32 [ROWS, INPUTS], and a tile is TILE outputs of a matrix w
 PADDED, a power of two. A tile is loaded once for all rows. How weights lie: cuda_packing.py.
 """
 
-import triton  # noqa: TID253 - the functions are compiled by it,
-import triton.language as tl  # noqa: TID253 - and find the language among their globals
+import triton
+import triton.language as tl
 
 UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""

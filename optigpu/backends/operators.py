@@ -1,0 +1,138 @@
+"""What a backend offers to workloads that time one operator without a model; what crosses to be checked is numpy.
+
+The operands lie on the device and are drawn there, by the backend, from the runtime's seed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.backends.runtime import Runtime
+
+Wide = NDArray[np.float64]
+"""Numbers of any dtype, widened to be compared with a reference."""
+
+
+class Operator(Protocol):
+    """One operator with its operands, called again and again."""
+
+    def seconds(self, calls: int) -> float:
+        """Seconds of so many calls, one after the other."""
+
+    def redraw(self) -> None:
+        """Draws the operands anew, into the storages that they have: other ones might not fit."""
+
+
+@dataclass(frozen=True)
+class MatmulBlock:
+    """Some rows [k, n] of A, as many columns [n, k] of B, and where they cross in C, [k, k]."""
+
+    rows: Wide
+    columns: Wide
+    product: Wide
+
+
+class MatmulOperator(Operator, Protocol):
+    """C = A B, square."""
+
+    def block(self, places: Sequence[int]) -> MatmulBlock:
+        """The rows and columns at these indices, of the last product."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Scaled dot-product attention; `fused` in one kernel, else by its definition in separate operators."""
+
+    length: int
+    batch_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    causal: bool
+    dtype: str
+    fused: bool
+
+    @property
+    def group(self) -> int:
+        """Heads that share one head of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with before the softmax."""
+        return float(self.head_size**-0.5)
+
+
+AttentionPlace = tuple[int, int, int]
+"""A query: its sequence in the batch, its head, its index in the sequence."""
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """One query [head_size], the keys and values [seen, head_size] that it attends to, and the result [head_size]."""
+
+    query: Wide
+    keys: Wide
+    values: Wide
+    result: Wide
+
+
+class AttentionOperator(Operator, Protocol):
+    """Attention over random queries, keys and values."""
+
+    def kernels(self) -> list[str]:
+        """The names of the attention kernels that a call runs; slow, and never timed."""
+
+    def rows(self, places: Sequence[AttentionPlace]) -> Iterator[AttentionRow]:
+        """What one call gives for these queries."""
+
+
+@dataclass(frozen=True)
+class NormShape:
+    """The norm of `rows` rows of `width` numbers, of their sum with a residual if there is one."""
+
+    norm: Literal["layer_norm", "rms_norm"]
+    residual: bool
+    width: int
+    rows: int
+    dtype: str
+    epsilon: float
+    fused: bool
+
+
+@dataclass(frozen=True)
+class NormRows:
+    """Some rows [k, width], the weight and bias [width], the sum with the residual, and its norm, [k, width] each."""
+
+    rows: Wide
+    residual: Wide | None
+    weight: Wide
+    bias: Wide | None
+    summed: Wide
+    normed: Wide
+
+
+class NormOperator(Operator, Protocol):
+    """A norm with its weight, and a bias if it is a layer norm."""
+
+    def rows(self, places: Sequence[int]) -> NormRows:
+        """What one call gives for these rows."""
+
+
+class OperatorRuntime(Runtime, Protocol):
+    """What a workload without a model can ask. Each operator raises UnsupportedError if the engine has none."""
+
+    def free_bytes(self) -> int:
+        """Memory of the device that is free."""
+
+    def matmul(self, size: int, dtype: str) -> MatmulOperator:
+        """The product of two square matrices; `dtype` tf32 is float32 that tensor cores round."""
+
+    def attention(self, shape: AttentionShape) -> AttentionOperator:
+        """Attention of that shape."""
+
+    def norm(self, shape: NormShape) -> NormOperator:
+        """A norm of that shape."""

@@ -1,0 +1,173 @@
+"""A decoder with the whole stack applied, run in torch's own terms."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from optigpu.backends.torch.attention import attention_kernels, require_kernel
+from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
+from optigpu.backends.torch.modes import mode_of, within
+from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
+from optigpu.models.loading.load import count_weights, load_model, loaded_facts
+from optigpu.models.loading.self_written import sampled
+from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Step, Technique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+
+class AppliedModel(TorchDevice):
+    """What models for every task share.
+
+    `reference` is what was loaded, `model` the transformers model with the attributes of its family; `weights` counts
+    its weights before the stack changed them.
+    """
+
+    reference: ModelReference
+    model: Any
+    modes: ModeOptions
+    weights: int
+
+    def attention_kernels(self, run: Callable[[], object]) -> list[str]:
+        """Which attention kernels `run` executes; slow, and so never within a timed request.
+
+        Raises UnsupportedError when they are not the one that the stack asks for.
+        """
+        names = attention_kernels(run, self.device)
+        require_kernel(self.modes.attention_kernel, names)
+        return names
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A generated batch: tokens, int64 [batch, new_tokens], and the seconds to the first and between the others."""
+
+    tokens: torch.Tensor
+    gaps_s: list[float]
+
+
+class DecodingModel(AppliedModel):
+    """A decoder with a resolved stack applied, hook by hook in the order of the phases."""
+
+    def __init__(
+        self,
+        model: str,
+        stack: tuple[Technique, ...],
+        device: DeviceKind,
+        seed: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        super().__init__(device, seed)
+        self.reference = parse_reference(model)
+        progress("loading")
+        options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
+        place = device if options.placement == "device" else DeviceKind.CPU
+        self.model = load_model(
+            self.reference,
+            device=place.value,
+            dtype=options.dtype,
+            attention=options.attention,
+            seed=seed,
+            packed=options.packed,
+        )
+        self.facts = loaded_facts(self.model)
+        self.weights = count_weights(self.model)
+        progress("applying")
+        self._mode = mode_of(self.modes, device)
+        require_cacheable(self.model, cache)
+        for technique in stack:
+            technique.modules(self.model, self.notes)
+        for technique in stack:
+            technique.finish(self.model, self.notes)
+        self._decoder = self._make_decoder(stack, cache)
+        self._decode = self._loop(stack)
+        self._replacing = overriding(stack, "loop")
+        self._record(options, cache)
+        self.decoded: tuple[int, int] | None = None
+
+    def generate(self, prompt: torch.Tensor, new_tokens: int) -> Decoded:
+        """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
+        with self._mode():
+            tokens, marks = self._decode(prompt, new_tokens, self.clock)
+        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
+        return Decoded(tokens, self.clock.seconds(marks))
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits after `tokens` through the timed path, float32 [batch, vocabulary].
+
+        Raises UnsupportedError as `score` does.
+        """
+        return next(self._scored(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
+
+        The first `prefill` tokens are a prompt, the others go one by one through the step that is timed. Where a
+        technique replaced the decode loop, the new one's own `score` is asked. Raises UnsupportedError when there is
+        none.
+        """
+        self._remember(tokens.shape[0], tokens.shape[1] + 1)
+        return self._scored(tokens, prefill)
+
+    def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
+        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        return whole_passes(self.model, tokens, first, self._mode)
+
+    def sample(self, rows: int, length: int) -> torch.Tensor:
+        """Sequences drawn from the model at temperature 1 with the seed, int64 [rows, length].
+
+        Each begins with the model's start token, which is not drawn; or with its end token, or with any.
+        """
+        return sampled(self.model, self.facts.vocabulary, rows, length, self.seed)
+
+    def observe(self, prompt: torch.Tensor) -> None:
+        """Records which attention kernels run for this prompt; slow, and so never within a timed request."""
+        self.notes.record(attention_kernels=self.attention_kernels(lambda: self.generate(prompt, 2)))
+
+    def _scored(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
+        if not self._replacing:
+            return self._decoder.score(tokens, prefill)
+        score: Callable[[torch.Tensor, int], Iterator[torch.Tensor]] | None = getattr(
+            self._decode, "score", None
+        )
+        if score is None:
+            raise UnsupportedError(
+                f"{' + '.join(self._replacing)} replaces the decode loop by one that gives no logits; leave it out to "
+                "have them checked and quality measured."
+            )
+        return within(self._mode, score(tokens, prefill))
+
+    def _remember(self, batch: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
+            self.decoded = (batch, length)
+
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
+        def wrap(step: Step) -> Step:
+            for technique in stack:
+                step = technique.step(step, self.notes)
+            return step
+
+        if overriding(stack, "step", "loop"):
+            return LeanDecoder(self.model, cache, wrap, self._mode)
+        return LibraryDecoder(self.model, cache, self.modes, self._mode)
+
+    def _loop(self, stack: tuple[Technique, ...]) -> Loop:
+        loop: Loop = self._decoder.decode
+        for technique in stack:
+            loop = technique.loop(loop, self.model, self.notes)
+        return loop
+
+    def _record(self, options: LoadOptions, cache: CacheOptions) -> None:
+        self.notes.record(
+            dtype=options.dtype,
+            attn_implementation=self.model.config._attn_implementation,
+            autograd=self.modes.autograd,
+            decode_loop=self._decoder.name,
+            versions={"transformers": transformers.__version__},
+            **cache_facts(cache, self.facts),
+            **({"autocast": self.modes.autocast} if self.modes.autocast else {}),
+        )

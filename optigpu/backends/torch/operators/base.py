@@ -1,0 +1,57 @@
+"""What the operators share: tensors on a device, and equal calls that are timed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from optigpu.backends.torch.clock import calls_s
+from optigpu.backends.torch.device import TorchDevice
+
+
+class TorchOperator(ABC):
+    """One operator with its inputs, which are drawn on the device itself from its seed."""
+
+    def __init__(self, place: TorchDevice) -> None:
+        self.place = place
+        self._source = torch.Generator(place.device.value).manual_seed(place.seed)
+
+    @abstractmethod
+    def call(self) -> object:
+        """One call."""
+
+    @abstractmethod
+    def held(self) -> Sequence[torch.Tensor]:
+        """The tensors that are there before and after a call."""
+
+    @abstractmethod
+    def drawn(self) -> Sequence[torch.Tensor]:
+        """Those of them that each request draws anew."""
+
+    def seconds(self, calls: int) -> float:
+        """Of so many calls, one after the other."""
+        return calls_s(self.call, calls, self.place.clock)
+
+    def redraw(self) -> None:
+        """The same storages, filled anew: other ones might not fit."""
+        for tensor in self.drawn():
+            tensor.normal_(generator=self._source)
+
+    def normal(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor of random normal numbers."""
+        device = self.place.device.value
+        return torch.randn(shape, generator=self._source, device=device, dtype=dtype)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that a workload names."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def wide(tensor: torch.Tensor) -> NDArray[np.float64]:
+    """The same numbers as float64, to be checked."""
+    found: NDArray[np.float64] = tensor.double().cpu().numpy()
+    return found

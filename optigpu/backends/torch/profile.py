@@ -1,0 +1,193 @@
+"""The kernels of one request, as torch's profiler saw them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from optigpu.backends.runtime import Profile
+from optigpu.backends.torch.clock import Clock
+from optigpu.backends.torch.device import TorchDevice
+from optigpu.documents.roofline import Bound
+from optigpu.hardware.intensity import GLUE, Operator, bound_of, bound_of_kernel
+from optigpu.hardware.kernel_shares import Kernel
+from optigpu.vocabulary import DeviceKind
+
+_FIRST, _STEPS = "optigpu.first", "optigpu.steps"
+_COMPILED = "## Call CompiledFxGraph"
+
+_ITEM_BYTES = {
+    "double": 8,
+    "long int": 8,
+    "float": 4,
+    "int": 4,
+    "short int": 2,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+}
+"""Bytes of an element by the profiler's names of types (the compiler's, demangled)."""
+
+
+def profiled(place: TorchDevice, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+    """Runs `run`, one request, under the profiler; writes the trace to `trace` if any kernel was seen.
+
+    Of a request that decodes, the first token and `steps` steps are recorded; of another one all of it.
+    """
+    clock = place.clock
+    recording = Recording(clock, place.device, steps)
+    place.clock = recording
+    try:
+        recording.start()
+        run()
+    finally:
+        place.clock = clock
+        recording.stop()
+    kernels = recording.kernels()
+    if kernels:
+        recording.export(trace)
+    return Profile(tuple(kernels), recording.steps, recording.recorded_steps)
+
+
+class Recording:
+    """A profiler, and the clock that tells it where the first token ends and when enough steps are recorded.
+
+    A request marks its clock at its start and after each token, so whoever stands in for the clock knows.
+    """
+
+    def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
+        activities = [ProfilerActivity.CPU]
+        if device is DeviceKind.CUDA:
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, record_shapes=True, with_flops=True)
+        self._clock = clock
+        self._device = device
+        self._wanted = steps
+        self._marks = 0
+        self._running = False
+        self._range: record_function | None = None
+
+    @property
+    def steps(self) -> int:
+        """Decode steps of the request: its tokens after the first."""
+        return max(0, self._marks - 2)
+
+    @property
+    def recorded_steps(self) -> int:
+        """Those that were recorded."""
+        return min(self.steps, self._wanted)
+
+    def start(self) -> None:
+        """Begins to record."""
+        self._profiler.start()
+        self._running = True
+
+    def stop(self) -> None:
+        """Ends the recording; a second time does nothing."""
+        if self._running:
+            self._running = False
+            self._enter(None)
+            self._profiler.stop()
+
+    def mark(self) -> Any:
+        """The clock's own mark, after the phase was changed."""
+        self._marks += 1
+        if self._running and self._marks == 1:
+            self._enter(_FIRST)
+        elif self._running and self._marks == 2:
+            self._enter(_STEPS)
+        elif self._marks == 2 + self._wanted:
+            self.stop()
+        return self._clock.mark()
+
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
+        """The clock's own seconds."""
+        return self._clock.seconds(marks)
+
+    def export(self, path: Path) -> None:
+        """Writes the trace in Chrome's format, compressed."""
+        self._profiler.export_chrome_trace(str(path))
+
+    def kernels(self) -> list[Kernel]:
+        """Every kernel that was recorded."""
+        events = self._profiler.events() or []
+        starts = [event.time_range.start for event in events if event.name == _STEPS]
+        steps_from = min(starts, default=float("inf"))
+        ratio = self.steps / self.recorded_steps if self.recorded_steps else 1.0
+        found = _on_cpu(events) if self._device is DeviceKind.CPU else _on_gpu(events)
+        return [
+            Kernel(name, seconds, bound, ratio if at >= steps_from else 1.0, at >= steps_from)
+            for name, seconds, bound, at in found
+        ]
+
+    def _enter(self, name: str | None) -> None:
+        """Closes one named range and opens the next; the device's work of one phase ends before the other begins."""
+        if self._device is DeviceKind.CUDA:
+            torch.cuda.synchronize()
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        if name is not None:
+            self._range = record_function(name)
+            self._range.__enter__()
+
+
+Found = tuple[str, float, Bound | None, float]
+"""A kernel's name, its seconds, what bounds it, and the microsecond at which it was launched."""
+
+
+def _on_cpu(events: Iterable[Any]) -> Iterable[Found]:
+    """An operator's own time is its kernel. A compiled graph on a CPU is one: the profiler does not look into it."""
+    for event in events:
+        seconds, at = event.self_cpu_time_total / 1e6, event.time_range.start
+        if event.name.startswith(_COMPILED):
+            yield "compiled graph", seconds, None, at
+        elif "::" in event.name and event.name not in GLUE:
+            yield event.name, seconds, bound_of(_operator(event), DeviceKind.CPU), at
+
+
+def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
+    """Kernels by the operator that launched them; then those that no operator launched, such as a CUDA graph's."""
+    launched: Counter[tuple[str, int]] = Counter()
+    for event in events:
+        for kernel in event.kernels:
+            bound = bound_of(_operator(event), DeviceKind.CUDA) or bound_of_kernel(kernel.name)
+            launched[_key(kernel.name, kernel.duration)] += 1
+            yield kernel.name, kernel.duration / 1e6, bound, event.time_range.start
+    for event in events:
+        if str(event.device_type) != "DeviceType.CUDA" or event.name.startswith("optigpu."):
+            continue
+        microseconds = event.time_range.elapsed_us()
+        key = _key(event.name, microseconds)
+        if launched[key]:
+            launched[key] -= 1
+        else:
+            yield event.name, microseconds / 1e6, bound_of_kernel(event.name), event.time_range.start
+
+
+def _key(name: str, microseconds: float) -> tuple[str, int]:
+    return name, round(microseconds * 1e3)
+
+
+def _operator(event: Any) -> Operator:
+    """torch before 2.13 tells no types; then bytes are unknown."""
+    shapes = event.input_shapes or []
+    types = getattr(event, "input_dtypes", None) or [""] * len(shapes)
+    tensors = [
+        (tuple(shape), _ITEM_BYTES.get(kind))
+        for shape, kind in zip(shapes, types, strict=True)
+        if shape or kind in _ITEM_BYTES
+    ]
+    return Operator(
+        event.name,
+        tuple(shape for shape, _ in tensors),
+        tuple(size for _, size in tensors),
+        int(event.flops or 0),
+    )

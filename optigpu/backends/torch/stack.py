@@ -1,0 +1,36 @@
+"""What a resolved stack asks of the backend, folded technique by technique in the order of the phases."""
+
+from optigpu.techniques.base import CacheOptions, LoadOptions, ModeOptions, Technique
+
+
+def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
+    """How a stack wants the weights to come in."""
+    options = LoadOptions()
+    for technique in stack:
+        options = technique.load(options)
+    return options
+
+
+def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
+    """Which key-value cache a stack decodes with."""
+    options = CacheOptions()
+    for technique in stack:
+        options = technique.cache(options)
+    return options
+
+
+def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
+    """What a stack wants forward passes to run under."""
+    options = ModeOptions()
+    for technique in stack:
+        options = technique.execution(options)
+    return options
+
+
+def overriding(stack: tuple[Technique, ...], *hooks: str) -> list[str]:
+    """The names of the techniques that override one of these hooks."""
+    return [
+        technique.name
+        for technique in stack
+        if any(getattr(type(technique), hook) is not getattr(Technique, hook) for hook in hooks)
+    ]
