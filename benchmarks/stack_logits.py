@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import answer, refusing, write_logits
 from optigpu.backends import BACKENDS
-from optigpu.backends.runtime import DecodingRuntime
+from optigpu.backends.runtime import ReferenceRuntime
 from optigpu.child.messages import Assignment
 from optigpu.child.replicate import order_of, refusal
 from optigpu.cli.options import validated
@@ -63,7 +63,7 @@ def main() -> None:
         )
 
 
-def _runtime(options: argparse.Namespace) -> DecodingRuntime:
+def _runtime(options: argparse.Namespace) -> ReferenceRuntime:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
     spec = validated(
         {
@@ -89,7 +89,7 @@ def _runtime(options: argparse.Namespace) -> DecodingRuntime:
         raise UnsupportedError(reason)
     backend = BACKENDS[variant.backend]
     backend.use_threads(options.threads)
-    return cast(DecodingRuntime, backend.prepare(order_of(assignment), lambda _: None))
+    return cast(ReferenceRuntime, backend.prepare(order_of(assignment), lambda _: None))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads.base import Workload
 
-
 BASELINE = "baseline"
 
 

@@ -56,7 +56,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """torch's baseline with llama.cpp's, and with files of three types, beside it."""
-    beside = [{"backend": "llama_cpp"}]
+    beside: list[dict[str, Any]] = [{"backend": "llama_cpp"}]
     beside += [{"backend": "llama_cpp", "stack": gguf(kind), "label": kind} for kind in TYPES]
     return measured(job(beside=beside), tmp_path_factory.mktemp("locks"))
 

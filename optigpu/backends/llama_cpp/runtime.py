@@ -84,7 +84,8 @@ class LlamaCppRuntime:
     def weights(self) -> WeightFacts:
         """The file's bytes; the hash is that of the weights that the file was written from, as for every backend."""
         source = BUNDLED.get(self._reference.name)
-        origin = origin_of(self._reference, source and str(source), self.seed, self._order.folder)
+        name = str(source) if source else None
+        origin = origin_of(self._reference, name, self.seed, self._order.folder)
         own = {"bytes": self._contents.file_bytes, "parameters": self._contents.parameters}
         return origin.model_copy(update=own)
 
