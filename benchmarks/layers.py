@@ -10,28 +10,20 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from benchmarks import gpu_layers
 from benchmarks.document import write
 from benchmarks.peers import PEERS, PUBLISHED, Peer
-from benchmarks.turns import Case, Figures, Stack, measure
+from benchmarks.stacks import LLAMA_CPP, Case, Stack, named
+from benchmarks.turns import Figures, measure
 from optigpu.report import console
 
 SHAPE = (32, 64)
 """Prompt tokens and new tokens."""
 AT_ONCE = 7
 """Processes that stand ready together beside the reference: their memory must fit."""
-COMPILED = ({"name": "static_kv_cache"}, {"name": "torch_compile"})
-
-
-def named(*names: str, compiled: bool = False, **parameters: Any) -> tuple[dict[str, Any], ...]:
-    """Techniques by their names; `parameters` belong to the last of them."""
-    techniques: list[dict[str, Any]] = [{"name": name} for name in names]
-    techniques[-1] |= parameters
-    return (*techniques, *(COMPILED if compiled else ()))
 
 
 def decode_stacks() -> list[Stack]:
@@ -57,7 +49,7 @@ def decode_table(preset: str, turns: int) -> list[Figures]:
     """Peers and stacks over Hugging Face eager fp32."""
     reference, *peers = PEERS
     baseline = Stack("our baseline (no technique)")
-    return in_groups(reference, [*peers, baseline, *decode_stacks()], preset, turns)
+    return in_groups(reference, [*peers, *LLAMA_CPP, baseline, *decode_stacks()], preset, turns)
 
 
 def hybrid_table(preset: str, turns: int) -> list[Figures]:

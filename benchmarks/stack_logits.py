@@ -8,19 +8,20 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.arguments import answer, refusing, write_logits
 from optigpu.backends import BACKENDS
+from optigpu.backends.runtime import ReferenceRuntime
 from optigpu.child.messages import Assignment
-from optigpu.child.replicate import refusal
+from optigpu.child.replicate import order_of, refusal
 from optigpu.cli.options import validated
+from optigpu.documents.facts import RunFacts
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
-from optigpu.models.loading.footprint import weight_bytes
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     """Loads the model with the stack, then answers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stack_logits", description=__doc__)
     parser.add_argument("--model", default="bundled:tiny")
+    parser.add_argument("--backend", default="torch", choices=tuple(BACKENDS))
     parser.add_argument(
         "--stack", type=json.loads, default=[], help="techniques as a job names them, as JSON"
     )
@@ -42,41 +44,52 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
     options = parser.parse_args()
-    BACKENDS["torch"].use_threads(options.threads)
     with refusing():
         runtime = _runtime(options)
         if options.sample:
-            np.save(options.tokens, runtime.sample(*options.sample).numpy())
+            np.save(options.tokens, runtime.sample(*options.sample))
         predict = runtime.whole if options.sample or options.whole else runtime.score
 
         def score(tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-            import torch
+            for logits in predict(np.array([tokens], np.int64), options.prefill):
+                yield logits[0]
 
-            for logits in predict(torch.tensor([tokens]), options.prefill):
-                yield logits[0].numpy()
-
+        weights = runtime.weights()
+        assert weights is not None
         answer(
             lambda: write_logits(score, options.tokens, options.logits),
-            weight_bytes(runtime.model),
-            runtime.notes.facts,
+            int(weights.bytes or 0),
+            RunFacts.gathered(runtime.notes.facts).model_dump(mode="json"),
         )
 
 
-def _runtime(options: argparse.Namespace) -> Any:
+def _runtime(options: argparse.Namespace) -> ReferenceRuntime:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
-    from optigpu.backends.torch.applied import DecodingModel
-
     spec = validated(
-        {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}
+        {
+            "workload": {"kind": "generate"},
+            "model": options.model,
+            "backend": options.backend,
+            "stack": options.stack,
+            "device": "cpu",
+        }
     )
     (variant,) = variants_of(spec)
     assignment = Assignment(
-        variant=variant, environment=probe(), measure=spec.measure, seed=spec.seed, replicate=0, folder=""
+        variant=variant,
+        environment=probe(),
+        measure=spec.measure,
+        seed=spec.seed,
+        replicate=0,
+        folder=str(options.tokens.parent),
+        threads=options.threads,
     )
     reason = refusal(assignment)
     if reason:
         raise UnsupportedError(reason)
-    return DecodingModel(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
+    backend = BACKENDS[variant.backend]
+    backend.use_threads(options.threads)
+    return cast(ReferenceRuntime, backend.prepare(order_of(assignment), lambda _: None))
 
 
 if __name__ == "__main__":

@@ -4,53 +4,21 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rich.progress import track
 
 from benchmarks.pairs import session_of
-from benchmarks.peers import Asked, Peer, running
+from benchmarks.peers import Peer, running
+from benchmarks.stacks import Case, Stack, asked_of, spec_of
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
-from optigpu.cli.options import validated
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.session import Session
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 
 ROUND = RunRound(seconds=0, max_requests=1)
-FEWEST_NEW_TOKENS = 2
-"""That a request of our own has, of which only the first counts where prefill is measured."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What every subject does: decode `new_tokens` after `prompt_tokens`, or only get to the first of them.
-
-    `cache` is where peers keep converted models, None for their own choice.
-    """
-
-    preset: str
-    prompt_tokens: int
-    new_tokens: int
-    measure: Literal["decode", "prefill"] = "decode"
-    device: str = "cpu"
-    cache: Path | None = None
-
-    def asked(self) -> Asked:
-        """What a peer is told."""
-        model = f"preset:{self.preset}"
-        return Asked(model, self.measure, self.prompt_tokens, self.new_tokens, self.cache)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One of our own subjects: a name for the table, and the techniques as a job names them."""
-
-    name: str
-    techniques: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +68,7 @@ def measure(subjects: Sequence[Stack | Peer], case: Case, turns: int) -> list[Fi
     Raises OptiGPUError when the first subject fails.
     """
     with ExitStack() as leave:
-        session = leave.enter_context(session_of(spec_of(Stack(""), case), variants=len(subjects)))
+        session = leave.enter_context(session_of(spec_of([Stack("")], case), variants=len(subjects)))
         ready: dict[int, Subject] = {}
         reasons: dict[int, str] = {}
         for index, subject in enumerate(track(subjects, "making ready", console=console(stderr=True))):
@@ -148,10 +116,10 @@ def _take_turns(ready: dict[int, Subject], turns: int, reasons: dict[int, str]) 
 @contextmanager
 def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator[Subject]:
     if isinstance(subject, Peer):
-        with running(subject, case.asked(), session.threads) as process:
+        with running(subject, asked_of(case), session.threads) as process:
             yield process
         return
-    (variant,) = variants_of(spec_of(subject, case))
+    (variant,) = variants_of(spec_of([subject], case))
     with session.child(variant) as child:
         ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
         memory = ask(child, RunMeter(meter="memory"), Metered, session.progress)
@@ -171,21 +139,3 @@ class _Ours:
         if self.case.measure == "prefill":
             return self.case.prompt_tokens / float(samples["ttft_s"][0])
         return float(samples["tokens_per_s"][0])
-
-
-def spec_of(subject: Stack, case: Case) -> JobSpec:
-    """The job that a stack of our own is. Raises SpecError for a technique that there is not."""
-    workload = {
-        "kind": "generate",
-        "prompt_tokens": case.prompt_tokens,
-        "new_tokens": case.new_tokens if case.measure == "decode" else FEWEST_NEW_TOKENS,
-    }
-    return validated(
-        {
-            "workload": workload,
-            "model": f"preset:{case.preset}",
-            "stack": list(subject.techniques),
-            "measure": {"replicates": 1},
-            "device": case.device,
-        }
-    )

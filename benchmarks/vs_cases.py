@@ -1,14 +1,14 @@
-"""What `vs_peers` measures: our stacks, the cases, and what each is to reach."""
+"""What `vs_peers` measures: stacks, the cases, and what each is to reach."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any
 
-from benchmarks.layers import named
-from benchmarks.peers import FP32, PEERS, Q4_0, Peer
-from benchmarks.turns import Case, Stack
+from benchmarks import peers
+from benchmarks.peers import Peer
+from benchmarks.stacks import LLAMA_CPP, Q4_0, Case, Stack, named
 from benchmarks.vs_quality import WeightsAlone
+from optigpu.statistics.intervals import paired_ratio
 
 OURS = (
     Stack("native_decode w4", named("native_decode")),
@@ -34,6 +34,12 @@ ALONE = tuple(
 COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
 """The best that the stacks reach without an operator of a whole step."""
 
+FP32 = Stack(peers.FP32.name)
+"""The baseline of a job: transformers' own decoding in float32."""
+BF16 = Stack("Hugging Face eager, bf16", named("bf16"))
+ELSEWHERE = tuple(peer for peer in peers.PEERS if peer.name not in (FP32.name, BF16.name))
+"""What no backend runs, each in a process that takes turns with the first stack of a case."""
+
 _SLOW = "left out at this size, where a request takes many seconds; the table of gpt2 has it"
 
 
@@ -41,48 +47,46 @@ _SLOW = "left out at this size, where a request takes many seconds; the table of
 class Goal:
     """At least `least` times as fast as `against`; `aim` is what would be better still."""
 
-    against: Peer
+    against: Stack
     least: float
     aim: float
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Subjects beside the first goal's peer, `at_once` of them together beside it: their memory must fit.
+    """`stacks` beside the first goal's, in jobs of `at_once` of them: their memory must fit.
 
-    Who is compared with a second peer stands in the same group with it, and so early in `subjects`. `left_out` are
-    those that are only named, with the reason.
+    Who is compared with a second stack stands in the same job with it, and so early in `stacks`. `elsewhere` are those
+    that no backend runs; `left_out` are only named, with the reason.
     """
 
     case: Case
-    subjects: tuple[Stack | Peer, ...]
+    stacks: tuple[Stack, ...]
     goals: tuple[Goal, ...]
     at_once: int = 7
+    elsewhere: tuple[Peer, ...] = ELSEWHERE
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def _peers(*without: Peer) -> tuple[Peer, ...]:
-    return tuple(peer for peer in PEERS if peer not in without)
-
-
-_LARGE = tuple(peer for peer in PEERS if peer.loop == "llama_cpp_loop" or peer.weights == "bfloat16")
+_OTHER_FILES = tuple(stack for stack in LLAMA_CPP if stack != Q4_0)
 
 SPEED = {
     "decode-gpt2": Speed(
         Case("gpt2", 32, 64),
-        (FP32, *UNCALIBRATED, COMPILED, *_peers(Q4_0, FP32)),
+        (FP32, *UNCALIBRATED, COMPILED, BF16, *_OTHER_FILES),
         (Goal(Q4_0, 2.0, 2.7), Goal(FP32, 15, 25)),
     ),
     "decode-llama-3.2-1b": Speed(
         Case("llama-3.2-1b", 32, 64),
-        (UNCALIBRATED[0], UNCALIBRATED[1], UNCALIBRATED[4], *(peer for peer in _LARGE if peer != Q4_0)),
+        (UNCALIBRATED[0], UNCALIBRATED[1], UNCALIBRATED[4], BF16, *_OTHER_FILES),
         (Goal(Q4_0, 1.35, 1.7),),
         at_once=3,
-        left_out={peer.name: _SLOW for peer in PEERS if peer not in _LARGE},
+        elsewhere=(),
+        left_out=dict.fromkeys((FP32.name, *(peer.name for peer in ELSEWHERE)), _SLOW),
     ),
     "prefill-gpt2": Speed(
         Case("gpt2", 128, 0, "prefill"),
-        (*UNCALIBRATED, COMPILED, *_peers(Q4_0)),
+        (*UNCALIBRATED, COMPILED, FP32, BF16, *_OTHER_FILES),
         (Goal(Q4_0, 1.0, 1.5),),
     ),
 }
@@ -117,9 +121,15 @@ def _said(reached: bool) -> str:
 
 
 def _goal(name: str, goal: Goal, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """A goal is reached by valid results of one job."""
     what = f"{name}: {IN_GOALS.name} at least {goal.least:g}x {goal.against.name}"
     if not ours["rates"] or not theirs["rates"] or ours["group"] != theirs["group"]:
         return {"goal": f"{what}: not measured", "reached": False}
-    ratio = median(own / other for own, other in zip(ours["rates"], theirs["rates"], strict=True))
-    aim = f"aim {goal.aim:g}x: {_said(ratio >= goal.aim)}"
-    return {"goal": f"{what}: {ratio:.2f}x ({aim})", "reached": ratio >= goal.least}
+    candidate, reference = (tuple((rate,) for rate in line["rates"]) for line in (ours, theirs))
+    ratio, bounds = paired_ratio(candidate, reference)
+    spread = f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""
+    found = f"{what}: {ratio:.2f}x{spread} (aim {goal.aim:g}x: {_said(ratio >= goal.aim)})"
+    wrong = [f"{line['name']}: {', '.join(line['verdict'])}" for line in (ours, theirs) if line["verdict"]]
+    if wrong:
+        return {"goal": f"{found}; not valid ({'; '.join(wrong)})", "reached": False}
+    return {"goal": found, "reached": ratio >= goal.least}

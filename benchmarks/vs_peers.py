@@ -1,8 +1,8 @@
 """`python -m benchmarks.vs_peers`: our stacks beside other ways to run the same model, in the same minutes.
 
-Cases of speed (decode-gpt2, decode-llama-3.2-1b, prefill-gpt2) and of quality (quality-tiny). Subjects stand ready side
-by side and take turns, a request each; figures are medians over the turns, ratios are taken turn by turn. The exit
-status is 0 when every goal of the cases was reached.
+Cases of speed (decode-gpt2, decode-llama-3.2-1b, prefill-gpt2) and of quality (quality-tiny). What a backend runs is
+measured by jobs, each with llama.cpp Q4_0 in it, whose processes take turns: rows have intervals and verdicts. What no
+backend runs takes turns with llama.cpp Q4_0, a request each. The exit status is 0 when every goal was reached.
 """
 
 import argparse
@@ -10,17 +10,36 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import write
-from benchmarks.peers import FP32, PEERS, PUBLISHED, Q4_0, Q4_K_M, Peer
-from benchmarks.peers.arguments import default_cache
-from benchmarks.turns import Case, Figures, Stack, measure
-from benchmarks.vs_cases import ALONE, COMPILED, OURS, QUALITY, SPEED, Speed, quality_goal, speed_goals
+from benchmarks.peers import PUBLISHED, Peer
+from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack
+from benchmarks.turns import Figures, measure
+from benchmarks.vs_cases import (
+    ALONE,
+    BF16,
+    COMPILED,
+    ELSEWHERE,
+    FP32,
+    OURS,
+    QUALITY,
+    SPEED,
+    Speed,
+    quality_goal,
+    speed_goals,
+)
+from benchmarks.vs_jobs import details_of
+from benchmarks.vs_jobs import measured as measured_jobs
 from benchmarks.vs_quality import measured
 from benchmarks.vs_tables import markdown
+from optigpu.backends import BACKENDS
+from optigpu.documents.events import as_document
+from optigpu.hardware import probe
+from optigpu.report import console
+from optigpu.report.progress import RunProgress
 from optigpu.vocabulary import OptiGPUError
 
 
@@ -34,9 +53,11 @@ def main() -> int:
         "load_before": os.getloadavg()[0],
         "cores": os.cpu_count(),
         "speed": {
-            name: speed(SPEED[name], options.turns, options.cache) for name in SPEED if name in options.cases
+            name: speed(SPEED[name], options.turns, measure_of(options))
+            for name in SPEED
+            if name in options.cases
         },
-        "quality": quality(options.sequences, options.cache) if QUALITY in options.cases else None,
+        "quality": quality(options.sequences) if QUALITY in options.cases else None,
     }
     document["goals"] = goals(document)
     print(markdown(document))
@@ -45,37 +66,58 @@ def main() -> int:
     return 0 if all(goal["reached"] for goal in document["goals"]) else 1
 
 
-def speed(speed: Speed, turns: int, cache: Path) -> dict[str, Any]:
-    """The lines of a case, the peer first that the others are divided by; that is fp32 where llama.cpp is missing."""
-    case = replace(speed.case, cache=cache)
-    about = {"case": asdict(case) | {"cache": None}, "turns": turns, "published": _published(case)}
-    reference = Q4_0 if Q4_0.missing() is None else FP32
-    others = [subject for subject in (Q4_0, *speed.subjects) if subject != reference]
+def measure_of(options: argparse.Namespace) -> dict[str, Any]:
+    """How the jobs measure."""
+    return {
+        "replicates": options.replicates,
+        "min_seconds": options.seconds,
+        "max_seconds": 6 * options.seconds,
+        "meters": ["latency", "memory"],
+    }
+
+
+def speed(speed: Speed, turns: int, how: dict[str, Any]) -> dict[str, Any]:
+    """The lines of a case, that first that the others are divided by; that is fp32 where llama.cpp is missing."""
+    case = speed.case
+    reference = FP32 if BACKENDS[Q4_0.backend].missing(probe()) else Q4_0
+    others = [stack for stack in (Q4_0, *speed.stacks) if stack != reference]
+    about = {"case": asdict(case), "measure": how, "turns": turns, "published": _published(case)}
     try:
-        lines = in_groups(reference, others, case, turns, speed.at_once)
+        with RunProgress(console(stderr=True)) as progress:
+            jobs = measured_jobs(
+                [reference, *others],
+                case,
+                speed.at_once,
+                how,
+                lambda event: progress.show(event.kind, as_document(event)),
+            )
+        lines = [asdict(line) for line in jobs.lines] + in_turns(reference, speed.elsewhere, case, turns)
     except OptiGPUError as error:
         return about | {"reason": str(error)}
-    named = [asdict(Figures(name, reason=why)) for name, why in speed.left_out.items()]
-    return about | {"lines": lines + named}
+    named = [_shown(Figures(name, reason=why)) for name, why in speed.left_out.items()]
+    specs = [spec.model_dump(mode="json") for spec in jobs.jobs]
+    return about | {"lines": lines + named, "jobs": specs}
 
 
-def in_groups(
-    reference: Peer, others: Sequence[Stack | Peer], case: Case, turns: int, at_once: int
-) -> list[dict[str, Any]]:
-    """Groups of `at_once` with the reference beside each; its own figures are those of the first group."""
-    lines: list[dict[str, Any]] = []
-    for group, start in enumerate(range(0, len(others), at_once)):
-        found = measure([reference, *others[start : start + at_once]], case, turns)
-        lines += [
-            asdict(figures) | {"ratio": figures.ratio, "rate": figures.rate, "group": group}
-            for figures in (found[1:] if lines else found)
-        ]
-    return lines
+def in_turns(reference: Stack, peers: Sequence[Peer], case: Case, turns: int) -> list[dict[str, Any]]:
+    """What no backend runs, each beside the reference, turn by turn."""
+    if not peers:
+        return []
+    return [_shown(figures) for figures in measure([reference, *peers], case, turns)[1:]]
 
 
-def quality(sequences: int, cache: Path) -> dict[str, Any]:
+def _shown(figures: Figures) -> dict[str, Any]:
+    """With its turns instead of an interval."""
+    return asdict(figures) | {"ratio": figures.ratio, "rate": figures.rate, "group": None}
+
+
+def quality(sequences: int) -> dict[str, Any]:
     """Every peer's and every stack's divergence from the fp32 model."""
-    return measured([*OURS, *ALONE, COMPILED, *PEERS], Q4_0, sequences, cache)
+    found = measured([*OURS, *ALONE, COMPILED, FP32, BF16, *LLAMA_CPP, *ELSEWHERE], Q4_0, sequences)
+    for line in found["lines"]:
+        if "recorded" in line.get("details", {}):
+            line["details"] = details_of(line["details"])
+    return found
 
 
 def goals(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,9 +144,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_peers", description=__doc__)
     cases = [*SPEED, QUALITY]
     parser.add_argument("--cases", nargs="+", default=cases, choices=cases)
-    parser.add_argument("--turns", type=int, default=9, help="requests of each subject")
+    parser.add_argument("--replicates", type=int, default=3, help="processes of each stack")
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="the least time that each process is measured"
+    )
+    parser.add_argument("--turns", type=int, default=9, help="requests of each peer that no backend runs")
     parser.add_argument("--sequences", type=int, default=8, help=f"of the case {QUALITY}")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="where GGUF files are kept")
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--show", type=Path, help="print this document of an earlier run as Markdown instead")
     return parser.parse_args()

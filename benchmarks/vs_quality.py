@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from benchmarks.peers import Asked, Peer, Running, answering, running
-from benchmarks.turns import Stack
+from benchmarks.stacks import Stack
 from optigpu.quality.divergence import divergence
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
@@ -38,10 +38,9 @@ class WeightsAlone(Stack):
 
 @dataclass(frozen=True)
 class Scoring:
-    """Where the tokens and the fp32 model's logits lie, and where peers keep converted models."""
+    """Where the tokens and the fp32 model's logits lie."""
 
     folder: Path
-    cache: Path | None
 
     def predicted(self, subject: Stack | Peer) -> tuple[NDArray[np.float32], Running]:
         """Logits [positions, vocabulary], and the process that gave them. Raises OptiGPUError when it cannot."""
@@ -51,7 +50,7 @@ class Scoring:
 
     def reference(self, sequences: int) -> NDArray[np.float32]:
         """Draws the tokens and returns the fp32 model's logits, [positions, vocabulary]."""
-        arguments = [*self._stack_arguments(()), "--sample", str(sequences), str(LENGTH)]
+        arguments = [*self._stack_arguments(Stack("fp32")), "--sample", str(sequences), str(LENGTH)]
         with answering("benchmarks.stack_logits", arguments, "the fp32 model", THREADS) as process:
             process.rate()
         return _flat(self._logits)
@@ -67,24 +66,20 @@ class Scoring:
 
     def _ready(self, subject: Stack | Peer) -> AbstractContextManager[Running]:
         if isinstance(subject, Stack):
-            arguments = self._stack_arguments(subject.techniques)
+            arguments = self._stack_arguments(subject)
             arguments += ["--whole"] if isinstance(subject, WeightsAlone) else []
             return answering("benchmarks.stack_logits", arguments, subject.name, THREADS)
-        asked = Asked(
-            MODEL, "logits", cache=self.cache, tokens=self.tokens, prefill=PREFILL, logits=self._logits
-        )
+        asked = Asked(MODEL, "logits", tokens=self.tokens, prefill=PREFILL, logits=self._logits)
         return running(subject, asked, THREADS)
 
-    def _stack_arguments(self, techniques: Sequence[dict[str, Any]]) -> list[str]:
+    def _stack_arguments(self, stack: Stack) -> list[str]:
         return [
-            *("--model", MODEL, "--stack", json.dumps(list(techniques))),
+            *("--model", MODEL, "--backend", stack.backend, "--stack", json.dumps(list(stack.techniques))),
             *("--tokens", str(self.tokens), "--logits", str(self._logits), "--prefill", str(PREFILL)),
         ]
 
 
-def measured(
-    subjects: Sequence[Stack | Peer], against: Peer, sequences: int, cache: Path | None
-) -> dict[str, Any]:
+def measured(subjects: Sequence[Stack | Peer], against: Stack, sequences: int) -> dict[str, Any]:
     """A line for each subject, and what they were measured on; each is also compared with `against`, paired.
 
     Raises OptiGPUError when the fp32 model itself cannot be had.
@@ -92,7 +87,7 @@ def measured(
     found: dict[str, NDArray[np.float64]] = {}
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        scoring = Scoring(Path(folder), cache)
+        scoring = Scoring(Path(folder))
         expected = scoring.reference(sequences)
         for subject in track(subjects, "quality", console=console(stderr=True)):
             try:

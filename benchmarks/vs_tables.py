@@ -28,7 +28,8 @@ def markdown(document: dict[str, Any]) -> str:
 def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]) -> str:
     what = case["case"]
     shape = f"{what['prompt_tokens']} tokens" + (f" + {what['new_tokens']}" if what["new_tokens"] else "")
-    title = f"### {name}: `preset:{what['preset']}`, batch 1, {shape}, {case['turns']} turns"
+    processes = f"{case['measure']['replicates']} processes"
+    title = f"### {name}: `preset:{what['preset']}`, batch 1, {shape}, {processes}"
     if "reason" in case:
         return f"{title}\n\nNot measured: {case['reason']}"
     reference = case["lines"][0]
@@ -36,7 +37,7 @@ def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]
         "what",
         "tokens/s",
         f"x {reference['name']}",
-        "lowest..highest",
+        "95% interval",
         "MB",
         "KLD on `bundled:tiny`",
     )
@@ -48,9 +49,20 @@ def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]
 def _speed_row(line: Line, divergence: float | None) -> Sequence[str]:
     if line["reason"]:
         return (line["name"], "", _reason(line), "", "", "")
-    spread = f"{min(line['ratios']):.2f}..{max(line['ratios']):.2f}"
-    figures = (f"{line['rate']:.1f}", f"{line['ratio']:.2f}", spread, _megabytes(line))
+    ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}"
+    figures = (f"{line['rate']:.1f}", ratio, _spread(line), _megabytes(line))
     return (line["name"], *figures, "" if divergence is None else f"{divergence:.5f}")
+
+
+def _spread(line: Line) -> str:
+    """The ratio's interval with what is wrong with the result; of a peer in turns the lowest and the highest ratio."""
+    if "ratios" in line:
+        return f"{min(line['ratios']):.2f}..{max(line['ratios']):.2f} of {len(line['ratios'])} turns"
+    bounds = line["ratio_interval"]
+    marks = [f"NOT valid: {', '.join(line['verdict'])}"] if line["verdict"] else []
+    return "; ".join(
+        ([f"{bounds[0]:.2f}..{bounds[1]:.2f}"] if bounds else []) + marks + list(line["warnings"])
+    )
 
 
 def _quality(quality: dict[str, Any]) -> str:
@@ -114,7 +126,7 @@ def _reason(line: Line) -> str:
 
 
 def _megabytes(line: Line) -> str:
-    return f"{line['weight_bytes'] / 1e6:.1f}"
+    return "" if line["weight_bytes"] is None else f"{line['weight_bytes'] / 1e6:.1f}"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -103,7 +103,7 @@ def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[st
     """
     workload = WORKLOADS["generate"].model_validate(GENERATE)
     as_if_compiler = environment.model_copy(update={"compiler": environment.compiler or "none"})
-    techniques = default_stack(as_if_compiler, device, workload)
+    techniques = default_stack(as_if_compiler, device, workload, "torch")
     left_out = SLOW_AND_ALREADY_THERE.union(*(each.requires for each in techniques))
     return [{"name": each.name} for each in techniques if each.name not in left_out]
 

@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("gpu", config, items)
     if not has_gptqmodel():
         leave_out("gptq", config, items)
+    if not has_llama_cpp():
+        leave_out("llama", config, items)
 
 
 def is_quick(item: pytest.Item, seen: set[str]) -> bool:
@@ -95,6 +97,11 @@ def leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> N
 def has_gptqmodel() -> bool:
     """Whether the extra gptq is installed."""
     return find_spec("gptqmodel") is not None
+
+
+def has_llama_cpp() -> bool:
+    """Whether the extra llama is installed."""
+    return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
 
 
 def gpu_count() -> int:

@@ -20,17 +20,23 @@ def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 
 
+@pytest.mark.parametrize("marker", ["gptq", "llama"])
 @pytest.mark.parametrize(
     ("installed", "outcomes"), [(False, {"passed": 1, "deselected": 1}), (True, {"passed": 2})]
 )
-def test_a_test_that_needs_gptqmodel_is_deselected_where_it_is_not_installed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, installed: bool, outcomes: dict[str, int]
+def test_a_test_that_needs_an_extra_is_deselected_where_it_is_not_installed(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    marker: str,
+    installed: bool,
+    outcomes: dict[str, int],
 ) -> None:
-    monkeypatch.setattr("tests.conftest.has_gptqmodel", lambda: installed)
+    for name in ("has_gptqmodel", "has_llama_cpp"):
+        monkeypatch.setattr(f"tests.conftest.{name}", lambda: installed)
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    pytester.makeini("[pytest]\nmarkers = gptq")
+    pytester.makeini(f"[pytest]\nmarkers = {marker}")
     pytester.makepyfile(
-        "import pytest\n@pytest.mark.gptq\ndef test_the_library(): pass\ndef test_anywhere(): pass\n"
+        f"import pytest\n@pytest.mark.{marker}\ndef test_the_library(): pass\ndef test_anywhere(): pass\n"
     )
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 

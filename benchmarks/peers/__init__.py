@@ -1,4 +1,4 @@
-"""Other ways to run a model, each a process of its own: what the stack is compared with.
+"""Ways to run a model that no backend of the engine runs, each a process of its own.
 
 A peer prepares itself and prints a line of JSON: the bytes of its weights and how it was built, or the reason why it
 cannot. Then it prints for each line that it reads the tokens/s of one more request. Nothing of OptiGPU is in the loop;
@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.arguments import default_cache
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.vocabulary import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAMA_CPP = ("llama_cpp", "gguf")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`loop` is the module that runs, `weights` what it is told of them, `packages` what it needs beside torch."""
+    """transformers on weights that a library has prepared, as `weights` says; `packages` are needed beside torch."""
 
     name: str
-    loop: str
     weights: str
     packages: tuple[str, ...] = ()
 
@@ -49,7 +46,6 @@ class Asked:
     measure: str = "decode"
     prompt_tokens: int = 32
     new_tokens: int = 64
-    cache: Path | None = None
     tokens: Path | None = None
     prefill: int = 1
     logits: Path | None = None
@@ -61,7 +57,6 @@ class Asked:
             "--measure": self.measure,
             "--prompt-tokens": self.prompt_tokens,
             "--new-tokens": self.new_tokens,
-            "--cache": self.cache or default_cache(),
             "--tokens": self.tokens,
             "--prefill": self.prefill,
             "--logits": self.logits,
@@ -69,21 +64,15 @@ class Asked:
         return [word for name, value in values.items() if value is not None for word in (name, str(value))]
 
 
-FP32 = Peer("Hugging Face eager, fp32", "transformers_loop", "float32")
-Q4_0 = Peer("llama.cpp Q4_0", "llama_cpp_loop", "Q4_0", LLAMA_CPP)
-Q4_K_M = Peer("llama.cpp Q4_K_M", "llama_cpp_loop", "Q4_K_M", LLAMA_CPP)
+FP32 = Peer("Hugging Face eager, fp32", "float32")
 
 PEERS = (
     FP32,
-    Peer("Hugging Face eager, bf16", "transformers_loop", "bfloat16"),
-    Peer("PyTorch dynamic INT8", "transformers_loop", "dynamic_int8"),
-    Peer("bitsandbytes NF4", "transformers_loop", "nf4", ("bitsandbytes",)),
-    Peer("torchao int8 weight-only", "transformers_loop", "torchao_int8", ("torchao",)),
-    Peer("torchao int4 weight-only, bf16", "transformers_loop", "torchao_int4", ("torchao",)),
-    Peer("llama.cpp F16", "llama_cpp_loop", "F16", LLAMA_CPP),
-    Peer("llama.cpp Q8_0", "llama_cpp_loop", "Q8_0", LLAMA_CPP),
-    Q4_0,
-    Q4_K_M,
+    Peer("Hugging Face eager, bf16", "bfloat16"),
+    Peer("PyTorch dynamic INT8", "dynamic_int8"),
+    Peer("bitsandbytes NF4", "nf4", ("bitsandbytes",)),
+    Peer("torchao int8 weight-only", "torchao_int8", ("torchao",)),
+    Peer("torchao int4 weight-only, bf16", "torchao_int4", ("torchao",)),
 )
 """The peers of the tables, in their order."""
 
@@ -133,7 +122,7 @@ def running(peer: Peer, asked: Asked, threads: int) -> Iterator[Running]:
     if reason:
         raise UnsupportedError(reason)
     arguments = ["--weights", peer.weights, *asked.arguments()]
-    with answering(f"benchmarks.peers.{peer.loop}", arguments, peer.name, threads) as process:
+    with answering("benchmarks.peers.transformers_loop", arguments, peer.name, threads) as process:
         yield process
 
 

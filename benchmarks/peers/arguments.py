@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.paths import cache_dir
 from optigpu.vocabulary import OptiGPUError
 
 MEASURES = ("decode", "prefill", "logits")
@@ -39,11 +38,6 @@ class Loop(Protocol):
         """
 
 
-def default_cache() -> Path:
-    """Where converted models are kept."""
-    return cache_dir() / "gguf"
-
-
 def parse(description: str | None, weights: Sequence[str]) -> argparse.Namespace:
     """The command line of a peer that knows these kinds of weights."""
     parser = argparse.ArgumentParser(description=description)
@@ -55,7 +49,6 @@ def parse(description: str | None, weights: Sequence[str]) -> argparse.Namespace
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="where converted models are kept")
     parser.add_argument("--tokens", type=Path, help="of --measure logits: a .npy of ids [sequences, length]")
     parser.add_argument("--prefill", type=int, default=1, help="of --measure logits: leading tokens at once")
     parser.add_argument("--logits", type=Path, help="of --measure logits: the .npy to write")

@@ -4,9 +4,10 @@ To add one: write its folder and name it here.
 """
 
 from optigpu.backends.base import Backend
+from optigpu.backends.llama_cpp import LlamaCppBackend
 from optigpu.backends.torch import TorchBackend
 
-_ALL: tuple[Backend, ...] = (TorchBackend(),)
+_ALL: tuple[Backend, ...] = (TorchBackend(), LlamaCppBackend())
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
 """Every backend by its name; what a job may ask for, and what the child, the workers and the documents read."""

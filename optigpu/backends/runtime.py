@@ -130,6 +130,13 @@ class DecodingRuntime(Runtime, Protocol):
     def scoring_s(self, tokens: Ids, prefill: int) -> float:
         """Seconds of what `score` does, all positions together; the logits stay where the engine has them."""
 
+    def observe(self, prompt: Ids) -> None:
+        """Records in the notes which kernels run for this prompt; never called within a timed request."""
+
+
+class ReferenceRuntime(DecodingRuntime, Protocol):
+    """What makes the reference for quality asks beside that, of the one backend that makes it for all."""
+
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
         """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
 
@@ -138,9 +145,6 @@ class DecodingRuntime(Runtime, Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
-
-    def observe(self, prompt: Ids) -> None:
-        """Records in the notes which kernels run for this prompt; never called within a timed request."""
 
 
 class PassRuntime(Runtime, Protocol):

@@ -87,7 +87,9 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
     from optigpu.job.plan import default_stack
 
     environment: Environment = probe_machine()
-    return spec.model_copy(update={"stack": default_stack(environment, spec.device, spec.workload)})
+    return spec.model_copy(
+        update={"stack": default_stack(environment, spec.device, spec.workload, spec.backend)}
+    )
 
 
 def _measure(spec: "JobSpec", form: Format) -> None:

@@ -13,6 +13,9 @@ from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeadlineError, ReplicateError, Role, UnsupportedError
 
+REFERENCE_BACKEND = "torch"
+"""Makes the reference for variants of every backend, so that their quality is a distance from the same predictions."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +49,8 @@ def _has_quality(variant: Variant) -> bool:
 def _make_reference(session: Session, like: Variant) -> None:
     """The plain fp32 model writes its logits into the folder; without them, the quality meter says what is missing."""
     session.progress.show("computing the quality reference")
-    baseline = like.model_copy(update={"role": Role.BASELINE, "stack": (), "label": "baseline"})
+    plain = {"role": Role.BASELINE, "stack": (), "label": "baseline", "backend": REFERENCE_BACKEND}
+    baseline = like.model_copy(update=plain)
     try:
         with session.child(baseline) as child:
             ask(child, session.assignment(baseline, 0), Ready, session.progress)

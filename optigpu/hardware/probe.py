@@ -35,6 +35,8 @@ PACKAGES = (
     "torchao",
     "bitsandbytes",
     "gptqmodel",
+    "gguf",
+    "llama-cpp-python",
     "nvidia-ml-py",
 )
 """The packages whose versions explain a result."""

@@ -1,7 +1,8 @@
-"""spec -> variants: single, ladder, grid."""
+"""spec -> variants: single, ladder, grid, and what is measured beside them."""
 
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import chain, combinations
 
 from optigpu.documents.result import Environment
 from optigpu.job.spec import JobSpec, PlanName, Variant, expand_workload, resolve
@@ -10,8 +11,21 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads.base import Workload
 
-Draft = tuple[Role, str | None, tuple[Technique, ...]]
-"""A variant before it is numbered: why it is there, the rung it adds, its resolved stack."""
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label that was given.
+
+    `backend` is None for the job's own.
+    """
+
+    role: Role
+    stack: tuple[Technique, ...] = ()
+    rung: str | None = None
+    backend: str | None = None
+    label: str | None = None
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
@@ -22,55 +36,66 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // len(workloads)
-    drafts = _distinct(
-        {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan](spec), most
-    )
+    planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
+    drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     return tuple(
         _variant(index, spec, workload, draft, several=len(workloads) > 1)
         for index, (workload, draft) in enumerate((w, d) for w in workloads for d in drafts)
     )
 
 
-def default_stack(environment: Environment, device: DeviceKind, workload: Workload) -> tuple[Technique, ...]:
-    """The techniques that suit a device, for a ladder whose stack was not named."""
-    every = (kind(name=name) for name, kind in TECHNIQUES.items() if workload.task in kind.tasks)
+def default_stack(
+    environment: Environment, device: DeviceKind, workload: Workload, backend: str
+) -> tuple[Technique, ...]:
+    """The techniques of a backend that suit a device, for a ladder whose stack was not named."""
+    every = (
+        kind(name=name)
+        for name, kind in TECHNIQUES.items()
+        if workload.task in kind.tasks and backend in kind.backends
+    )
     return resolve((technique for technique in every if technique.suits(environment, device)), workload.kind)
 
 
 def _single(spec: JobSpec) -> Iterator[Draft]:
-    yield Role.SINGLE, None, resolve(spec.stack, spec.workload.kind)
+    yield Draft(Role.SINGLE, resolve(spec.stack, spec.workload.kind))
 
 
 def _ladder(spec: JobSpec) -> Iterator[Draft]:
     """Baseline, references, each technique alone (with what it requires), then each prefix of the stack."""
-    yield Role.BASELINE, None, ()
+    yield Draft(Role.BASELINE)
     named, kind = list(spec.stack), spec.workload.kind
     for technique in named:
         if technique.compared_with:
-            yield (
-                Role.REFERENCE,
-                None,
-                resolve((TECHNIQUES[name](name=name) for name in technique.compared_with), kind),
-            )
+            reference = (TECHNIQUES[name](name=name) for name in technique.compared_with)
+            yield Draft(Role.REFERENCE, resolve(reference, kind))
     for technique in named:
-        yield Role.ALONE, technique.name, resolve((technique,), kind)
+        yield Draft(Role.ALONE, resolve((technique,), kind), technique.name)
     for length in range(2, len(named) + 1):
-        yield Role.CUMULATIVE, named[length - 1].name, resolve(named[:length], kind)
+        yield Draft(Role.CUMULATIVE, resolve(named[:length], kind), named[length - 1].name)
 
 
 def _grid(spec: JobSpec) -> Iterator[Draft]:
     """Every combination of the stack's techniques, the empty one first as the baseline."""
-    yield Role.BASELINE, None, ()
+    yield Draft(Role.BASELINE)
     for size in range(1, len(spec.stack) + 1):
         for chosen in combinations(spec.stack, size):
-            yield Role.SINGLE, None, resolve(chosen, spec.workload.kind)
+            yield Draft(Role.SINGLE, resolve(chosen, spec.workload.kind))
 
 
-def _distinct(drafts: Iterable[Draft], most: int) -> list[Draft]:
-    """The first draft of each stack. Stops at one too many: a grid doubles with each technique."""
-    seen: dict[tuple[Technique, ...], Draft] = {}
+def _beside(spec: JobSpec) -> Iterator[Draft]:
+    for each in spec.beside:
+        stack = resolve(each.stack, spec.workload.kind)
+        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label)
+
+
+def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
+    """The first draft of each backend and stack; `own` is the job's backend.
+
+    Stops at one too many: a grid doubles with each technique.
+    """
+    seen: dict[tuple[str, tuple[Technique, ...]], Draft] = {}
     for draft in drafts:
-        seen.setdefault(draft[2], draft)
+        seen.setdefault((draft.backend or own, draft.stack), draft)
         if len(seen) > most:
             raise SpecError(
                 "limits.max_variants: this plan has more variants than the limit allows; shorten the stack, ask for "
@@ -80,16 +105,23 @@ def _distinct(drafts: Iterable[Draft], most: int) -> list[Draft]:
 
 
 def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, *, several: bool) -> Variant:
-    role, rung, stack = draft
-    names = " + ".join(technique.name for technique in stack) or "baseline"
+    backend = draft.backend or spec.backend
+    names = draft.label or _names(backend, draft.stack)
+    says_what = names != BASELINE
     return Variant(
         index=index,
-        role=role,
-        label=f"{workload.label}: {names}" if several and stack else workload.label if several else names,
-        rung=rung,
+        role=draft.role,
+        label=f"{workload.label}: {names}" if several and says_what else workload.label if several else names,
+        rung=draft.rung,
         workload=workload,
         model=spec.model,
-        backend=spec.backend,
+        backend=backend,
         device=spec.device,
-        stack=stack,
+        stack=draft.stack,
     )
+
+
+def _names(backend: str, stack: tuple[Technique, ...]) -> str:
+    """A leaderboard has rows of several backends, so all but the usual one are named."""
+    names = " + ".join(technique.name for technique in stack) or BASELINE
+    return names if backend == JobSpec.model_fields["backend"].default else f"{backend}: {names}"

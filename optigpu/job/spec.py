@@ -135,8 +135,23 @@ class Variant(Frozen):
         return digest(parts)
 
 
+class Beside(Frozen):
+    """A stack of any backend that is measured in the same turns as the job's own variants.
+
+    `label` names its variant in tables; None makes one of the backend and the techniques.
+    """
+
+    backend: BackendName = "torch"
+    stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
+    label: str | None = Field(None, min_length=1, max_length=100)
+
+
 class JobSpec(Frozen):
-    """One request to measure. A job for `device` "cuda" waits for a worker that has one."""
+    """One request to measure. A job for `device` "cuda" waits for a worker that has one.
+
+    `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
+    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts.
+    """
 
     workload: AnyWorkload
     model: str | None = Field(
@@ -149,6 +164,9 @@ class JobSpec(Frozen):
     device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
     plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
+    beside: tuple[Beside, ...] = Field(
+        (), max_length=32, description="Other stacks, of any backend, that are measured in the same turns."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
     measure: Measure = Measure()
     target: Target = Target()
@@ -164,8 +182,9 @@ class JobSpec(Frozen):
         _as_value_error(_check_target, self)
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
-        _as_value_error(_check_stack, self)
-        _as_value_error(_check_backend, self)
+        for backend, stack in ((self.backend, self.stack), *((e.backend, e.stack) for e in self.beside)):
+            _as_value_error(_check_stack, self, stack)
+            _as_value_error(_check_backend, self, backend, stack)
         _as_value_error(_check_gates, self)
         return self
 
@@ -235,9 +254,9 @@ def _check_gates(spec: JobSpec) -> None:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
 
 
-def _check_stack(spec: JobSpec) -> None:
-    resolve(spec.stack, spec.workload.kind)
-    for technique in spec.stack:
+def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
+    resolve(stack, spec.workload.kind)
+    for technique in stack:
         if spec.workload.task not in technique.tasks:
             raise SpecError(
                 f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
@@ -252,21 +271,21 @@ def _check_stack(spec: JobSpec) -> None:
             raise SpecError(f"stack: {problem}")
 
 
-def _check_backend(spec: JobSpec) -> None:
+def _check_backend(spec: JobSpec, name: str, stack: tuple[Technique, ...]) -> None:
     """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
-    backend = BACKENDS[spec.backend]
+    backend = BACKENDS[name]
     if spec.device not in backend.devices:
         raise SpecError(
-            f"backend: {spec.backend} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
+            f"backend: {name} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
             "device."
         )
     problem = backend.supports(spec.workload, None)
     if problem:
         raise SpecError(f"backend: {problem}")
-    for technique in resolve(spec.stack, spec.workload.kind):
-        if spec.backend not in technique.backends:
+    for technique in resolve(stack, spec.workload.kind):
+        if name not in technique.backends:
             raise SpecError(
-                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {spec.backend}; "
+                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {name}; "
                 "leave it out or name that backend."
             )
         problem = backend.supports(spec.workload, technique)

@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.runtime import DecodingRuntime, ImageRuntime
+from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.models.reference import parse_reference
@@ -114,7 +114,7 @@ def _image_runtime(context: MeterContext) -> ImageRuntime:
 
 
 def _written(context: MeterContext, folder: Path) -> Manifest:
-    runtime, source = _runtime(context), _source(context)
+    runtime, source = cast(ReferenceRuntime, _runtime(context)), _source(context)
     setting = _setting(context, runtime, source)
     passages, cut = _passages(setting, runtime, source)
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
@@ -213,7 +213,9 @@ def _stride(options: QualityOptions, window: int) -> int:
     return stride
 
 
-def _passages(setting: Setting, runtime: DecodingRuntime, source: Source | None) -> tuple[list[Passage], int]:
+def _passages(
+    setting: Setting, runtime: ReferenceRuntime, source: Source | None
+) -> tuple[list[Passage], int]:
     """What is predicted, and how many contexts had to be cut for it."""
     if source is None:
         return _own_passages(setting, runtime), 0
@@ -224,7 +226,7 @@ def _passages(setting: Setting, runtime: DecodingRuntime, source: Source | None)
     return windows(tokens, setting.window, setting.stride or 1), 0
 
 
-def _own_passages(setting: Setting, runtime: DecodingRuntime) -> list[Passage]:
+def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:
     """Sequences that the model wrote, exactly `tokens` of whose tokens are predicted; the last one may be shorter."""
     first = 1 + min(PREFILL, (setting.window - 1) // 2)
     each = setting.window - first
@@ -234,7 +236,7 @@ def _own_passages(setting: Setting, runtime: DecodingRuntime) -> list[Passage]:
     return [Passage(row, first) for row in tokens[:-1]] + [Passage(tokens[-1, : first + last], first)]
 
 
-def _encoder(setting: Setting, runtime: DecodingRuntime) -> Callable[[str], list[int]]:
+def _encoder(setting: Setting, runtime: ReferenceRuntime) -> Callable[[str], list[int]]:
     """Text to ids, all of them the model's."""
 
     def encode(text: str) -> list[int]:

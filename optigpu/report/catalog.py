@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
 from optigpu.report.formats import Column, Grid
@@ -77,7 +78,8 @@ def _problem(kind: type[Technique], environment: Environment, device: DeviceKind
         return f"This machine has no {device} device."
     if device not in kind.devices:
         return f"It runs on {', '.join(kind.devices)} only."
-    return kind(name=name).check(environment, device, None)
+    missing = [BACKENDS[backend].missing(environment) for backend in kind.backends]
+    return missing[0] if all(missing) else kind(name=name).check(environment, device, None)
 
 
 def techniques_grid(facts: Sequence[Document]) -> Grid:

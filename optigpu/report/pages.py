@@ -15,6 +15,7 @@ def techniques_page() -> str:
     headings = (
         "name",
         "layer",
+        "backend",
         "what it does",
         "needs",
         "excludes",
@@ -27,6 +28,7 @@ def techniques_page() -> str:
         (
             f"`{fact['name']}`",
             fact["layer"],
+            ", ".join(fact["backends"]),
             fact["summary"],
             ", ".join(fact["requires"]),
             ", ".join(fact["conflicts"]),

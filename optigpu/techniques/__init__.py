@@ -34,6 +34,7 @@ from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import Fp8
 from optigpu.techniques.quantization.fp16 import Fp16
+from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.techniques.quantization.gptq import Gptq
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
@@ -57,6 +58,7 @@ AnyTechnique = Annotated[
     | Fp8
     | Gptq
     | Awq
+    | Gguf
     | EagerAttention
     | FusedAttention
     | FusedLayernorm

@@ -55,19 +55,25 @@ class Choice(StrEnum):
     CAPTURE = "what runs is recorded as a CUDA graph once"
 
 
+GgufType = Literal["Q4_0", "Q4_K_M", "Q8_0", "F16"]
+"""llama.cpp's names of number formats; with F32, which stands for no technique, all that files are written in here."""
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How weights come in. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
 
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
-    technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it.
+    technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `gguf` is the
+    number format of a GGUF file, for llama.cpp; None asks for float32.
     """
 
     dtype: str = "float32"
     attention: str | None = None
     placement: Literal["device", "host"] = "device"
     packed: Literal["gptq", "awq"] | None = None
+    gguf: GgufType | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
         """A copy with changes."""

@@ -1,4 +1,4 @@
-"""Every technique on models of GPT-2, Llama and Qwen and on two for images: it runs, or it says why not."""
+"""Every technique of the torch backend on GPT-2, Llama, Qwen and two image models: it runs, or it says why not."""
 
 from typing import Any
 
@@ -46,7 +46,9 @@ def names_for(workload: str) -> list[str]:
     return [
         name
         for name, kind in TECHNIQUES.items()
-        if WORKLOADS[workload].task in kind.tasks and DeviceKind.CPU in kind.devices
+        if WORKLOADS[workload].task in kind.tasks
+        and DeviceKind.CPU in kind.devices
+        and "torch" in kind.backends
     ]
 
 

@@ -179,6 +179,22 @@ def test_a_single_variant_has_nothing_to_be_compared_with() -> None:
     assert attribution.best == 0
 
 
+def test_what_is_beside_a_single_variant_is_compared_with_it() -> None:
+    beside = [{"backend": "llama_cpp", "stack": [{"name": "gguf"}], "label": "llama.cpp"}]
+    attribution, rows = attributed(job("bf16", plan="single", beside=beside), {"bf16": 20, "llama.cpp": 50})
+    assert gains(rows["llama.cpp"]) == (2.5, None, None)
+    assert gains(rows["bf16"]) == (None, None, None)
+    assert attribution.best == 1
+
+
+def test_another_backend_s_baseline_is_not_the_job_s() -> None:
+    spec = job("bf16", beside=[{"backend": "llama_cpp"}])
+    _, rows = attributed(spec, {"baseline": 10, "bf16": 20, "llama_cpp: baseline": 40})
+    assert gains(rows["baseline"]) == (None, None, None)
+    assert gains(rows["bf16"]) == (2, 2, 2)
+    assert gains(rows["llama_cpp: baseline"]) == (4, None, None)
+
+
 def test_without_a_baseline_only_the_rungs_are_compared() -> None:
     _, rows = attributed(
         job("bf16", "static_kv_cache"),

@@ -258,7 +258,7 @@ def test_the_device_is_asked_for_only_when_none_is_named() -> None:
 
 def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
     made = with_default_stack(spec())
-    assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload)
+    assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload, "torch")
     assert made.stack
 
 

@@ -87,6 +87,36 @@ def test_a_workload_of_many_shapes_is_measured_shape_by_shape() -> None:
     assert len({variant.workload_digest for variant in variants}) == 4
 
 
+def test_stacks_of_other_backends_are_measured_beside_the_plan_s_own() -> None:
+    q4 = {"backend": "llama_cpp", "stack": [{"name": "gguf"}]}
+    beside = [q4, {"backend": "llama_cpp", "stack": [{"name": "gguf", "type": "F16"}], "label": "half"}]
+    variants = planned("ladder", "bf16", beside=[*beside, {"backend": "llama_cpp"}, {}, q4])
+    assert shown(variants) == [
+        ("baseline", "baseline"),
+        ("alone", "bf16"),
+        ("single", "llama_cpp: gguf"),
+        ("single", "half"),
+        ("single", "llama_cpp: baseline"),
+    ], "the same stack of the same backend is measured once"
+    assert [variant.backend for variant in variants] == ["torch"] * 2 + ["llama_cpp"] * 3
+    assert len({variant.workload_digest for variant in variants}) == 1, "they can be compared"
+    assert len({variant.digest for variant in variants}) == 5
+
+
+def test_another_backend_s_variants_are_called_after_it() -> None:
+    variants = planned("ladder", "gguf", backend="llama_cpp", beside=[{}])
+    assert shown(variants) == [
+        ("baseline", "llama_cpp: baseline"),
+        ("alone", "llama_cpp: gguf"),
+        ("single", "baseline"),
+    ]
+
+
+def test_a_default_stack_is_of_the_backend() -> None:
+    names = [each.name for each in default_stack(CPU, DeviceKind.CPU, Generate(), "llama_cpp")]
+    assert names == ["gguf"]
+
+
 def test_more_variants_than_the_limit_are_refused() -> None:
     stack = ("bf16", "int8_weight_only", "static_kv_cache", "fused_attention")
     assert len(planned("grid", *stack, limits={"max_variants": 16})) == 16
@@ -103,16 +133,16 @@ def test_a_default_stack_holds_what_suits_the_device() -> None:
         (CPU, DeviceKind.CPU),
         (CPU.model_copy(update={"accelerators": (GPU,)}), DeviceKind.CUDA),
     ):
-        stack = default_stack(environment, device, Generate())
+        stack = default_stack(environment, device, Generate(), "torch")
         assert stack
         assert all(technique.check(environment, device, None) is None for technique in stack)
         assert not any(technique.cautionary for technique in stack)
-    names = [technique.name for technique in default_stack(CPU, DeviceKind.CPU, Generate())]
+    names = [technique.name for technique in default_stack(CPU, DeviceKind.CPU, Generate(), "torch")]
     assert "torch_compile" not in names, "without a compiler it cannot run on a CPU"
-    assert default_stack(CPU, DeviceKind.CPU, Matmul()) == ()
+    assert default_stack(CPU, DeviceKind.CPU, Matmul(), "torch") == ()
 
 
 def test_every_technique_can_be_the_stack_of_a_ladder() -> None:
     for name, kind in TECHNIQUES.items():
-        variants = planned("ladder", name, device=kind.devices[0])
+        variants = planned("ladder", name, device=kind.devices[0], backend=kind.backends[0])
         assert any(variant.rung == name for variant in variants)

@@ -11,6 +11,7 @@ from optigpu.models.presets import PRESETS
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from optigpu.workloads import WORKLOADS
+from tests.readme import blocks
 
 BASE: dict[str, Any] = {"workload": {"kind": "generate"}, "model": "preset:gpt2"}
 
@@ -138,7 +139,33 @@ def generate(**shapes: Any) -> dict[str, Any]:
         ({"stack": stack("torch_compile", "no_kv_cache")}, "", ["stack:", "exclude"]),
         ({"stack": stack("bf16", "bf16")}, "", ["stack:", "twice"]),
         ({"device": "tpu"}, "device", ["cpu", "cuda"]),
-        ({"backend": "magic"}, "backend", ["torch"]),
+        ({"backend": "magic"}, "backend", ["torch", "llama_cpp"]),
+        ({"backend": "llama_cpp", "device": "cuda"}, "", ["backend:", "llama_cpp runs on cpu"]),
+        (
+            {"backend": "llama_cpp", "workload": {"kind": "prefill"}},
+            "",
+            ["backend:", "llama_cpp does not run the workload prefill", "generate, quality"],
+        ),
+        (
+            {"backend": "llama_cpp", "stack": stack("bf16")},
+            "",
+            ["bf16 is for the backend torch", "llama_cpp"],
+        ),
+        ({"stack": stack("gguf")}, "", ["stack:", "gguf is for the backend llama_cpp, not for torch"]),
+        (
+            {"backend": "llama_cpp", "stack": stack("gguf", "int8_weight_only")},
+            "",
+            ["int8_weight_only is for the backend torch"],
+        ),
+        ({"stack": [{"name": "gguf", "type": "Q2_K"}]}, "stack.0.gguf.type", ["Q4_0", "Q8_0"]),
+        ({"beside": [{"backend": "magic"}]}, "beside.0.backend", ["torch", "llama_cpp"]),
+        ({"beside": [{"stack": stack("gguf")}]}, "", ["gguf is for the backend llama_cpp"]),
+        ({"beside": [{"stack": stack("fp16", "bf16")}]}, "", ["exclude"]),
+        (
+            {"workload": {"kind": "prefill"}, "beside": [{"backend": "llama_cpp"}]},
+            "",
+            ["llama_cpp does not run the workload prefill"],
+        ),
         ({"plan": "maze"}, "plan", ["single", "ladder", "grid"]),
         ({"seed": -1}, "seed", []),
         ({"seed": 2**63}, "seed", []),
@@ -166,6 +193,11 @@ def test_bad_input_is_refused_with_its_field_and_what_is_valid(
 
 def test_a_good_request_says_the_same_after_a_round_trip() -> None:
     posted = spec(stack=stack("torch_compile"), measure={"replicates": 5}, device="cuda", seed=2**63 - 1)
+    assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
+
+
+def test_what_is_measured_beside_says_the_same_after_a_round_trip() -> None:
+    posted = spec(beside=[{"backend": "llama_cpp", "stack": stack("gguf"), "label": "llama.cpp"}])
     assert JobSpec.model_validate_json(posted.model_dump_json()) == posted
 
 
@@ -275,3 +307,9 @@ def test_a_technique_that_does_not_run_on_the_device_is_refused(monkeypatch: pyt
     monkeypatch.setattr(TECHNIQUES["bf16"], "devices", (DeviceKind.CUDA,))
     with pytest.raises(ValidationError, match="bf16 runs on cuda, not on cpu"):
         spec(stack=stack("bf16"))
+
+
+def test_the_readme_s_job_beside_llama_cpp_can_be_posted() -> None:
+    (text,) = [block for block in blocks("json") if "beside" in block]
+    posted = JobSpec.model_validate_json(text)
+    assert [variant.label for variant in variants_of(posted)] == ["native_decode", "llama_cpp: gguf"]

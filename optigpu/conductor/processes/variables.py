@@ -23,7 +23,7 @@ _PLAIN = {
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
 """HF_: where downloads lie and come from. The hash of the weights says what came."""
 
-_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB"}
+_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_GGUF_CACHE_GB"}
 _RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")
 """For example NVIDIA_TF32_OVERRIDE, which changes numbers, and CUDA_LAUNCH_BLOCKING, which changes times."""
 _IMPORT_PATH = "PYTHONPATH"

@@ -1,11 +1,11 @@
-"""GGUF files for the comparison with llama.cpp: the mapping of tensors, by llama.cpp's own order of rotary pairs."""
+"""GGUF files for llama.cpp: the mapping of tensors, by llama.cpp's own order of rotary pairs."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.peers.gguf_tensors import metadata, permuted, rope_factors, tensors
+from optigpu.backends.llama_cpp.gguf_tensors import metadata, permuted, rope_factors, tensors
 from optigpu.vocabulary import UnsupportedError
 
 LLAMA = {
@@ -144,10 +144,12 @@ def test_metadata_has_llama_cpps_keys() -> None:
 def test_what_is_not_written_is_refused() -> None:
     from transformers import AutoConfig
 
-    linear = AutoConfig.for_model(
+    linear: Any = AutoConfig.for_model(
         "llama", **LLAMA, rope_parameters=PLAIN | {"rope_type": "linear", "factor": 2.0}
     )
-    with pytest.raises(UnsupportedError, match="'linear' is not written"):
+    with pytest.raises(UnsupportedError, match="'linear' cannot be written"):
         rope_factors(linear)
-    with pytest.raises(UnsupportedError, match="no GGUF writer for opt here; it knows gpt2, llama"):
+    with pytest.raises(
+        UnsupportedError, match="opt models cannot be written as GGUF here, only gpt2 and llama"
+    ):
         metadata(AutoConfig.for_model("opt"))

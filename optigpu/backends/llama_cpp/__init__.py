@@ -1,0 +1,61 @@
+"""The llama_cpp backend: GGUF files of this project's models in llama.cpp, through the package llama-cpp-python.
+
+Without the technique `gguf` a variant is the baseline: weights, keys and values in float32. Only `prepare` imports
+llama.cpp.
+"""
+
+import os
+from collections.abc import Callable
+from typing import ClassVar
+
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.workloads.base import Workload
+
+PACKAGES = ("llama-cpp-python", "gguf")
+INSTALL = 'pip install -e ".[llama]"'
+WORKLOADS = ("generate", "quality")
+
+
+class LlamaCppBackend:
+    """Decodes GPT-2 and Llama models on a CPU."""
+
+    name: ClassVar[str] = "llama_cpp"
+    summary: ClassVar[str] = "GPT-2 and Llama models as GGUF files in llama.cpp, on a CPU"
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+
+    def missing(self, environment: Environment) -> str | None:
+        """The packages of the extra `llama` that are not installed."""
+        absent = [package for package in PACKAGES if package not in environment.software]
+        if not absent:
+            return None
+        verb = "is" if len(absent) == 1 else "are"
+        return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Text generation and the scoring of text."""
+        if workload.kind in WORKLOADS:
+            return None
+        return f"llama_cpp does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Writes the model's GGUF file if it is not kept already, and loads it."""
+        from optigpu.backends.llama_cpp.runtime import LlamaCppRuntime
+
+        return LlamaCppRuntime(order, progress)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """llama.cpp offers no operators of its own to measure with."""
+        raise UnsupportedError("llama.cpp has no operators that the machine's peaks could be measured with.")
+
+    def use_threads(self, count: int) -> None:
+        """For OpenMP, which reads the variable when llama.cpp is loaded; a context is told its threads as well."""
+        os.environ["OMP_NUM_THREADS"] = str(count)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """llama.cpp returns no context, which the runtime raises as this."""
+        return isinstance(error, OutOfMemoryError)

@@ -1,0 +1,157 @@
+"""The cache of GGUF files: written once, whole or not at all, bounded. No llama.cpp runs here."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from optigpu.backends.llama_cpp import convert, gguf_cache
+from optigpu.backends.llama_cpp.file_types import FileType
+from optigpu.backends.llama_cpp.gguf_cache import MOST_GIB, gguf_of, most_bytes
+from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+
+SIZE = 1000
+GPT2 = parse_reference("preset:tiny-gpt2-test")
+
+
+class Converter:
+    """Stands in for the process that writes a file: SIZE bytes, unless it is told to fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.status, self.said = 0, ""
+
+    def run(self, command: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        options = dict(zip(command[4::2], command[5::2], strict=True))
+        assert list(command[:4]) == [sys.executable, "-P", "-m", convert.__name__]
+        self.calls.append((options["--type"], options.get("--plain", options.get("--model", ""))))
+        Path(options["--output"]).write_bytes(b"x" * (SIZE // 2 if self.status else SIZE))
+        return subprocess.CompletedProcess(list(command), self.status, self.said, self.said)
+
+
+@pytest.fixture
+def converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Converter:
+    """In the place of the real one, with a cache folder of its own."""
+    made = Converter()
+    monkeypatch.setattr(subprocess, "run", made.run)
+    monkeypatch.setattr(gguf_cache, "_LIBRARIES", ())  # they need not be installed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(MOST_GIB, raising=False)
+    return made
+
+
+def got(kind: str, tmp_path: Path, seed: int = 0) -> Path:
+    return gguf_of(GPT2, FileType(kind), seed, 1, tmp_path / "job", lambda _: None)
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache").rglob("*.gguf"))
+
+
+def test_a_file_is_written_once(converter: Converter, tmp_path: Path) -> None:
+    first = got("F16", tmp_path)
+    assert first.stat().st_size == SIZE
+    assert first.is_relative_to(tmp_path / "cache" / "optigpu" / "gguf")
+    assert got("F16", tmp_path) == first
+    assert converter.calls == [("F16", "preset:tiny-gpt2-test")]
+
+
+def test_a_quantized_file_is_made_of_the_file_of_float16(converter: Converter, tmp_path: Path) -> None:
+    plain = got("Q4_0", tmp_path).name.replace("Q4_0", "F16")
+    assert got("Q8_0", tmp_path).name.endswith("-Q8_0.gguf")
+    kinds = [kind for kind, _ in converter.calls]
+    assert kinds == ["F16", "Q4_0", "Q8_0"]
+    assert Path(converter.calls[1][1]).name == Path(converter.calls[2][1]).name == plain
+    assert len(files(tmp_path)) == 3
+
+
+def test_another_seed_is_another_file(converter: Converter, tmp_path: Path) -> None:
+    assert got("F32", tmp_path) != got("F32", tmp_path, seed=1)
+
+
+def test_what_failed_leaves_no_file(converter: Converter, tmp_path: Path) -> None:
+    converter.status, converter.said = 1, "Traceback\nOSError: No space left on device"
+    with pytest.raises(OptiGPUError, match="could not be written: OSError: No space left on device"):
+        got("F16", tmp_path)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    converter.status = 0
+    assert got("F16", tmp_path).stat().st_size == SIZE
+
+
+def test_a_refusal_is_the_converter_s_last_line(converter: Converter, tmp_path: Path) -> None:
+    converter.status, converter.said = convert.REFUSED, "loading\nThis model cannot be written.\n"
+    with pytest.raises(UnsupportedError, match=r"^This model cannot be written\.$"):
+        got("F16", tmp_path)
+
+
+def test_what_a_killed_process_left_is_removed(converter: Converter, tmp_path: Path) -> None:
+    left = got("F16", tmp_path).with_name("something.unfinished")
+    left.write_bytes(b"half")
+    got("F32", tmp_path)
+    assert not left.exists()
+
+
+def test_the_least_recently_used_go_first(
+    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, used = got("F32", tmp_path, seed=1), got("F32", tmp_path, seed=2)
+    for age, path in ((20, used), (10, old)):
+        os.utime(path, (path.stat().st_atime - age,) * 2)
+    got("F32", tmp_path, seed=2)  # older on disk, and used just now
+    monkeypatch.setenv(MOST_GIB, str(2 * SIZE / 2**30))
+    new = got("F32", tmp_path, seed=3)
+    assert [path.exists() for path in (old, used, new)] == [False, True, True]
+
+
+def test_the_newest_file_stays_however_large_it_is(
+    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MOST_GIB, str(SIZE / 2 / 2**30))
+    assert got("Q4_0", tmp_path).exists()
+    assert len(files(tmp_path)) == 1, "the file of float16 that it was made of has gone"
+
+
+def test_with_a_bound_of_0_files_live_as_long_as_their_job(
+    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MOST_GIB, "0")
+    path = got("Q4_0", tmp_path)
+    assert path.is_relative_to(tmp_path / "job")
+    assert got("Q4_0", tmp_path) == path
+    assert len(converter.calls) == 2
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "nan", "inf"])
+def test_a_bound_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(MOST_GIB, text)
+    with pytest.raises(UnsupportedError, match=f"{MOST_GIB} must be the number of GiB"):
+        most_bytes()
+
+
+def test_processes_that_want_the_same_file_wait_for_the_one_that_writes_it(
+    converter: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slow(command: Sequence[str], **more: object) -> "subprocess.CompletedProcess[str]":
+        writing.set()
+        assert go_on.wait(30)
+        return converter.run(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(got("F16", tmp_path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert writing.wait(30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 3
+    assert len(set(found)) == len(converter.calls) == 1
