@@ -48,6 +48,8 @@ SOURCES: tuple[Path, ...] = tuple(
         "ops/four_bits/compensated.py",
         "ops/four_bits/descent.py",
         "ops/four_bits/quantize.py",
+        "ops/four_bits/scheme.py",
+        "ops/integers.py",
         "techniques/decoding/native_decode/calibration.py",
         "techniques/decoding/native_decode/families.py",
         "techniques/decoding/native_decode/layers.py",
