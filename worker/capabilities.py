@@ -42,6 +42,7 @@ def probe(device: DeviceKind, environment: Environment) -> WorkerInfo:
         hardware_class=hardware.hardware_class(environment, device),
         device=device,
         gpus=tuple(gpu.name for gpu in gpus),
+        gpu_uuid=gpus[0].uuid if gpus else None,
         memory_bytes=environment.memory_bytes,
         vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
         backends=BACKENDS,

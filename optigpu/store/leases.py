@@ -175,7 +175,8 @@ def _can_run(worker: WorkerInfo) -> tuple[ColumnElement[bool], ...]:
 def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:
     """Enters the attempt; returns what it need not measure again.
 
-    Only what the same version measured on the same host is kept: a ladder is not to compare two machines.
+    Outcomes are kept only if the same version measured them on the same device of the same host: a ladder must not
+    compare two devices.
     """
     last = attempt_of(session, job.id, job.attempt - 1)
     session.add(
@@ -184,13 +185,15 @@ def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime)
             number=job.attempt,
             worker_id=worker.id,
             host_id=worker.host_id,
+            device=worker.measures_on,
             version=worker.version,
             started_at=at,
         )
     )
     if last is None:
         return ()
-    if (last.host_id, last.version) != (worker.host_id, worker.version):
+    here = worker.host_id, worker.measures_on, worker.version
+    if (last.host_id, last.device, last.version) != here:
         session.execute(delete(VariantRow).where(VariantRow.job_id == job.id))
         return ()
     return tuple(_finished(session, job.id))

@@ -88,7 +88,10 @@ class Job(Base):
 
 
 class Attempt(Base):
-    """One time that a worker took a job. Host and version say whether the next attempt may go on from it."""
+    """One time that a worker took a job. The next attempt goes on from it on the same host, device and version.
+
+    `device` is the GPU's UUID, or on a CPU the hardware class; null in attempts from before it was stored.
+    """
 
     __tablename__ = "attempts"
 
@@ -96,6 +99,7 @@ class Attempt(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker_id: Mapped[str]
     host_id: Mapped[str]
+    device: Mapped[str | None]
     version: Mapped[str]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]

@@ -46,6 +46,26 @@ def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_u
     database.close()
 
 
+def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    database = Database(database_url)
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        claim = jobs.claim(session, a_worker(), 30)
+        assert claim is not None
+        jobs.plan(session, claim, a_plan("baseline"))
+        jobs.save_outcome(session, claim, an_outcome(a_result()))
+    migrations.downgrade(database_url, "0002")
+    migrations.upgrade(database_url)
+    with database.write() as session:
+        assert [attempt.worker_id for attempt in jobs.get(session, job_id).attempts] == ["worker-1"]
+        jobs.release(session, claim)
+        again = jobs.claim(session, a_worker(), 30)
+    database.close()
+    assert again is not None
+    assert (again.attempt, again.done) == (2, ())
+
+
 def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: str) -> None:
     migrations.upgrade(database_url)
     _fill(database_url)

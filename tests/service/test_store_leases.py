@@ -14,6 +14,7 @@ from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, results
 from optigpu.store.database import Database
 from optigpu.store.tables import Job
+from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
 from tests.service.records import a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
 
@@ -240,20 +241,58 @@ def test_the_same_host_and_version_goes_on_where_it_was_lost(database: Database)
     assert kept == 1
 
 
-@pytest.mark.parametrize("changes", [{"host_id": "host-2"}, {"version": "0.2.0"}])
-def test_another_host_or_version_begins_anew(database: Database, changes: dict) -> None:
+FIRST = a_worker("first")
+FIRST_GPU = a_gpu_worker("first")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        pytest.param(FIRST, a_worker("second"), True, id="same CPU"),
+        pytest.param(FIRST, a_worker("second", host_id="host-2"), False, id="another host"),
+        pytest.param(FIRST, a_worker("second", version="0.2.0"), False, id="another version"),
+        pytest.param(FIRST, a_worker("second", hardware_class="Test CPU 2 cores"), False, id="fewer cores"),
+        pytest.param(FIRST_GPU, a_gpu_worker("second"), True, id="same GPU"),
+        pytest.param(FIRST_GPU, a_gpu_worker("second", gpu_uuid="GPU-b"), False, id="another GPU"),
+        pytest.param(
+            FIRST_GPU.model_copy(update={"gpu_uuid": "MIG-a"}), FIRST_GPU, False, id="part of the same GPU"
+        ),
+    ],
+)
+def test_a_job_resumes_only_on_the_same_device(
+    database: Database, first: WorkerInfo, second: WorkerInfo, kept: bool
+) -> None:
+    """Elsewhere the earlier outcomes are dropped: a ladder must not compare two devices."""
     with database.write() as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
-        jobs.plan(session, claim, a_plan("baseline"))
-        jobs.save_outcome(session, claim, an_outcome(a_result()))
+        job_id = jobs.submit(session, a_spec(device=first.device)).job.id
+        claim = jobs.claim(session, first, 30)
+        assert claim is not None
+        jobs.plan(session, claim, a_plan("baseline", "bf16"))
+        jobs.save_outcome(session, claim, an_outcome(a_result(device=first.device)))
         jobs.sweep(session, now=utc_now() + LATER)
-        again = jobs.claim(session, a_worker(**changes), 30)
+        again = jobs.claim(session, second, 30)
         assert again is not None
-        assert again.done == ()
-        jobs.plan(session, again, a_plan("baseline"))
-        assert jobs.get(session, job_id).variants[0].status is VariantStatus.PENDING
-        assert results.of_job(session, job_id) == []
+        jobs.plan(session, again, a_plan("baseline", "bf16"))
+        statuses = [variant.status for variant in jobs.get(session, job_id).variants]
+        found = results.of_job(session, job_id)
+    baseline = VariantStatus.SUCCEEDED if kept else VariantStatus.PENDING
+    assert again.done == ((0,) if kept else ())
+    assert statuses == [baseline, VariantStatus.PENDING]
+    assert len(found) == kept
+
+
+def test_what_a_third_device_measures_is_not_mixed_with_the_first(database: Database) -> None:
+    """A, then B, then A again: what A measured was dropped when B began, so it does not come back."""
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec(device="cuda")).job.id
+        for gpu in ("GPU-a", "GPU-b", "GPU-a"):
+            claim = jobs.claim(session, a_gpu_worker(gpu_uuid=gpu), 30)
+            assert claim is not None
+            assert claim.done == ()
+            jobs.plan(session, claim, a_plan("baseline"))
+            jobs.save_outcome(session, claim, an_outcome(a_result(device="cuda")))
+            jobs.release(session, claim)
+        assert len(results.of_job(session, job_id)) == 1
 
 
 def test_finishing_again_after_a_lost_answer_changes_nothing(database: Database) -> None:

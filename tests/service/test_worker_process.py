@@ -78,10 +78,11 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
     monkeypatch.setattr(sys.modules[probe.__module__], "gpus", lambda: Gpus(shown(), driver="570.00"))
     with serving(None, tmp_path) as first:
         assert (first.device, first.gpus, first.vram_bytes) == (DeviceKind.CUDA, ("Model 0",), 10)
+        assert (first.gpu_uuid, first.measures_on) == ("GPU-0", "GPU-0")
         assert os.environ.pop("CUDA_VISIBLE_DEVICES") == "GPU-0"
         probe.cache_clear()
         with serving(DeviceKind.CUDA, tmp_path) as second:
-            assert (second.gpus, second.vram_bytes) == (("Model 1",), 11)
+            assert (second.gpus, second.vram_bytes, second.measures_on) == (("Model 1",), 11, "GPU-1")
             with (
                 pytest.raises(UnsupportedError, match="Other workers serve"),
                 serving(DeviceKind.CUDA, tmp_path),
