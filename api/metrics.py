@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from optigpu.store import jobs, workers
+from optigpu.store import queue, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState
 
@@ -54,7 +54,7 @@ class _Stored(Collector):
     def collect(self) -> Iterable[Metric]:
         """Jobs by state, jobs in the queue, workers that are alive."""
         with self._database.read() as session:
-            counts = jobs.counts(session)
+            counts = queue.counts(session)
             alive = sum(worker.alive for worker in workers.list_(session, lease_s=self._lease_s))
         by_state = GaugeMetricFamily("optigpu_jobs", "Jobs by state", labels=["state"])
         for state, count in counts.items():

@@ -11,6 +11,7 @@ from contextlib import closing
 import stamina
 import structlog
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 
 import migrations
 from optigpu.paths import lock_dir
@@ -20,8 +21,8 @@ from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
 from worker import logs, poll
 from worker.capabilities import serving
+from worker.context import WorkerContext, retrying
 from worker.settings import Settings
-from worker.station import Station
 
 CANNOT_START = 2
 
@@ -35,7 +36,7 @@ def main() -> int:
         logs.configure(settings.log_level, as_json=settings.redis_url is not None)
         _require_tables(settings.database_url)
         with serving(wanted, lock_dir()) as info, closing(Database(settings.database_url)) as database:
-            _work(Station(info=info, database=database, settings=settings))
+            _work(WorkerContext(info=info, database=database, settings=settings))
     except OptiGPUError as error:
         print(f"python -m worker: {error}", file=sys.stderr)
         return CANNOT_START
@@ -70,30 +71,33 @@ def _require_tables(url: str) -> None:
         raise StoreError("The database has not the tables of this version; run `alembic upgrade head` on it.")
 
 
-def _work(station: Station) -> None:
-    station.insist(lambda: True, workers.register, station.info)
-    log.info("worker.started", worker_id=station.info.id, device=station.info.device, gpus=station.info.gpus)
+def _work(context: WorkerContext) -> None:
+    def register(session: Session) -> None:
+        workers.register(session, context.info)
+
+    retrying(lambda: context.write(register), lambda: True)
+    log.info("worker.started", worker_id=context.info.id, device=context.info.device, gpus=context.info.gpus)
     try:
-        _serve(station)
+        _serve(context)
     finally:
-        _sign_off(station)
+        _sign_off(context)
 
 
-def _serve(station: Station) -> None:
-    if station.settings.redis_url is None:
-        poll.serve(station)
+def _serve(context: WorkerContext) -> None:
+    if context.settings.redis_url is None:
+        poll.serve(context)
     else:
         from worker import app  # Celery is loaded only where there is a broker
 
-        app.serve(station, station.settings.redis_url)
+        app.serve(context, context.settings.redis_url)
 
 
-def _sign_off(station: Station) -> None:
+def _sign_off(context: WorkerContext) -> None:
     try:
-        station.write(workers.leave, station.info.id)
+        context.write(lambda session: workers.leave(session, context.info.id))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
-    log.info("worker.stopped", worker_id=station.info.id)
+    log.info("worker.stopped", worker_id=context.info.id)
 
 
 if __name__ == "__main__":

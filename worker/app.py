@@ -8,8 +8,8 @@ from celery import signals
 from kombu.exceptions import OperationalError
 
 from optigpu.store.doorbell import LOOK, queue_for
+from worker.context import WorkerContext
 from worker.execute import execute_next
-from worker.station import Station
 from worker.sweeper import Sweeper
 
 log = structlog.stdlib.get_logger(__name__)
@@ -35,20 +35,20 @@ CONFIGURATION: dict[str, Any] = {
 }
 
 
-def serve(station: Station, broker_url: str) -> None:
+def serve(context: WorkerContext, broker_url: str) -> None:
     """Answers rings until the process is told to end."""
     app = celery.Celery("optigpu", broker=broker_url)
     app.conf.update(CONFIGURATION)
-    queue = queue_for(station.info.device)
+    queue = queue_for(context.info.device)
 
     @app.task(name=LOOK)
     def look() -> None:
-        while execute_next(station):
+        while execute_next(context):
             pass
 
     @signals.worker_shutting_down.connect(weak=False)
     def stop(**_: Any) -> None:
-        station.stopping.ask()
+        context.stopping.ask()
 
     @signals.setup_logging.connect(weak=False)
     def keep_our_logging(**_: Any) -> None:
@@ -63,7 +63,7 @@ def serve(station: Station, broker_url: str) -> None:
         without_mingle=True,
         without_heartbeat=True,
     )
-    with Sweeper(station, ring=lambda: ring_if_silent(app, queue)):
+    with Sweeper(context, ring=lambda: ring_if_silent(app, queue)):
         worker.start()
 
 

@@ -5,49 +5,50 @@ import time
 import structlog
 
 from optigpu.run import Report, run
-from optigpu.store import jobs
+from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import CancelledError, JobState, LeaseLostError, OptiGPUError, VariantStatus
+from worker.context import WorkerContext
 from worker.earlier import whole_attribution
 from worker.heartbeat import Heartbeat, Interruption
 from worker.recorder import Recorder
-from worker.station import Station
 
 log = structlog.stdlib.get_logger(__name__)
 
 
-def execute_next(station: Station) -> bool:
+def execute_next(context: WorkerContext) -> bool:
     """Claims the next job that this worker can run and sees it to its end; False when there was none.
 
     Never raises for what a job, a database that is away or another worker does: that is recorded, or logged.
     """
-    if station.stopping.asked:
+    if context.stopping.asked:
         return False
     before = time.monotonic()
-    claim = _claim(station)
-    if claim is None:
+    lease = _claim(context)
+    if lease is None:
         return False
-    station.job_id = claim.job_id
-    heartbeat = Heartbeat(station, claim, claimed_at=before)
-    with structlog.contextvars.bound_contextvars(job_id=claim.job_id, attempt=claim.attempt), heartbeat:
-        log.info("job.claimed", fencing=claim.fencing)
-        _see_to_its_end(station, claim, Recorder(station, claim, heartbeat))
-    station.job_id = None
+    context.job_id = lease.job_id
+    heartbeat = Heartbeat(context, lease, claimed_at=before)
+    with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt), heartbeat:
+        log.info("job.claimed", fencing=lease.fencing)
+        _see_to_its_end(context, lease, Recorder(context, lease, heartbeat))
+    context.job_id = None
     return True
 
 
-def _claim(station: Station) -> jobs.Claim | None:
+def _claim(context: WorkerContext) -> Lease | None:
     try:
-        return station.write(jobs.claim, station.info, station.settings.lease_s)
+        return context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
         return None
 
 
-def _see_to_its_end(station: Station, claim: jobs.Claim, recorder: Recorder) -> None:
+def _see_to_its_end(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
     """Measures and records. What cannot be recorded any more is left to the next attempt, after the lease."""
     try:
-        _measure(station, claim, recorder)
+        _measure(context, lease, recorder)
     except LeaseLostError as error:
         log.warning("job.lease_lost", reason=str(error))
     except StoreUnavailableError as error:
@@ -56,10 +57,10 @@ def _see_to_its_end(station: Station, claim: jobs.Claim, recorder: Recorder) -> 
         log.exception("job.abandoned")
 
 
-def _measure(station: Station, claim: jobs.Claim, recorder: Recorder) -> None:
+def _measure(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
     try:
-        report = run(claim.spec, recorder, cancelled=recorder.interruption, done=claim.done)
-        _end(station, recorder, report)
+        report = run(lease.spec, recorder, cancelled=recorder.interruption, done=lease.done)
+        _end(context, recorder, report)
     except CancelledError:
         _interrupted(recorder)
     except (LeaseLostError, StoreUnavailableError):
@@ -81,10 +82,10 @@ def _interrupted(recorder: Recorder) -> None:
             raise LeaseLostError(Interruption.LEASE_LOST.value)
 
 
-def _end(station: Station, recorder: Recorder, report: Report) -> None:
+def _end(context: WorkerContext, recorder: Recorder, report: Report) -> None:
     """A job in which something was measured has succeeded: each variant that was not says why."""
     variants = recorder.stored().variants
-    attribution = whole_attribution(station, report, variants)
+    attribution = whole_attribution(context, report, variants)
     if any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
         recorder.finish(JobState.SUCCEEDED, None, attribution)
     else:

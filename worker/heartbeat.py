@@ -9,10 +9,11 @@ from typing import Self
 import structlog
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import jobs
+from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import LeaseLostError
-from worker.station import Station
+from worker.context import WorkerContext
 
 BEAT_S = 1.0
 """Somebody who cancels a job shall not wait long; progress is written no more often than this."""
@@ -34,14 +35,14 @@ class Interruption(StrEnum):
 class Heartbeat:
     """Holds the lease of a claim while a `with` block lasts.
 
-    `claimed_at` is the monotonic time just before the claim. The lease counts as lost when the database says so, and
+    `claimed_at` is the monotonic time just before the lease. The lease counts as lost when the database says so, and
     when it could not be extended in time: from then on another worker may hold the job.
     """
 
-    def __init__(self, station: Station, claim: jobs.Claim, claimed_at: float) -> None:
-        self._station = station
-        self._claim = claim
-        self._lease_s = station.settings.lease_s
+    def __init__(self, context: WorkerContext, lease: Lease, claimed_at: float) -> None:
+        self._context = context
+        self._lease = lease
+        self._lease_s = context.settings.lease_s
         self._held_until = claimed_at + self._lease_s
         self._progress: ProgressView | None = None
         self._cancel_requested = False
@@ -76,10 +77,12 @@ class Heartbeat:
             except LeaseLostError:
                 self._refused = True
             except StoreUnavailableError as error:
-                log.warning("database.away", job_id=self._claim.job_id, reason=str(error))
+                log.warning("database.away", job_id=self._lease.job_id, reason=str(error))
 
     def _beat(self) -> None:
         asked_at = time.monotonic()
-        asked = self._station.write(jobs.heartbeat, self._claim, self._lease_s, self._progress)
+        asked = self._context.write(
+            lambda session: leases.heartbeat(session, self._lease, self._lease_s, self._progress)
+        )
         self._held_until = asked_at + self._lease_s
         self._cancel_requested = asked

@@ -1,4 +1,4 @@
-"""Who holds a job: claim, heartbeat, and taking back what a lost worker held.
+"""Who holds a job: lease, heartbeat, and taking back what a lost worker held.
 
 A claim takes a lease and raises the job's fencing number. Whatever a worker writes is accepted only while the job runs
 under the number that it claimed with, so a worker that was given up and comes back can change nothing.
@@ -24,7 +24,7 @@ MAX_ATTEMPTS = 3
 LOST = "lost"
 
 
-class Claim(Frozen):
+class Lease(Frozen):
     """A job in a worker's hands. `done` are the indexes of the variants that an earlier attempt has measured."""
 
     job_id: str
@@ -43,7 +43,7 @@ class Swept(Frozen):
     cancelled: tuple[str, ...] = ()
 
 
-def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Claim | None:
+def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Lease | None:
     """Gives the worker the oldest queued job that it can run, for `lease_s` seconds; None when there is none.
 
     A job whose document this version cannot read any more ends failed, and the next one is looked at.
@@ -57,7 +57,7 @@ def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | 
         except ValidationError as error:
             end(session, job, JobState.FAILED, _unreadable(error), at)
             continue
-        return Claim(
+        return Lease(
             job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
         )
     return None
@@ -65,7 +65,7 @@ def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | 
 
 def heartbeat(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     lease_s: float,
     progress: ProgressView | None = None,
     now: datetime | None = None,
@@ -74,7 +74,7 @@ def heartbeat(
 
     Progress that has changed leaves an event `progressed`. Raises LeaseLostError.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     at = moment(session, now)
     job.lease_until = at + timedelta(seconds=lease_s)
     news = progress.model_dump(mode="json") if progress else job.progress
@@ -84,27 +84,27 @@ def heartbeat(
     return job.cancel_requested_at is not None
 
 
-def held(session: Session, claim: Claim) -> Job:
+def held(session: Session, lease: Lease) -> Job:
     """The job, locked. Raises LeaseLostError when it does not run under this claim any more."""
     query = select(Job).where(
-        Job.id == claim.job_id, Job.fencing == claim.fencing, Job.state == JobState.RUNNING
+        Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
     )
     job = session.scalars(
         query.with_for_update(), execution_options={"populate_existing": True}
     ).one_or_none()
     if job is None:
         raise LeaseLostError(
-            f"Job {claim.job_id} has ended or belongs to another worker; stop working on it."
+            f"Job {lease.job_id} has ended or belongs to another worker; stop working on it."
         )
     return job
 
 
-def release(session: Session, claim: Claim) -> None:
+def release(session: Session, lease: Lease) -> None:
     """Hands the job back because the worker stops, not because of the job: this attempt does not count as lost.
 
     The caller rings the doorbell after the commit. Raises LeaseLostError.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     at = moment(session)
     if job.cancel_requested_at is not None:
         end(session, job, JobState.CANCELLED, "Cancelled on request.", at)

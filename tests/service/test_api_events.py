@@ -13,7 +13,7 @@ import pytest
 from api import feeds
 from api.feeds import Batch, Feed
 from optigpu.documents.views import EventView
-from optigpu.store import events, jobs
+from optigpu.store import events, outcomes
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import JobState, utc_now
 from tests.service.records import a_metric, a_result
@@ -104,19 +104,19 @@ def test_events_arrive_while_they_happen(service: Served) -> None:
     job_id = service.submit()["id"]
     stream = messages(service, job_id)
     assert next(stream).words == ("state", "queued")
-    claim = service.claim()
+    lease = service.claim()
     assert next(stream).words == ("state", "running")
     with service.database.write() as session:
         events.append(session, job_id, "progressed", {"fraction": 0.5})
     assert next(stream).event == "progressed"
     with service.database.write() as session:
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
     assert [message.words for message in stream][-1] == LAST_WORDS
 
 
 def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     job_id = service.submit()["id"]
-    claim = service.claim()
+    lease = service.claim()
     followers = 20
     stories: list[list[int]] = [[] for _ in range(followers)]
     began = threading.Barrier(followers + 1)
@@ -136,7 +136,7 @@ def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
         with service.database.write() as session:
             events.append(session, job_id, "progressed", {"number": number})
     with service.database.write() as session:
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         last = max(event.sequence for event in events.after(session, job_id, 0))
     for thread in threads:
         thread.join(FOLLOW_TIMEOUT_S)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import inspect, text
 
 import migrations
-from optigpu.store import artifacts, jobs, leaderboard, results
+from optigpu.store import artifacts, jobs, leaderboard, leases, outcomes, queue, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.errors import StoreUnavailableError
@@ -51,16 +51,16 @@ def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url
     database = Database(database_url)
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = jobs.claim(session, a_worker(), 30)
-        assert claim is not None
-        jobs.plan(session, claim, a_plan("baseline"))
-        jobs.save_outcome(session, claim, an_outcome(a_result()))
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
+        outcomes.save_outcome(session, lease, an_outcome(a_result()))
     migrations.downgrade(database_url, "0002")
     migrations.upgrade(database_url)
     with database.write() as session:
         assert [attempt.worker_id for attempt in jobs.get(session, job_id).attempts] == ["worker-1"]
-        jobs.release(session, claim)
-        again = jobs.claim(session, a_worker(), 30)
+        leases.release(session, lease)
+        again = leases.claim(session, a_worker(), 30)
     database.close()
     assert again is not None
     assert (again.attempt, again.done) == (2, ())
@@ -72,7 +72,7 @@ def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: st
     migrations.upgrade(database_url)
     database = Database(database_url)
     with database.read() as session:
-        assert jobs.counts(session)[JobState.SUCCEEDED] == 1
+        assert queue.counts(session)[JobState.SUCCEEDED] == 1
     database.close()
 
 
@@ -131,12 +131,12 @@ def _fill(url: str) -> None:
     database = Database(url)
     with database.write() as session:
         jobs.submit(session, a_spec(), idempotency_key="key")
-        claim = jobs.claim(session, a_worker(), 30)
-        assert claim is not None
-        jobs.plan(session, claim, a_plan("baseline"))
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
         file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
-        jobs.save_outcome(session, claim, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         assert leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
     database.close()
 

@@ -8,15 +8,15 @@ from datetime import timedelta
 import pytest
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs
+from optigpu.store import events, jobs, leases
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState, utc_now
 from tests.servers.postgres import fresh_database
-from tests.service.bench import look, matmul, migrated, station, submit
 from tests.service.gate import Gate, gate_to
 from tests.service.processes import eventually
+from tests.service.workers import look, matmul, migrated, submit, worker_context
+from worker.context import WorkerContext
 from worker.heartbeat import Heartbeat, Interruption
-from worker.station import Station
 
 LEASE_S = 1.5
 
@@ -27,12 +27,12 @@ def database(database_url: str) -> Iterator[Database]:
         yield database
 
 
-def claimed(at: Station) -> Heartbeat:
-    submit(at.database, matmul())
+def claimed(context: WorkerContext) -> Heartbeat:
+    submit(context.database, matmul())
     before = time.monotonic()
-    claim = at.write(jobs.claim, at.info, at.settings.lease_s)
-    assert claim is not None
-    return Heartbeat(at, claim, before)
+    lease = context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
+    assert lease is not None
+    return Heartbeat(context, lease, before)
 
 
 def only_job(database: Database) -> str:
@@ -40,34 +40,40 @@ def only_job(database: Database) -> str:
         return jobs.list_(session).jobs[0].id
 
 
+def cancel(database: Database) -> None:
+    job_id = only_job(database)
+    with database.write() as session:
+        jobs.request_cancel(session, job_id)
+
+
 def test_a_lease_is_extended_for_as_long_as_the_block_lasts(database: Database) -> None:
-    at = station(database, lease_s=LEASE_S)
-    with claimed(at) as heartbeat:
+    context = worker_context(database, lease_s=LEASE_S)
+    with claimed(context) as heartbeat:
         time.sleep(2 * LEASE_S)
         assert heartbeat.interruption() is None
-        assert at.write(jobs.sweep).requeued == ()
-    assert eventually(lambda: at.write(jobs.sweep).requeued, within_s=10) == (only_job(database),)
+        assert context.write(leases.sweep).requeued == ()
+    assert eventually(lambda: context.write(leases.sweep).requeued, within_s=10) == (only_job(database),)
 
 
 def test_a_request_to_cancel_is_learned(database: Database) -> None:
-    at = station(database)
-    with claimed(at) as heartbeat:
-        at.write(jobs.request_cancel, only_job(database))
+    context = worker_context(database)
+    with claimed(context) as heartbeat:
+        cancel(database)
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.CANCELLED
 
 
 def test_a_job_that_was_taken_back_is_lost(database: Database) -> None:
-    at = station(database)
-    with claimed(at) as heartbeat:
-        at.write(jobs.sweep, utc_now() + timedelta(hours=1))
+    context = worker_context(database)
+    with claimed(context) as heartbeat:
+        context.write(lambda session: leases.sweep(session, utc_now() + timedelta(hours=1)))
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.LEASE_LOST
     assert look(database, only_job(database)).state is JobState.QUEUED
 
 
 def test_progress_is_written_by_the_next_beat_and_only_once(database: Database) -> None:
-    at = station(database)
+    context = worker_context(database)
     half = ProgressView(fraction=0.5, doing="measuring", remaining_s=1.0)
-    with claimed(at) as heartbeat:
+    with claimed(context) as heartbeat:
         for fraction in (0.1, 0.2, 0.3):
             heartbeat.report(ProgressView(fraction=fraction))
         heartbeat.report(half)
@@ -87,18 +93,18 @@ def gate(postgres_server_url: str) -> Iterator[Gate]:
 
 
 def test_a_lease_survives_a_database_that_comes_back_in_time(gate: Gate) -> None:
-    at = station(Database(gate.url), lease_s=8)
-    with closing(at.database), claimed(at) as heartbeat:
+    context = worker_context(Database(gate.url), lease_s=8)
+    with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         time.sleep(2)
         assert heartbeat.interruption() is None
         gate.open()
-        at.write(jobs.request_cancel, only_job(at.database))
+        cancel(context.database)
         assert eventually(heartbeat.interruption, within_s=6) is Interruption.CANCELLED
 
 
 def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Gate) -> None:
-    at = station(Database(gate.url), lease_s=LEASE_S)
-    with closing(at.database), claimed(at) as heartbeat:
+    context = worker_context(Database(gate.url), lease_s=LEASE_S)
+    with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.LEASE_LOST

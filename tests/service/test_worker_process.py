@@ -14,8 +14,8 @@ from optigpu.hardware import probe
 from optigpu.hardware.gpu import Gpus, visible
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
-from tests.service.bench import ENDLESS, matmul, measuring_processes, migrated, submit
 from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.workers import ENDLESS, matmul, measuring_processes, migrated, submit
 from worker.capabilities import serving
 
 
