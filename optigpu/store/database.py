@@ -27,6 +27,12 @@ SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
 ANSWER_WAIT_MS = 10_000
 READ_ONLY = "optigpu_read_only"
+POSTGRESQL_SNAPSHOT: dict[str, bool | str] = {
+    "postgresql_readonly": True,
+    "isolation_level": "REPEATABLE READ",
+}
+"""Each statement of a transaction sees the state of its first one. If it only reads it never has to be repeated."""
+
 _MISSING_TABLE_OR_COLUMN = ("42P01", "42703")
 
 
@@ -40,8 +46,9 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
         self._write = sessionmaker(self._engine, expire_on_commit=False)
-        options = {READ_ONLY: True} | ({"postgresql_readonly": True} if self.dialect == "postgresql" else {})
-        self._read = sessionmaker(self._engine.execution_options(**options), expire_on_commit=False)
+        options = POSTGRESQL_SNAPSHOT if self.dialect == "postgresql" else {}
+        reading = self._engine.execution_options(**{READ_ONLY: True}, **options)
+        self._read = sessionmaker(reading, expire_on_commit=False)
 
     @property
     def dialect(self) -> str:
