@@ -10,6 +10,7 @@ from api import openapi, problems
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
 from api.feeds import Feeds
+from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
@@ -49,6 +50,7 @@ def _service(settings: Settings) -> Service:
         doorbell=Doorbell(settings.redis_url),
         limiter=RateLimiter(settings.rate_limit, settings.redis_url),
         feeds=Feeds(database),
+        key_uses=KeyUses(database),
         metrics=Metrics(database, settings.lease_s),
     )
 
@@ -57,6 +59,7 @@ def _service(settings: Settings) -> Service:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with AsyncExitStack() as running:
+        await running.enter_async_context(service.key_uses.writing())
         if service.settings.embedded and service.settings.embedded_worker:
             await running.enter_async_context(embedded_worker(service.settings))
         yield

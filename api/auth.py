@@ -75,15 +75,17 @@ def has_key(settings: Settings, database: Database) -> bool:
 
 
 def _known(service: Service, plain: str) -> KeyInfo | None:
-    """The key; a wrong one never takes the database's write lock, however often it is tried."""
+    """The key, read without a write lock: only the first use of the environment's key writes."""
     with service.database.read() as session:
         key = keys.verify(session, plain)
-    if key is None and not _is_from_environment(plain, service.settings):
-        return None
-    with service.database.write() as session:
-        if key is None:
+        known = key is not None or keys.is_known(session, plain)
+    if not known and _is_from_environment(plain, service.settings):
+        with service.database.write() as session:
             keys.ensure(session, plain, "OPTIGPU_API_KEY", [Scope.ADMIN])
-        return keys.verify(session, plain)  # notes the use
+            key = keys.verify(session, plain)
+    if key is not None:
+        service.key_uses.note(key.id)
+    return key
 
 
 def _is_from_environment(plain: str, settings: Settings) -> bool:
