@@ -76,6 +76,8 @@ def _interrupted(recorder: Recorder) -> None:
     match recorder.interruption():
         case Interruption.CANCELLED:
             recorder.finish(JobState.CANCELLED, Interruption.CANCELLED.value)
+        case Interruption.NOT_EXTENDED:
+            recorder.finish(JobState.FAILED, Interruption.NOT_EXTENDED.value)
         case Interruption.STOPPING:
             recorder.release()
         case _:

@@ -1,21 +1,23 @@
 """The lease of a running job: kept, lost, and what a worker learns by keeping it. No job is measured here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from typing import Any, NoReturn
 
 import pytest
 
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, leases
 from optigpu.store.database import Database
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.vocabulary import CancelledError, JobState, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.gate import Gate, gate_to
 from tests.service.processes import eventually
 from tests.service.workers import look, matmul, migrated, submit, worker_context
 from worker.context import WorkerContext
+from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption
 
 LEASE_S = 1.5
@@ -82,6 +84,62 @@ def test_progress_is_written_by_the_next_beat_and_only_once(database: Database) 
     with database.read() as session:
         kinds = [event.kind for event in events.after(session, only_job(database), 0)]
     assert kinds.count("progressed") == 1
+
+
+def test_an_unexpected_error_of_a_beat_is_logged_and_the_next_one_beats(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [ValueError("not the database"), TypeError("nor this")]
+    beat = leases.heartbeat
+
+    def sometimes(*arguments: Any) -> bool:
+        if errors:
+            raise errors.pop()
+        return beat(*arguments)
+
+    monkeypatch.setattr(leases, "heartbeat", sometimes)
+    half = ProgressView(fraction=0.5)
+    with claimed(worker_context(database)) as heartbeat:
+        heartbeat.report(half)
+        assert eventually(lambda: look(database, only_job(database)).progress == half, within_s=10)
+        assert heartbeat.interruption() is None
+    for text in ("heartbeat.failed", "TypeError: nor this", "ValueError: not the database"):
+        assert text in caplog.text
+
+
+def broken(*_: Any) -> bool:
+    raise TypeError("a fault of our own")
+
+
+def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with_a_reason(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lease still holds, so that the job can be ended and is not taken for lost."""
+
+    def run_until_told_to_stop(*_: Any, cancelled: Callable[[], str | None], **__: Any) -> NoReturn:
+        while (reason := cancelled()) is None:
+            time.sleep(0.01)
+        raise CancelledError(reason)
+
+    monkeypatch.setattr("worker.execute.run", run_until_told_to_stop)
+    monkeypatch.setattr(leases, "heartbeat", broken)
+    context = worker_context(database, lease_s=3)
+    submit(database, matmul())
+    assert execute_next(context)
+    job = look(database, only_job(database))
+    assert (job.state, job.reason) == (JobState.FAILED, Interruption.NOT_EXTENDED.value)
+    assert "log" in (job.reason or "")
+
+
+def test_a_heartbeat_that_gave_up_does_not_change_its_mind(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(worker_context(database, lease_s=LEASE_S)) as heartbeat:
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "heartbeat", broken)
+            assert eventually(heartbeat.interruption, within_s=10) is Interruption.NOT_EXTENDED
+        time.sleep(LEASE_S)
+        assert heartbeat.interruption() is Interruption.NOT_EXTENDED
 
 
 @pytest.fixture
