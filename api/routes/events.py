@@ -12,7 +12,7 @@ from api.openapi import GUARDED, problems, schema_of
 from api.parameters import Id
 from api.service import Service, ServiceDep
 from optigpu.documents.views import EventView
-from optigpu.store import jobs
+from optigpu.store import events
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)
@@ -48,10 +48,10 @@ STREAM: dict[str, Any] = {
 }
 
 
-def existing_job(job_id: Id, service: ServiceDep, _: Reader) -> str:
-    """The id of a job that is there. Raises NotFoundError."""
+def newest_event(job_id: Id, service: ServiceDep, _: Reader) -> int:
+    """The sequence of the job's newest event. Raises NotFoundError."""
     with service.database.read() as session:
-        return jobs.get(session, job_id).id
+        return events.head(session, job_id).sequence
 
 
 @router.get(
@@ -62,7 +62,8 @@ def existing_job(job_id: Id, service: ServiceDep, _: Reader) -> str:
     responses=problems(404) | {200: STREAM},
 )
 async def follow_job(
-    job_id: Annotated[str, Depends(existing_job)],
+    job_id: Id,
+    newest: Annotated[int, Depends(newest_event)],
     service: ServiceDep,
     begin: Annotated[From, Query()],
     last_event_id: LastEventId = None,
@@ -70,7 +71,7 @@ async def follow_job(
     """Server-sent events from the beginning, or from behind `Last-Event-ID`, until the job has ended."""
     after = begin.after if last_event_id is None else last_event_id
     return StreamingResponse(
-        _messages(service, job_id, after),
+        _messages(service, job_id, min(after, newest)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )

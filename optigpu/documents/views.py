@@ -79,7 +79,7 @@ class JobPage(Frozen):
 
 
 class EventView(Frozen):
-    """One event of a job. `sequence` counts from 1 without gaps within the job."""
+    """One event of a job. `sequence` grows from 1; newer progress replaces older, which leaves gaps."""
 
     sequence: int
     at: datetime

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
 from optigpu.store.database import moment
-from optigpu.store.events import record
+from optigpu.store.events import replace
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
 from optigpu.store.workers import WorkerInfo
@@ -72,7 +72,7 @@ def heartbeat(
 ) -> bool:
     """Extends the lease and says how far the job is; True when somebody has asked for it to stop.
 
-    Progress that has changed leaves an event `progressed`. Raises LeaseLostError.
+    Progress that has changed becomes the job's event `progressed`, in place of the one before. Raises LeaseLostError.
     """
     job = held(session, lease)
     at = moment(session, now)
@@ -80,7 +80,7 @@ def heartbeat(
     news = progress.model_dump(mode="json") if progress else job.progress
     if news != job.progress:
         job.progress = news
-        record(session, job, "progressed", news, at)
+        replace(session, job, "progressed", news, at)
     return job.cancel_requested_at is not None
 
 

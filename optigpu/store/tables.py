@@ -188,7 +188,7 @@ class ArtifactRow(Base):
 
 
 class JobEvent(Base):
-    """Something that happened to a job; never changed, never removed."""
+    """Something that happened to a job; never changed. Only progress is removed, when newer progress comes."""
 
     __tablename__ = "job_events"
 

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, text
 
 import migrations
-from optigpu.store import artifacts, jobs, leaderboard, leases, outcomes, queue, results
+from optigpu.store import artifacts, events, jobs, leaderboard, leases, outcomes, queue, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.errors import StoreUnavailableError
@@ -64,6 +65,32 @@ def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url
     database.close()
     assert again is not None
     assert (again.attempt, again.done) == (2, ())
+
+
+def test_progress_that_has_accumulated_is_removed_but_for_the_newest(database_url: str) -> None:
+    migrations.upgrade(database_url, "0003")
+    _execute(database_url, _JOB)
+    for sequence, kind in enumerate(("state", "progressed", "planned", "progressed", "progressed"), start=1):
+        _execute(
+            database_url,
+            f"INSERT INTO job_events VALUES ('a', {sequence}, '2026-01-01 00:00:00', '{kind}', '{{}}')",
+        )
+    migrations.upgrade(database_url)
+    assert _events(database_url) == [(1, "state"), (3, "planned"), (5, "progressed")]
+    migrations.downgrade(database_url, "0003")
+    assert _events(database_url) == [(1, "state"), (3, "planned"), (5, "progressed")]
+
+
+_JOB = """
+    INSERT INTO jobs (id, state, created_at, schema_version, spec, workload, plan, backend, device, min_vram_bytes,
+                      spec_digest, fencing, attempt, last_sequence, progress)
+    VALUES ('a', 'running', '2026-01-01 00:00:00', 1, '{}', 'matmul', 'single', 'torch', 'cpu', 0, 'd', 1, 1, 5, '{}')
+"""
+
+
+def _events(url: str) -> list[tuple[int, str]]:
+    with closing(Database(url)) as database, database.read() as session:
+        return [(event.sequence, event.kind) for event in events.after(session, "a", 0)]
 
 
 def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: str) -> None:

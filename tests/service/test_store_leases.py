@@ -138,6 +138,22 @@ def test_progress_is_shown_and_leaves_an_event_when_it_changes(database: Databas
         assert [event.kind for event in events.after(session, job_id, 0)].count("progressed") == 1
 
 
+def test_progress_does_not_accumulate_and_its_sequence_grows(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        lease = _claimed(session)
+        leases.heartbeat(session, lease, 30, ProgressView(fraction=0.0))
+        outcomes.plan(session, lease, a_plan("baseline"))
+        sequences = []
+        for step in range(1, 51):
+            leases.heartbeat(session, lease, 30, ProgressView(fraction=step / 50))
+            *before, newest = events.after(session, job_id, 0)
+            assert [event.kind for event in before] == ["state", "state", "planned"]
+            assert (newest.kind, newest.data["fraction"]) == ("progressed", step / 50)
+            sequences.append(newest.sequence)
+    assert sequences == list(range(5, 55))
+
+
 def test_a_heartbeat_extends_the_lease(database: Database) -> None:
     start = utc_now()
     with database.write() as session:
