@@ -80,7 +80,10 @@ PAGE: dict[str, Any] = {
 def get_leaderboard(
     request: Request, service: ServiceDep, _: Reader, wanted: Annotated[LeaderboardFilter, Query()]
 ) -> Response:
-    """The current result of each variant on each class of hardware; overlapping intervals share a rank."""
+    """The current result of each variant on each class of hardware; overlapping intervals share a rank.
+
+    Rows without an interval come last and share one rank.
+    """
     with service.database.read() as session:
         page = leaderboard.query(session, wanted.query())
     form = wanted.format or _accepted(request.headers.get("accept", ""))

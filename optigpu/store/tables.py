@@ -142,7 +142,10 @@ class ResultRow(Base):
 
 
 class MetricRow(Base):
-    """One metric of a result: what is sorted and filtered by. Without an interval, low and high are the value."""
+    """One metric of a result: what is sorted and filtered by.
+
+    `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
+    """
 
     __tablename__ = "metrics"
 
@@ -151,8 +154,8 @@ class MetricRow(Base):
     )
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float]
-    low: Mapped[float]
-    high: Mapped[float]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
 
 
 class SamplesRow(Base):

@@ -17,7 +17,7 @@ from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.tables import Base
 from optigpu.vocabulary import JobState, StoreError
-from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
 
@@ -65,6 +65,30 @@ def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url
     database.close()
     assert again is not None
     assert (again.attempt, again.done) == (2, ())
+
+
+def test_metrics_of_before_lose_the_bounds_that_no_interval_gave_them(database_url: str) -> None:
+    metrics = {
+        "tokens_per_s": a_metric("tokens_per_s", 9.0),
+        "ttft_s": a_metric("ttft_s", 1.0, (0.5, 1.5)),
+        "tpot_s": a_metric("tpot_s", 2.0, (2.0, 2.0)),
+        "weight_bytes": a_metric("weight_bytes", 3.0),
+    }
+    today = [("tokens_per_s", None), ("tpot_s", 2.0), ("ttft_s", 0.5), ("weight_bytes", 3.0)]
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        results.add(session, a_result(metrics), {})
+    assert _lower_bounds(database_url) == today
+    migrations.downgrade(database_url, "0004")
+    assert dict(_lower_bounds(database_url)) == dict(today) | {"tokens_per_s": 9.0}
+    migrations.upgrade(database_url)
+    assert _lower_bounds(database_url) == today
+
+
+def _lower_bounds(url: str) -> list[tuple[str, float | None]]:
+    with closing(Database(url)) as database, database.read() as session:
+        rows = session.execute(text("SELECT name, low FROM metrics ORDER BY name")).all()
+    return [(row.name, row.low) for row in rows]
 
 
 def test_progress_that_has_accumulated_is_removed_but_for_the_newest(database_url: str) -> None:
