@@ -7,39 +7,42 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from optigpu import __version__, hardware
+from optigpu import __version__
 from optigpu.documents.result import Accelerator, Environment
+from optigpu.hardware import hardware_class
+from optigpu.hardware.probe import probed
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
 
 BACKENDS = ("torch",)
+ROOT = Path("/")
+"""Asked anew, not by way of `probe`, which remembers the hardware: each job's own probe must see one GPU alone."""
 
 
 @contextmanager
 def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
     """Takes a device for as long as the block lasts and says what this process can run.
 
-    Without a wish it is a GPU where there is one, else the CPU. Of several GPUs it takes the first that no other
+    If no device is named it is a GPU where there is one, else the CPU. Of several GPUs it takes the first that no other
     worker serves, and hides the others from this process and its children. Raises UnsupportedError when there is none.
     """
-    environment = hardware.probe()
+    environment = probed(ROOT)
     device = wanted or (DeviceKind.CUDA if environment.has(DeviceKind.CUDA) else DeviceKind.CPU)
     if device is DeviceKind.CPU:
-        yield probe(device, environment)
+        yield info(device, environment)
         return
     with _first_free(environment.accelerators, locks) as gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
-        hardware.probe.cache_clear()
-        yield probe(device, hardware.probe())
+        yield info(device, probed(ROOT))
 
 
-def probe(device: DeviceKind, environment: Environment) -> WorkerInfo:
+def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
     """What a worker for `device` says of itself on this machine."""
     gpus = environment.accelerators if device is DeviceKind.CUDA else ()
     return WorkerInfo(
         id=new_id(),
         host_id=environment.host_id,
-        hardware_class=hardware.hardware_class(environment, device),
+        hardware_class=hardware_class(environment, device),
         device=device,
         gpus=tuple(gpu.name for gpu in gpus),
         gpu_uuid=gpus[0].uuid if gpus else None,
@@ -73,5 +76,5 @@ def _open(locks: Path, name: str) -> IO[str]:
         return (locks / name).open("a")
     except OSError as error:
         raise OptiGPUError(
-            f"No lock file can be made in {locks} ({error.strerror}); set OPTIGPU_LOCK_DIR."
+            f"No lock file can be made in {locks} ({error.strerror}); name another folder with OPTIGPU_LOCK_DIR."
         ) from error

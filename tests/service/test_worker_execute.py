@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from optigpu.hardware import probe
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.leaderboard import LeaderboardQuery
@@ -205,6 +206,21 @@ def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     job = look(database, broken)
     assert (job.state, job.reason) == (JobState.FAILED, "The worker failed (IndexError); its log says where.")
     assert look(database, sound).state is JobState.SUCCEEDED
+
+
+def test_each_job_is_told_what_lies_on_disk_when_it_begins(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measuring process imports what lies there, so what a worker saw at its start may be out of date."""
+    context, here = worker_context(database), probe()
+    jobs_of = [submit(database, matmul()) for _ in range(2)]
+    for revision in ("first", "second"):
+        now = here.model_copy(update={"git_revision": revision})
+        monkeypatch.setattr("optigpu.run.probe", lambda now=now: now)
+        assert execute_next(context)
+    with database.read() as session:
+        found = [results.of_job(session, job_id)[0]["environment"]["git_revision"] for job_id in jobs_of]
+    assert found == ["first", "second"]
 
 
 def statuses(database: Database, job_id: str) -> list[VariantStatus]:

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from optigpu.documents.result import Accelerator
-from optigpu.hardware import probe
 from optigpu.hardware.gpu import Gpus, visible
+from optigpu.hardware.probe import probed
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.service.processes import Processes, eventually, stop, watched_processes
@@ -75,12 +75,11 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The GPUs are made up: what is tested is who takes which, and what its measuring processes will see."""
-    monkeypatch.setattr(sys.modules[probe.__module__], "gpus", lambda: Gpus(shown(), driver="570.00"))
+    monkeypatch.setattr(sys.modules[probed.__module__], "gpus", lambda: Gpus(shown(), driver="570.00"))
     with serving(None, tmp_path) as first:
         assert (first.device, first.gpus, first.vram_bytes) == (DeviceKind.CUDA, ("Model 0",), 10)
         assert (first.gpu_uuid, first.measures_on) == ("GPU-0", "GPU-0")
         assert os.environ.pop("CUDA_VISIBLE_DEVICES") == "GPU-0"
-        probe.cache_clear()
         with serving(DeviceKind.CUDA, tmp_path) as second:
             assert (second.gpus, second.vram_bytes, second.measures_on) == (("Model 1",), 11, "GPU-1")
             with (
@@ -89,19 +88,15 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
             ):
                 pass
     os.environ.pop("CUDA_VISIBLE_DEVICES")
-    probe.cache_clear()
     with serving(None, tmp_path) as third:
         assert third.gpus == ("Model 0",)
 
 
 @pytest.fixture(autouse=True)
-def probed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test says of this machine is forgotten with it."""
+def every_gpu_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again after the test, whatever a worker has hidden."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    probe.cache_clear()
-    yield
-    probe.cache_clear()
 
 
 def shown() -> tuple[Accelerator, ...]:
