@@ -11,12 +11,11 @@ from contextlib import closing
 import stamina
 import structlog
 from pydantic import ValidationError
-from sqlalchemy.orm import Session
 
 import migrations
 from optigpu.paths import lock_dir
 from optigpu.store import workers
-from optigpu.store.database import Database
+from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
 from worker import logs, poll

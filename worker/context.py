@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import stamina
-from sqlalchemy.orm import Session
 
-from optigpu.store.database import Database
+from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.workers import WorkerInfo
 from worker.settings import Settings

@@ -1,19 +1,21 @@
 """Writes the events of a running job to the store, for as long as this worker holds the job."""
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import structlog
-from sqlalchemy.orm import Session
 
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import artifacts, jobs, leases, outcomes
+from optigpu.store.database import Session
 from optigpu.store.leases import Lease
 from optigpu.vocabulary import JobState
 from worker.context import WorkerContext, retrying
 from worker.heartbeat import Heartbeat, Interruption
+
+T = TypeVar("T")
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -55,10 +57,7 @@ class Recorder:
 
     def stored(self) -> JobView:
         """The job as it is stored, with what earlier attempts have measured."""
-        job_id = self._lease.job_id
-        return retrying(
-            lambda: self._context.read(lambda session: jobs.get(session, job_id)), self._worth_retrying
-        )
+        return self._read(lambda session: jobs.get(session, self._lease.job_id))
 
     def finish(self, state: JobState, reason: str | None, attribution: Attribution | None = None) -> None:
         """Ends the job."""
@@ -79,6 +78,9 @@ class Recorder:
         files = artifacts.read(outcome.artifacts)
         self._write(lambda session: outcomes.save_outcome(session, self._lease, outcome, files))
         log.info(f"variant.{outcome.status}", variant=outcome.index, reason=outcome.reason)
+
+    def _read(self, query: Callable[[Session], T]) -> T:
+        return retrying(lambda: self._context.read(query), self._worth_retrying)
 
     def _write(self, change: Callable[[Session], object]) -> None:
         retrying(lambda: self._context.write(change), self._worth_retrying)

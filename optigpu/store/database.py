@@ -18,7 +18,8 @@ from sqlalchemy.exc import (
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
+from sqlalchemy.orm import sessionmaker
 
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from types import NoneType
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, SQLColumnExpression, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from optigpu.documents.result import Result
@@ -129,11 +129,11 @@ def _page(query: LeaderboardQuery, better: Better, place: _Place | None) -> Sele
 
 
 def _order(
-    low: ColumnElement[float | None],
-    value: ColumnElement[float],
-    result_id: ColumnElement[str],
+    low: SQLColumnExpression[float | None],
+    value: SQLColumnExpression[float],
+    result_id: SQLColumnExpression[str],
     better: Better,
-) -> tuple[ColumnElement[Any], ...]:
+) -> tuple[SQLColumnExpression[Any], ...]:
     return low.is_(None), value.desc() if better is Better.HIGHER else value, result_id
 
 

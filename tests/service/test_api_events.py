@@ -22,7 +22,13 @@ from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving
 
 FOLLOW_TIMEOUT_S = 60.0
+POLL_S = 0.05
 LAST_WORDS = ("state", "succeeded")
+
+
+@pytest.fixture(autouse=True)
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "POLL_S", POLL_S)
 
 
 @dataclass(frozen=True)

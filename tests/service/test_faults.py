@@ -23,6 +23,8 @@ from tests.service.gate import gate_to
 from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.workers import ENDLESS, look, matmul, measuring_processes, migrated, submit
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"replicates": 1, "min_seconds": 4.0, "max_seconds": 4.0}
 """Long enough for something to happen to it, short enough to wait for its end."""
 LEASE_S = 4

@@ -161,18 +161,21 @@ def test_a_server_that_is_away_is_said_to_be_away() -> None:
         migrations.is_current("postgresql://nobody@127.0.0.1:1/none")
 
 
+@pytest.mark.slow
 def test_two_processes_may_upgrade_at_once(database_url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_upgrade_in_a_process, [database_url] * 2))
     assert migrations.is_current(database_url)
 
 
+@pytest.mark.slow
 def test_the_command_line_migrates_the_database_of_the_environment(database_url: str, tmp_path: Path) -> None:
     _alembic({"OPTIGPU_DATABASE_URL": database_url}, "upgrade", "head")
     assert migrations.is_current(database_url)
     _alembic({"OPTIGPU_DATABASE_URL": database_url}, "check")
 
 
+@pytest.mark.slow
 def test_the_command_line_migrates_the_default_file(tmp_path: Path) -> None:
     _alembic({"OPTIGPU_DATABASE_URL": "", "OPTIGPU_DATA_DIR": str(tmp_path / "data")}, "upgrade", "head")
     assert migrations.is_current(default_url(tmp_path / "data"))

@@ -12,6 +12,8 @@ from tests.servers.postgres import fresh_database
 from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.workers import matmul, migrated
 
+pytestmark = pytest.mark.slow
+
 JOBS = 6
 
 

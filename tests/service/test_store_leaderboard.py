@@ -180,7 +180,7 @@ def test_rows_without_an_interval_follow_those_with_one_and_share_a_rank(
 ) -> None:
     sign = 1 if metric == "tokens_per_s" else -1
     board = [
-        (sign * value, None if ci is None else tuple(sorted(sign * end for end in ci)), rank)
+        (sign * value, ci and (min(sign * ci[0], sign * ci[1]), max(sign * ci[0], sign * ci[1])), rank)
         for value, ci, rank in UNSURE
     ]
     with database.write() as session:

@@ -41,7 +41,11 @@ def _claim_all(url: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "workers"), [(ThreadPoolExecutor, 8), (_processes, 3)], ids=["threads", "processes"]
+    ("pool", "workers"),
+    [
+        pytest.param(ThreadPoolExecutor, 8, id="threads"),
+        pytest.param(_processes, 3, id="processes", marks=pytest.mark.slow),
+    ],
 )
 def test_workers_take_each_of_many_jobs_once(
     database_url: str, pool: Callable[[int], Executor], workers: int

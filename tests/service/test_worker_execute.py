@@ -51,6 +51,7 @@ def test_an_empty_queue_is_said_to_be_empty(database: Database) -> None:
     assert not execute_next(worker_context(database))
 
 
+@pytest.mark.slow
 def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database) -> None:
     database = either_database
     job_id = submit(database, matmul(sizes=(64, 65)))
@@ -72,6 +73,7 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
     assert told == ["state", "state", "planned", *measured, "finished", "state"]
 
 
+@pytest.mark.slow
 def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     job_id = submit(database, tiny_ladder())
     assert execute_next(worker_context(database))
@@ -85,6 +87,7 @@ def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     assert bf16["speedup"] is not None, verdicts
 
 
+@pytest.mark.slow
 def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32", "float32")))
     assert execute_next(worker_context(database))
@@ -97,6 +100,7 @@ def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Dat
     assert "tf32" in (job.variants[0].reason or "")
 
 
+@pytest.mark.slow
 def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32",)))
     assert execute_next(worker_context(database))
@@ -105,6 +109,7 @@ def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: D
     assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
 
 
+@pytest.mark.slow
 def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
     job_id = submit(database, matmul(sizes=(64, 65), measure=ENDLESS, limits={"timeout_s": 0.5}))
     assert execute_next(worker_context(database))
@@ -115,6 +120,7 @@ def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
     assert "deadline" in (job.reason or "")
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     job_id = submit(database, matmul(measure=ENDLESS))
     with working(worker_context(database)):
@@ -128,6 +134,7 @@ def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
 
 
+@pytest.mark.slow
 def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     either_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +160,7 @@ def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     assert count(database, "results") == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(database: Database) -> None:
     job_id = submit(database, matmul(measure=ENDLESS))
     context = worker_context(database)
@@ -167,6 +175,7 @@ def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(database: Databas
     assert before.state is JobState.QUEUED
 
 
+@pytest.mark.slow
 def test_a_measuring_process_that_is_killed_ends_its_variant_alone(database: Database) -> None:
     job_id = submit(database, matmul(sizes=(64, 65)))
     with working(worker_context(database)):
@@ -194,6 +203,7 @@ def test_a_document_that_this_version_cannot_read_fails_its_job(database: Databa
     assert "workload" in (job.reason or "")
 
 
+@pytest.mark.slow
 def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +218,7 @@ def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     assert look(database, sound).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_each_job_is_told_what_lies_on_disk_when_it_begins(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import pytest
+from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, leases
 from optigpu.store.database import Database
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import CancelledError, JobState, utc_now
 from tests.servers.postgres import fresh_database
 from tests.service.gate import Gate, gate_to
@@ -23,10 +25,9 @@ from worker.heartbeat import Heartbeat, Interruption
 LEASE_S = 1.5
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    with migrated(database_url) as database:
-        yield database
+@pytest.fixture(autouse=True)
+def frequent_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.heartbeat.BEAT_S", 0.05)
 
 
 def claimed(context: WorkerContext) -> Heartbeat:
@@ -48,6 +49,7 @@ def cancel(database: Database) -> None:
         jobs.request_cancel(session, job_id)
 
 
+@pytest.mark.slow
 def test_a_lease_is_extended_for_as_long_as_the_block_lasts(database: Database) -> None:
     context = worker_context(database, lease_s=LEASE_S)
     with claimed(context) as heartbeat:
@@ -72,18 +74,26 @@ def test_a_job_that_was_taken_back_is_lost(database: Database) -> None:
     assert look(database, only_job(database)).state is JobState.QUEUED
 
 
-def test_progress_is_written_by_the_next_beat_and_only_once(database: Database) -> None:
-    context = worker_context(database)
+def test_progress_is_written_by_the_next_beat_and_only_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[ProgressView | None] = []
+    beat = leases.heartbeat
+
+    def counted(session: Session, lease: Lease, lease_s: float, progress: ProgressView | None) -> bool:
+        asked = beat(session, lease, lease_s, progress)
+        beats.append(progress)
+        return asked
+
+    monkeypatch.setattr(leases, "heartbeat", counted)
     half = ProgressView(fraction=0.5, doing="measuring", remaining_s=1.0)
-    with claimed(context) as heartbeat:
-        for fraction in (0.1, 0.2, 0.3):
-            heartbeat.report(ProgressView(fraction=fraction))
+    with claimed(worker_context(database)) as heartbeat:
+        heartbeat.report(ProgressView(fraction=0.1))
         heartbeat.report(half)
-        assert eventually(lambda: look(database, only_job(database)).progress == half, within_s=10)
-        time.sleep(1.5)
+        assert eventually(lambda: beats.count(half) >= 4, within_s=10)
+    assert look(database, only_job(database)).progress == half
     with database.read() as session:
-        kinds = [event.kind for event in events.after(session, only_job(database), 0)]
-    assert kinds.count("progressed") == 1
+        assert events.head(session, only_job(database)).sequence == 3  # queued, running, progressed
 
 
 def test_an_unexpected_error_of_a_beat_is_logged_and_the_next_one_beats(
@@ -111,6 +121,7 @@ def broken(*_: Any) -> bool:
     raise TypeError("a fault of our own")
 
 
+@pytest.mark.slow
 def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with_a_reason(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +142,7 @@ def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with
     assert "log" in (job.reason or "")
 
 
+@pytest.mark.slow
 def test_a_heartbeat_that_gave_up_does_not_change_its_mind(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

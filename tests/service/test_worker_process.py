@@ -62,6 +62,7 @@ def test_neither_mode_loads_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_measures_has_no_torch_in_its_memory(processes: Processes, database: Database) -> None:
     submit(database, matmul(measure=ENDLESS))
     worker = processes.start("worker", "--device", "cpu")
