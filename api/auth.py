@@ -1,7 +1,7 @@
 """Who calls, and what they may do: keys in the header `Authorization: Bearer`.
 
-Without any key a service on loopback is open. As soon as there is one, every call needs one. A service that others can
-reach always needs one, also after the last has been revoked.
+A service on loopback is open until the first key exists; then every call needs a key. A service that other machines can
+reach always needs a key, even after the last one was revoked.
 """
 
 import hmac
@@ -46,7 +46,7 @@ class Caller:
 _BEARER = HTTPBearer(
     auto_error=False,
     bearerFormat="opaque key",
-    description="A key made by `python -m api.keys create`. A service on loopback without keys needs none.",
+    description="Create a key with `python -m api.keys create`. A service on loopback without keys needs none.",
 )
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 

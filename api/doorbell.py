@@ -14,7 +14,7 @@ logger = structlog.stdlib.get_logger("api.doorbell")
 
 
 class Doorbell:
-    """Rings through Redis; without a broker nobody is rung, because the embedded worker polls."""
+    """Rings through Redis. Without a broker it does nothing, because the embedded worker polls."""
 
     def __init__(self, redis_url: str | None) -> None:
         self._url = redis_url

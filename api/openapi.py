@@ -15,12 +15,12 @@ from optigpu.job.spec import JobSpec
 
 REFERENCE = "#/components/schemas/{model}"
 TAGS = [
-    {"name": "jobs", "description": "Ask for a measurement and follow it."},
+    {"name": "jobs", "description": "Submit a job and follow it."},
     {"name": "results", "description": "What was measured, with its raw samples."},
     {"name": "leaderboard", "description": "The current results, ranked."},
     {"name": "workers", "description": "Who serves what."},
     {"name": "schema", "description": "What a job may hold."},
-    {"name": "health", "description": "For supervisors and collectors."},
+    {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
 ]
 DESCRIPTION = (
     "What does each optimization layer buy on your hardware, alone and stacked? POST a job, follow its events, read "

@@ -56,7 +56,7 @@ def request_id(scope: Scope) -> str:
 
 
 def from_store(error: StoreError) -> ProblemError:
-    """What the database's refusal means over HTTP."""
+    """The HTTP status and fields for an error of the store."""
     if isinstance(error, NotFoundError):
         return ProblemError(404, str(error))
     if isinstance(error, ConflictError):
@@ -77,7 +77,7 @@ def unavailable(error: StoreError) -> ProblemError:
 
 
 def install(app: FastAPI) -> None:
-    """Registers the handlers; what none of them knows becomes a 500 in the middleware."""
+    """Registers the handlers; any other error becomes a 500 in the middleware."""
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(HTTPException, _http)
@@ -99,7 +99,7 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     details = {
         404: f"There is nothing at {request.url.path[:200]}; /docs lists the calls.",
-        405: f"{request.method} is not possible here; the header Allow says what is.",
+        405: f"This path does not take {request.method}; the header Allow lists the methods that it takes.",
     }
     detail = details.get(error.status_code, str(error.detail))
     headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers

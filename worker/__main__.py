@@ -1,7 +1,7 @@
-"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to end.
+"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to stop.
 
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
-start, and one sentence on stderr says why.
+start; the reason is printed on stderr.
 """
 
 import argparse
@@ -44,9 +44,9 @@ def main() -> int:
 
 def _wanted_device() -> DeviceKind | None:
     parser = argparse.ArgumentParser(
-        prog="python -m worker", description="Runs jobs until it is told to end."
+        prog="python -m worker", description="Runs jobs until it is told to stop."
     )
-    which = "what to measure on; without it a GPU where there is one, else the CPU"
+    which = "the device to measure on; by default a GPU if there is one, else the CPU"
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
     device: DeviceKind | None = parser.parse_args().device
     return device
@@ -61,13 +61,15 @@ def _settings() -> Settings:
 
 
 def _require_tables(url: str) -> None:
-    """Waits for a database that is away; raises StoreError when it has not the tables of this version."""
+    """Waits for a database that is away. Raises StoreError if its tables are not those of this version."""
 
     def current() -> bool:  # without arguments: the log of a retry would show the URL with its password
         return migrations.is_current(url)
 
     if not stamina.RetryingCaller(attempts=None, timeout=None)(StoreUnavailableError, current):
-        raise StoreError("The database has not the tables of this version; run `alembic upgrade head` on it.")
+        raise StoreError(
+            "The database's tables are not those of this version; run `alembic upgrade head` on it."
+        )
 
 
 def _work(context: WorkerContext) -> None:

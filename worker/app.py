@@ -36,7 +36,7 @@ CONFIGURATION: dict[str, Any] = {
 
 
 def serve(context: WorkerContext, broker_url: str) -> None:
-    """Answers rings until the process is told to end."""
+    """Looks for work at each ring until the process is told to stop."""
     app = celery.Celery("optigpu", broker=broker_url)
     app.conf.update(CONFIGURATION)
     queue = queue_for(context.info.device)

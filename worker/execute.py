@@ -1,4 +1,4 @@
-"""Claim the next job, measure it, record how it ended: the one function behind both modes."""
+"""Claims the next job, measures it and records how it ended, in embedded and in service mode alike."""
 
 import time
 
@@ -18,7 +18,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 def execute_next(context: WorkerContext) -> bool:
-    """Claims the next job that this worker can run and sees it to its end; False when there was none.
+    """Claims and runs the next job that this worker can run; False if there was none.
 
     Never raises for what a job, a database that is away or another worker does: that is recorded, or logged.
     """

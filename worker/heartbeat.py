@@ -1,4 +1,4 @@
-"""The sign of life of a running job: a thread that extends its lease and learns when it must stop."""
+"""A running job's heartbeat: a thread that extends its lease and learns when the job must stop."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from optigpu.vocabulary import LeaseLostError
 from worker.context import WorkerContext
 
 BEAT_S = 1.0
-"""Somebody who cancels a job shall not wait long; progress is written no more often than this."""
+"""How soon a request to cancel is noticed; progress is written no more often than this."""
 
 LAST_BEAT_S = 5.0
 """How long the end of a job waits for a beat that hangs in a database that is away."""

@@ -9,7 +9,7 @@ from worker.sweeper import Sweeper
 
 
 def serve(context: WorkerContext) -> None:
-    """Looks for work every `poll_s` seconds until the process is told to end."""
+    """Looks for work every `poll_s` seconds until the process is told to stop."""
 
     def stop(*_: Any) -> None:
         context.stopping.ask()

@@ -1,4 +1,4 @@
-"""The housekeeping of a worker: it says that it lives, takes back what others have lost, rings for what waits."""
+"""A worker's housekeeping: notes that it is alive, requeues jobs of lost workers, rings for queued jobs."""
 
 import threading
 from collections.abc import Callable

@@ -17,18 +17,25 @@ from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)
 
-LARGEST = 2**63 - 1
+LARGEST_SEQUENCE = 2**63 - 1
 
 
 class From(Frozen):
     """Where a stream begins."""
 
-    after: Annotated[int, Query(ge=0, le=LARGEST, description="The last sequence that the caller has.")] = 0
+    after: Annotated[
+        int,
+        Query(ge=0, le=LARGEST_SEQUENCE, description="The sequence of the last event that the caller has."),
+    ] = 0
 
 
 LastEventId = Annotated[
     int | None,
-    Header(ge=0, le=LARGEST, description="What `after` is when a browser connects again; it wins."),
+    Header(
+        ge=0,
+        le=LARGEST_SEQUENCE,
+        description="Sent by a browser that reconnects; it takes precedence over `after`.",
+    ),
 ]
 MESSAGE: dict[str, Any] = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""For supervisors and collectors."""
+"""Liveness, readiness and Prometheus metrics."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -75,8 +75,8 @@ def _schema_check(service: Service) -> Callable[[], None]:
 
 _SENTENCES = {
     "database": "The database does not answer.",
-    "schema": "The tables are not those of this version; run the migrations.",
-    "broker": "The broker does not answer; jobs are stored, and start when a worker looks.",
+    "schema": "The database's tables are not those of this version; run `alembic upgrade head`.",
+    "broker": "The broker does not answer; jobs are stored, and start when a worker next looks at the queue.",
 }
 
 

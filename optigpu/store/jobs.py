@@ -49,7 +49,7 @@ def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = Non
         job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
         if job.spec_digest != row["spec_digest"]:
             raise ConflictError(
-                f"This idempotency key came before with another body, for job {job.id}; use a new key for a new job."
+                f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
     return Submitted(job=_view(session, job), created=created)
 

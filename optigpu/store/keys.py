@@ -1,4 +1,4 @@
-"""The service's keys: made once, shown once, kept as a hash."""
+"""The service's keys: shown once, stored as a hash."""
 
 import hashlib
 import hmac
@@ -47,7 +47,7 @@ def create(session: Session, name: str, scopes: Iterable[str]) -> str:
 
 
 def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> None:
-    """Makes a key that somebody else has chosen valid; nothing happens when it is known, revoked or not.
+    """Enters a key that was chosen elsewhere; changes nothing if it is known, revoked or not.
 
     Raises StoreError when it is too short to be a secret.
     """
@@ -82,7 +82,7 @@ def note_uses(session: Session, uses: Mapping[str, datetime]) -> None:
 
 
 def revoke(session: Session, key_id: str) -> None:
-    """The key is worth nothing from now on. Raises NotFoundError."""
+    """Makes the key invalid. Raises NotFoundError."""
     row = session.get(ApiKey, key_id)
     if row is None:
         raise NotFoundError(f"There is no key {key_id}.")

@@ -1,7 +1,7 @@
-"""Who holds a job: lease, heartbeat, and taking back what a lost worker held.
+"""Who holds a job: claim, heartbeat, release, and the sweep that requeues the jobs of lost workers.
 
-A claim takes a lease and raises the job's fencing number. Whatever a worker writes is accepted only while the job runs
-under the number that it claimed with, so a worker that was given up and comes back can change nothing.
+A claim takes a lease and raises the job's fencing number. What a worker writes is accepted only while the job runs
+under the number that it was claimed with, so a worker that lost its lease can change nothing.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ LOST = "lost"
 
 
 class Lease(Frozen):
-    """A job in a worker's hands. `done` are the indexes of the variants that an earlier attempt has measured."""
+    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
 
     job_id: str
     spec: JobSpec
@@ -36,7 +36,7 @@ class Lease(Frozen):
 
 
 class Swept(Frozen):
-    """What became of the jobs whose lease had run out."""
+    """The jobs whose lease had run out, by what became of them."""
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
@@ -224,4 +224,4 @@ def _times_lost(session: Session, job: Job) -> int:
 def _unreadable(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "the job"
-    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in today's form."
+    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in the current format."

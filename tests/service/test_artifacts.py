@@ -95,7 +95,7 @@ def test_a_file_that_is_too_large_is_a_reason(
     found = {each.name: each for each in read(files)}
     assert found["noise.bin"].data is None
     assert found["noise.bin"].size_bytes == len(NOISE)
-    assert found["noise.bin"].reason == f"Compressed it is larger than {2 * PIECE_BYTES} bytes."
+    assert found["noise.bin"].reason == f"It is larger than {2 * PIECE_BYTES} bytes even when compressed."
     assert found["trace.json"].data is not None
 
 

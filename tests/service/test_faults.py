@@ -1,4 +1,4 @@
-"""What goes wrong with workers that are processes of their own: killed, told to end, cut off from their servers."""
+"""What goes wrong with workers that are processes of their own: killed, told to stop, cut off from their servers."""
 
 import signal
 import subprocess

@@ -48,7 +48,7 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
 
 def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
     assert refusal(processes).splitlines() == [
-        "python -m worker: The database has not the tables of this version; run `alembic upgrade head` on it."
+        "python -m worker: The database's tables are not those of this version; run `alembic upgrade head` on it."
     ]
 
 
