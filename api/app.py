@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from api import openapi, problems
+from api import problems
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
 from api.feeds import Feeds
@@ -14,6 +14,7 @@ from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
+from api.openapi import DocumentedApp
 from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
 from api.service import Service
 from api.settings import Settings
@@ -26,12 +27,11 @@ COMPRESSION_LEVEL = 5
 
 def create_app(settings: Settings) -> FastAPI:
     """The application. The database is not touched before the first request."""
-    app = FastAPI(
+    app = DocumentedApp(
         lifespan=_lifespan, redirect_slashes=False, redoc_url=None, swagger_ui_oauth2_redirect_url=None
     )
     app.state.service = service = _service(settings)
     problems.install(app)
-    openapi.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
     # The last one added is the outermost.

@@ -1,7 +1,7 @@
 """A posted body: counted while it streams, strict JSON, a job that could run."""
 
 import json
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 from fastapi import Depends, Request
 from pydantic import ValidationError
@@ -84,8 +84,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number.")
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
+def _no_key_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document: dict[str, object] = {}
     for key, value in pairs:
         if key in document:
             raise ValueError(f"the key {key[:80]!r} occurs twice.")

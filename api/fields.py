@@ -17,7 +17,7 @@ LONGEST_NAME = 80
 _QUOTED = re.compile(r"'([^']*)'")
 _NAMED = re.compile(r"^([a-z_]+(?:\.\w+)*): (.+)$", re.DOTALL)
 
-Entry = dict[str, Any]
+Entry = dict[str, str | list[str]]
 """One wrong field: `field`, `message`, and `valid` where the valid names can be listed."""
 
 

@@ -49,7 +49,7 @@ def problems(*statuses: int) -> Responses:
 GUARDED = problems(401, 403, 422, 429)
 """The errors of every call that reads or changes something."""
 
-POSTED_JOB: dict[str, Any] = {
+POSTED_JOB: dict[str, object] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -64,15 +64,14 @@ POSTED_JOB: dict[str, Any] = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Makes `/openapi.json` the document of this module."""
+class DocumentedApp(FastAPI):
+    """An application whose `/openapi.json` is the document of this module."""
 
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _document(self)
+        return self.openapi_schema
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

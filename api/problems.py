@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.fields import describe_parameters
+from api.fields import Entry, describe_parameters
 from optigpu.documents.views import Problem
 from optigpu.store.errors import CursorError, StoreUnavailableError
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
@@ -28,7 +27,7 @@ class ProblemError(Exception):
         self,
         status: int,
         detail: str,
-        errors: Sequence[dict[str, Any]] = (),
+        errors: Sequence[Entry] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
@@ -122,7 +121,7 @@ async def _parameters(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, ProblemError(422, summary(entries), entries))
 
 
-def summary(entries: Sequence[Mapping[str, Any]]) -> str:
+def summary(entries: Sequence[Entry]) -> str:
     """One sentence for the whole: the first field's, and how many others there are."""
     first = f"{entries[0]['field']}: {entries[0]['message']}"
     return first if len(entries) == 1 else f"{first} ({len(entries) - 1} more in `errors`)"

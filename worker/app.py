@@ -1,7 +1,5 @@
 """Service mode: a Celery worker that looks for work when the doorbell rings."""
 
-from typing import Any
-
 import celery
 import structlog
 from celery import signals
@@ -14,7 +12,7 @@ from worker.sweeper import Sweeper
 
 log = structlog.stdlib.get_logger(__name__)
 
-CONFIGURATION: dict[str, Any] = {
+CONFIGURATION: dict[str, object] = {
     # A ring carries nothing, so it is done when it is heard; one that is lost with a worker is rung again.
     "task_acks_late": False,
     "task_ignore_result": True,
@@ -47,11 +45,11 @@ def serve(context: WorkerContext, broker_url: str) -> None:
             pass
 
     @signals.worker_shutting_down.connect(weak=False)
-    def stop(**_: Any) -> None:
+    def stop(**_: object) -> None:
         context.stopping.ask()
 
     @signals.setup_logging.connect(weak=False)
-    def keep_our_logging(**_: Any) -> None:
+    def keep_our_logging(**_: object) -> None:
         """Being connected is what keeps Celery from setting up its own."""
 
     worker = app.Worker(

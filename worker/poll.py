@@ -1,7 +1,6 @@
 """Embedded mode: no broker, the worker looks for work by itself."""
 
 import signal
-from typing import Any
 
 from worker.context import WorkerContext
 from worker.execute import execute_next
@@ -11,7 +10,7 @@ from worker.sweeper import Sweeper
 def serve(context: WorkerContext) -> None:
     """Looks for work every `poll_s` seconds until the process is told to stop."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         context.stopping.ask()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,7 +1,7 @@
 """A job's events as a stream."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
@@ -37,7 +37,7 @@ LastEventId = Annotated[
         description="Sent by a browser that reconnects; it takes precedence over `after`.",
     ),
 ]
-MESSAGE: dict[str, Any] = {
+MESSAGE: dict[str, object] = {
     "type": "object",
     "properties": {
         "id": {"type": "string", "description": "The event's sequence."},
@@ -49,7 +49,7 @@ MESSAGE: dict[str, Any] = {
         },
     },
 }
-STREAM: dict[str, Any] = {
+STREAM: dict[str, object] = {
     "description": "One message for each event.",
     "content": {"text/event-stream": {"schema": MESSAGE}},
 }

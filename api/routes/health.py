@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from api.auth import Reader
+from api.fields import Entry
 from api.openapi import GUARDED, problems
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
@@ -44,10 +45,10 @@ def is_ready(service: ServiceDep) -> Ready:
         "schema": _schema_check(service),
         "broker": service.doorbell.ping,
     }
-    entries = [{"field": part, "message": _failure(part, check)} for part, check in checks.items()]
-    failed = [entry for entry in entries if entry["message"]]
-    if failed:
-        raise ProblemError(503, f"Not ready: {', '.join(entry['field'] for entry in failed)}.", failed)
+    failures = {part: why for part, check in checks.items() if (why := _failure(part, check))}
+    if failures:
+        entries: list[Entry] = [{"field": part, "message": why} for part, why in failures.items()]
+        raise ProblemError(503, f"Not ready: {', '.join(failures)}.", entries)
     return Ready()
 
 

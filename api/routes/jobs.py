@@ -1,6 +1,6 @@
 """Jobs: submit, get, list, cancel."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Response
 
@@ -36,7 +36,7 @@ class JobFilter(Frozen):
     cursor: Cursor | None = None
 
 
-ACCEPTED: dict[str, Any] = {
+ACCEPTED: dict[str, object] = {
     "description": "The job is stored and waits for a worker.",
     "headers": {"Location": {"description": "Where the job is.", "schema": {"type": "string"}}},
 }

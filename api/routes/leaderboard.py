@@ -1,7 +1,7 @@
 """The leaderboard, as JSON, CSV or Markdown."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -64,7 +64,7 @@ class LeaderboardFilter(Frozen):
         return LeaderboardQuery(**self.model_dump(exclude={"format", "metric"}), metric=self.metric.value)
 
 
-PAGE: dict[str, Any] = {
+PAGE: dict[str, object] = {
     "description": "The rows, best first. The header Link leads to the next page.",
     "content": {media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "text/markdown")},
 }

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -33,7 +33,7 @@ def index(service: ServiceDep) -> HTMLResponse:
     return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
 
-def _data(service: Service) -> dict[str, Any]:
+def _data(service: Service) -> dict[str, object]:
     from optigpu.report.leaderboard import leaderboard_grid
 
     with service.database.read() as session:

@@ -41,7 +41,7 @@ def get_job_results(job_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     return JSONResponse({"spec": job.spec, "results": found, "attribution": job.attribution})
 
 
-ONE_RESULT: dict[str, Any] = {
+ONE_RESULT: dict[str, object] = {
     "model": Result,
     "headers": {
         "Link": {
@@ -105,7 +105,7 @@ ArtifactName = Annotated[
         description="As the list of the result's artifacts has it.",
     ),
 ]
-A_FILE: dict[str, Any] = {
+A_FILE: dict[str, object] = {
     "description": "The file, in its own media type.",
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     "headers": {"Content-Disposition": {"description": "Its name.", "schema": {"type": "string"}}},

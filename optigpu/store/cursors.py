@@ -10,7 +10,7 @@ from optigpu.vocabulary import DocumentError, check_document
 LARGEST_INTEGER = 2**63
 
 
-def encode_cursor(*position: Any) -> str:
+def encode_cursor(*position: object) -> str:
     """The position as URL-safe text."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
@@ -33,7 +33,7 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
     return position
 
 
-def _is_a(part: Any, kind: type | tuple[type, ...]) -> bool:
+def _is_a(part: object, kind: type | tuple[type, ...]) -> bool:
     fits = not isinstance(part, int) or abs(part) < LARGEST_INTEGER
     return fits and isinstance(part, kind) and not isinstance(part, bool)
 

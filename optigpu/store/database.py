@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -160,7 +159,7 @@ def _prepare_sqlite(engine: Engine, foreign_keys: bool) -> None:
     """The driver must not begin transactions by itself: it would begin them late, and without the write lock."""
 
     @event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, _record: Any) -> None:
+    def connected(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")

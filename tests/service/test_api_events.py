@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import delete
 
 from api import feeds
-from api.feeds import Batch, Feed
+from api.feeds import Batch
 from optigpu.documents.views import EventView, ProgressView
 from optigpu.store import events, leases, outcomes
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.tables import Job
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.vocabulary import JobState
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving
 
@@ -308,34 +308,6 @@ def test_a_database_that_is_away_for_a_moment_ends_no_stream(
 
     monkeypatch.setattr(feeds_of_app, "read", now_and_then)
     assert [message.words for message in messages(any_service, job_id)][-1] == ("state", "cancelled")
-
-
-def test_a_feed_gives_what_came_after_a_position() -> None:
-    feed = Feed(0)
-    now = utc_now()
-    feed.extend(
-        Batch(tuple(EventView(sequence=n, at=now, kind="k", data={}) for n in (1, 2, 3)), complete=False)
-    )
-
-    def after(position: int) -> list[int] | None:
-        found = feed.since(position)
-        return None if found is None else [event.sequence for event in found]
-
-    assert [after(position) for position in range(5)] == [[1, 2, 3], [2, 3], [3], [], []]
-
-
-def test_a_feed_knows_from_where_on_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers may have gaps: progress that newer progress has replaced."""
-    monkeypatch.setattr(feeds, "TAIL", 3)
-    feed = Feed(4)
-    now = utc_now()
-    for sequence in (6, 7, 9, 12):
-        event = EventView(sequence=sequence, at=now, kind="k", data={})
-        feed.extend(Batch((event,), complete=False))
-    found = {position: feed.since(position) for position in (4, 5, 6, 8, 12)}
-    assert found[4] is None
-    assert found[5] is None
-    assert [[event.sequence for event in found[p] or ()] for p in (6, 8, 12)] == [[7, 9, 12], [9, 12], []]
 
 
 def wait_for(condition: Any) -> None:
