@@ -1,4 +1,4 @@
-"""The events of jobs, live: one poll of the database for each job that somebody follows, however many they are."""
+"""Live events of jobs: one poll of the database per followed job, however many follow it."""
 
 import asyncio
 from collections import deque
@@ -42,7 +42,7 @@ class Feed:
         self._tail: deque[EventView] = deque(maxlen=TAIL)
 
     def extend(self, batch: Batch) -> None:
-        """Adds a batch and wakes everybody who waits."""
+        """Adds a batch and wakes the followers."""
         for event in batch.events:
             if len(self._tail) == self._tail.maxlen:
                 self.start = self._tail[0].sequence
@@ -129,7 +129,7 @@ class Feeds:
             except NotFoundError:  # the job was removed
                 feed.end()
                 return
-            except Exception as error:  # whoever follows would wait for ever if the poll ended
+            except Exception as error:  # the followers would wait for ever if the poll ended
                 logger.warning("events_not_read", job_id=job_id, reason=str(error))
                 batch = Batch((), complete=False)
             feed.extend(batch)

@@ -1,4 +1,4 @@
-"""pydantic's errors -> which field is wrong, why, and what would be right, as a person writes it.
+"""Turns pydantic's errors into entries for people: which field is wrong, why, and which values are valid.
 
 pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" says which member of a union
 it tried. A person wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.

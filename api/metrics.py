@@ -1,4 +1,4 @@
-"""Prometheus figures: what this process served, and what the database holds at the moment of the scrape."""
+"""Prometheus metrics: the requests of this process, and what the database holds at the time of the scrape."""
 
 from collections.abc import Iterable
 
@@ -48,7 +48,7 @@ class _Stored(Collector):
         self._lease_s = lease_s
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: registering must not ask a database that may not be there yet."""
+        """Nothing: registering must not query a database that may not be up yet."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""Around every request: its identifier, log line and figures, the last resort for errors, and which hosts may ask."""
+"""Around every request: identifier, log line, metrics, unhandled errors, and the check of the Host header."""
 
 import time
 from collections.abc import Collection
@@ -76,7 +76,7 @@ def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
 
 
 class HostGuard:
-    """Keeps web pages of other origins out, which a browser on this machine would let through to loopback.
+    """Refuses requests from pages of other origins, which a browser on this machine sends to loopback.
 
     A name that resolves to 127.0.0.1 is refused by the header Host (DNS rebinding), a form on another page by Origin.
     """

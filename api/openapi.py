@@ -18,8 +18,8 @@ TAGS = [
     {"name": "jobs", "description": "Submit a job and follow it."},
     {"name": "results", "description": "What was measured, with its raw samples."},
     {"name": "leaderboard", "description": "The current results, ranked."},
-    {"name": "workers", "description": "Who serves what."},
-    {"name": "schema", "description": "What a job may hold."},
+    {"name": "workers", "description": "The workers and what they can run."},
+    {"name": "schema", "description": "What a job can contain."},
     {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
 ]
 DESCRIPTION = (

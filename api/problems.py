@@ -1,4 +1,4 @@
-"""Every error is a problem document (RFC 9457): its media type, its fields, and who makes one of what."""
+"""Every error is a problem document (RFC 9457): its media type, its fields, and the handlers that make it."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -68,7 +68,7 @@ def from_store(error: StoreError) -> ProblemError:
 
 
 def unavailable(error: StoreError) -> ProblemError:
-    """The log says which database and why; the caller need not know its address."""
+    """The log names the database and the cause; the caller is not told its address."""
     logger.error("database_refused", error=str(error), waiting=isinstance(error, StoreUnavailableError))
     return ProblemError(
         503, "The results database cannot be used now; try again.", headers={"Retry-After": "5"}

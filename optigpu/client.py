@@ -167,7 +167,7 @@ class Client:
         return _view(LeaderboardPage, self._call("GET", "/v1/leaderboard", params=_given(**query)))
 
     def workers(self) -> list[WorkerView]:
-        """Who serves what."""
+        """The workers and what they can run."""
         return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
 
     def _document(self, path: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def serve(context: WorkerContext, broker_url: str) -> None:
 
 
 def ring_if_silent(app: celery.Celery, queue: str) -> None:
-    """Rings a queue, unless a ring waits in it already: so many sweepers make one ring.
+    """Rings a queue unless a ring already waits in it, so that many sweepers make one ring.
 
     A broker that is away is logged: the next sweep tries again.
     """

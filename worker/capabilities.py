@@ -37,7 +37,7 @@ def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
 
 
 def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
-    """What a worker for `device` says of itself on this machine."""
+    """How a worker for `device` describes itself on this machine."""
     gpus = environment.accelerators if device is DeviceKind.CUDA else ()
     return WorkerInfo(
         id=new_id(),

@@ -75,7 +75,7 @@ async def follow_job(
     begin: Annotated[From, Query()],
     last_event_id: LastEventId = None,
 ) -> StreamingResponse:
-    """Server-sent events from the beginning, or from behind `Last-Event-ID`, until the job has ended."""
+    """Server-sent events from the first one, or from the one after `Last-Event-ID`, until the job has ended."""
     after = begin.after if last_event_id is None else last_event_id
     return StreamingResponse(
         _messages(service, job_id, min(after, newest)),

@@ -33,13 +33,13 @@ class Ready(Frozen):
 
 @router.get("/healthz", operation_id="is_alive", summary="Is the process alive?", responses=problems())
 async def is_alive() -> Alive:
-    """Answers as long as the process does, whatever the database and the broker do."""
+    """Answers while the process runs, whatever the state of the database and the broker."""
     return Alive()
 
 
 @router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems())
 def is_ready(service: ServiceDep) -> Ready:
-    """Asks the database, the version of its tables, and the broker."""
+    """Checks the database, the version of its tables, and the broker."""
     checks = {
         "database": service.database.ping,
         "schema": _schema_check(service),
@@ -60,7 +60,7 @@ def is_ready(service: ServiceDep) -> Ready:
     responses=GUARDED,
 )
 def get_metrics(service: ServiceDep, _: Reader) -> PlainTextResponse:
-    """Requests and their times, jobs by state, the queue, workers."""
+    """Request counts and times, jobs by state, the length of the queue, workers."""
     return PlainTextResponse(service.metrics.text(), media_type=EXPOSITION)
 
 

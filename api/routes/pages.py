@@ -1,4 +1,4 @@
-"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or foreign assets."""
+"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or files from elsewhere."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 @router.get("/")
 def index(service: ServiceDep) -> HTMLResponse:
-    """Where keys are needed the page shows no data, because a browser sends none."""
+    """If the service needs a key the page shows no data, because a browser sends no key."""
     open_to_all = not needs_key(service.settings, service.database)
     shown = _data(service) if open_to_all else {"boards": [], "jobs": ()}
     text = _template().render(version=__version__, open_to_all=open_to_all, **shown)

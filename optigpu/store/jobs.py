@@ -83,7 +83,7 @@ def list_(
 
 
 def request_cancel(session: Session, job_id: str) -> JobView:
-    """Asks for the job to stop: at once when it is queued, else as soon as its worker's processes are gone.
+    """Cancels a queued job at once; a running one stops as soon as its worker's processes have ended.
 
     Changes nothing for a job that has ended or was asked before. Raises NotFoundError.
     """

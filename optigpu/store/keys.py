@@ -40,7 +40,7 @@ class KeyInfo(Frozen):
 
 
 def create(session: Session, name: str, scopes: Iterable[str]) -> str:
-    """A new key. This is the only time that it can be seen."""
+    """Creates a key and returns it; only its hash is stored."""
     plain = MARK + secrets.token_urlsafe(32)
     _add(session, plain, name, scopes)
     return plain

@@ -70,7 +70,7 @@ def heartbeat(
     progress: ProgressView | None = None,
     now: datetime | None = None,
 ) -> bool:
-    """Extends the lease and says how far the job is; True when somebody has asked for it to stop.
+    """Extends the lease and stores the progress; returns True if a cancel was requested.
 
     Progress that has changed becomes the job's event `progressed`, in place of the one before. Raises LeaseLostError.
     """
@@ -85,7 +85,7 @@ def heartbeat(
 
 
 def held(session: Session, lease: Lease) -> Job:
-    """The job, locked. Raises LeaseLostError when it does not run under this claim any more."""
+    """The job, locked. Raises LeaseLostError if it no longer runs under this lease."""
     query = select(Job).where(
         Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
     )
@@ -100,7 +100,7 @@ def held(session: Session, lease: Lease) -> Job:
 
 
 def release(session: Session, lease: Lease) -> None:
-    """Hands the job back because the worker stops, not because of the job: this attempt does not count as lost.
+    """Hands the job back because the worker stops; this attempt does not count as lost.
 
     The caller rings the doorbell after the commit. Raises LeaseLostError.
     """
@@ -113,7 +113,7 @@ def release(session: Session, lease: Lease) -> None:
 
 
 def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX_ATTEMPTS) -> Swept:
-    """Takes back the jobs whose lease has run out: queued again, or ended when that was asked for or tried enough.
+    """Takes back jobs whose lease has run out: requeued, cancelled on request, or failed after `max_attempts`.
 
     The caller rings the doorbell for what is queued again, after the commit.
     """
@@ -135,7 +135,7 @@ def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX
 
 
 def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
-    """One statement, so that no two workers take the same job; what another is just taking is passed over."""
+    """One statement, so that no two workers take the same job; a job that another is taking is skipped."""
     oldest = (
         select(Job.id)
         .where(Job.state == JobState.QUEUED, *_can_run(worker))

@@ -16,7 +16,7 @@ from optigpu.vocabulary import COUNTED_METRICS, NotFoundError
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
-    """The result's document as it was stored, whatever today's models say. Raises NotFoundError."""
+    """The result's document as it was stored, not validated again. Raises NotFoundError."""
     found = _documents(session, _with_environment().where(ResultRow.id == result_id))
     if not found:
         raise NotFoundError(f"There is no result {result_id}.")

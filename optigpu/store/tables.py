@@ -38,7 +38,7 @@ class Base(DeclarativeBase):
 
 
 class Job(Base):
-    """One request to measure and its state. Its row lock orders everything that belongs to it."""
+    """A job and its state. Its row lock orders all writes that belong to it."""
 
     __tablename__ = "jobs"
     __table_args__ = (
