@@ -11,22 +11,6 @@ from tests.servers.process import NoServerError, Server
 from tests.servers.redis import REDIS, leased_database
 from tests.servers.rule import Kind, provide
 
-SERVERS = {"postgres_server_url", "postgres_url", "redis_url"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test that needs a server, so that a quick run can leave it out."""
-    for item in items:
-        if isinstance(item, pytest.Function) and needs_a_server(item):
-            item.add_marker("servers")
-
-
-def needs_a_server(item: pytest.Function) -> bool:
-    """Whether a test asks for a server by name, or runs on PostgreSQL by a parameter."""
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return bool(SERVERS.intersection(item.fixturenames)) or "postgresql" in parameters
-
 
 @pytest.fixture(scope="session")
 def postgres_server_url() -> Iterator[str]:
