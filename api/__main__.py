@@ -1,4 +1,4 @@
-"""python -m api: serves until it is told to stop."""
+"""python -m api: runs the service until it is told to stop."""
 
 import argparse
 import socket
@@ -27,15 +27,15 @@ class StartError(OptiGPUError):
 
 
 class Server(uvicorn.Server):
-    """Says where it listens, once it does; to be told to stop is no failure."""
+    """Prints where it listens, and treats a request to stop as success."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, then the one line on standard output that others wait for."""
+        """As uvicorn's, then prints the address: the one line on standard output, which scripts wait for."""
         await super().startup(sockets)
         print(f"OptiGPU listens on {address_of(self.servers[0].sockets[0])}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops after what is being served, at a second signal at once; uvicorn's own raises the signal once more."""
+        """Stops when open requests are answered, at a second signal at once. uvicorn's own raises the signal again."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -70,7 +70,7 @@ def _settings(arguments: Sequence[str] | None) -> Settings:
 
 
 def _prepare(settings: Settings) -> None:
-    """Migrates the embedded database, and refuses to let others in without a key."""
+    """Migrates the embedded database. Raises StartError if others can reach the service and there is no key."""
     if settings.embedded:
         import migrations
 
@@ -80,19 +80,19 @@ def _prepare(settings: Settings) -> None:
     with closing(Database(settings.database_url)) as database:
         if not has_key(settings, database):
             raise StartError(
-                f"Others could reach {settings.host}, and there is no key: set OPTIGPU_API_KEY, make one by "
-                "`python -m api.keys create NAME --scope submit`, or listen on 127.0.0.1."
+                f"Others can reach a service on {settings.host}, so it needs a key: set OPTIGPU_API_KEY, create one "
+                "with `python -m api.keys create NAME --scope submit`, or listen on 127.0.0.1."
             )
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A bound socket, so that what is wrong with the address is said before anything is started."""
+    """A bound socket, so that an address that cannot be used is reported before anything starts."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
         raise StartError(
-            f"Cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose another by --port."
+            f"Cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose another with --port."
         ) from None
 
 

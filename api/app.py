@@ -6,13 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from api import openapi, problems
+from api import problems
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
 from api.feeds import Feeds
+from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
+from api.openapi import DocumentedApp
 from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
 from api.service import Service
 from api.settings import Settings
@@ -25,12 +27,11 @@ COMPRESSION_LEVEL = 5
 
 def create_app(settings: Settings) -> FastAPI:
     """The application. The database is not touched before the first request."""
-    app = FastAPI(
+    app = DocumentedApp(
         lifespan=_lifespan, redirect_slashes=False, redoc_url=None, swagger_ui_oauth2_redirect_url=None
     )
     app.state.service = service = _service(settings)
     problems.install(app)
-    openapi.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
     # The last one added is the outermost.
@@ -49,6 +50,7 @@ def _service(settings: Settings) -> Service:
         doorbell=Doorbell(settings.redis_url),
         limiter=RateLimiter(settings.rate_limit, settings.redis_url),
         feeds=Feeds(database),
+        key_uses=KeyUses(database),
         metrics=Metrics(database, settings.lease_s),
     )
 
@@ -57,6 +59,7 @@ def _service(settings: Settings) -> Service:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     async with AsyncExitStack() as running:
+        await running.enter_async_context(service.key_uses.writing())
         if service.settings.embedded and service.settings.embedded_worker:
             await running.enter_async_context(embedded_worker(service.settings))
         yield

@@ -1,7 +1,7 @@
 """Who calls, and what they may do: keys in the header `Authorization: Bearer`.
 
-Without any key a service on loopback is open. As soon as there is one, every call needs one. A service that others can
-reach always needs one, also after the last has been revoked.
+A service on loopback is open until the first key exists; then every call needs a key. A service that other machines can
+reach always needs a key, even after the last one was revoked.
 """
 
 import hmac
@@ -46,7 +46,7 @@ class Caller:
 _BEARER = HTTPBearer(
     auto_error=False,
     bearerFormat="opaque key",
-    description="A key made by `python -m api.keys create`. A service on loopback without keys needs none.",
+    description="Create a key with `python -m api.keys create`. A service on loopback without keys needs none.",
 )
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
@@ -75,15 +75,17 @@ def has_key(settings: Settings, database: Database) -> bool:
 
 
 def _known(service: Service, plain: str) -> KeyInfo | None:
-    """The key; a wrong one never takes the database's write lock, however often it is tried."""
+    """The key, read without a write lock: only the first use of the environment's key writes."""
     with service.database.read() as session:
         key = keys.verify(session, plain)
-    if key is None and not _is_from_environment(plain, service.settings):
-        return None
-    with service.database.write() as session:
-        if key is None:
+        known = key is not None or keys.is_known(session, plain)
+    if not known and _is_from_environment(plain, service.settings):
+        with service.database.write() as session:
             keys.ensure(session, plain, "OPTIGPU_API_KEY", [Scope.ADMIN])
-        return keys.verify(session, plain)  # notes the use
+            key = keys.verify(session, plain)
+    if key is not None:
+        service.key_uses.note(key.id)
+    return key
 
 
 def _is_from_environment(plain: str, settings: Settings) -> bool:

@@ -1,7 +1,7 @@
 """A posted body: counted while it streams, strict JSON, a job that could run."""
 
 import json
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 from fastapi import Depends, Request
 from pydantic import ValidationError
@@ -44,7 +44,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def posted_spec(body: Annotated[bytes, Depends(json_body)]) -> JobSpec:
-    """The job that was posted. Raises ProblemError 400 for what is no JSON, 422 for what can never run."""
+    """The job that was posted. Raises ProblemError 400 for invalid JSON, 422 for a job that can never run."""
     _check_json(body)
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
@@ -63,17 +63,17 @@ PostedSpec = Annotated[JobSpec, Depends(posted_spec)]
 
 
 def _check_json(body: bytes) -> None:
-    """Refuses what a lenient parser would let through: NaN, one key twice, text that is no UTF-8."""
+    """Refuses what a lenient parser accepts: NaN, duplicate keys, text that is not UTF-8."""
     try:
         json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
     except UnicodeDecodeError as error:
         _malformed(f"The body is not UTF-8 at byte {error.start}.")
     except json.JSONDecodeError as error:
-        _malformed(f"The body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
+        _malformed(f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
     except RecursionError:
         _malformed("The body is nested too deeply.")
     except ValueError as error:
-        _malformed(f"The body is no JSON that can be stored: {error}")
+        _malformed(f"The body is not valid JSON: {error}")
 
 
 def _malformed(message: str) -> NoReturn:
@@ -81,13 +81,13 @@ def _malformed(message: str) -> NoReturn:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number.")
+    raise ValueError(f"{name} is not a JSON number.")
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
+def _no_key_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document: dict[str, object] = {}
     for key, value in pairs:
         if key in document:
-            raise ValueError(f"the key {key[:80]!r} is there twice.")
+            raise ValueError(f"the key {key[:80]!r} occurs twice.")
         document[key] = value
     return document

@@ -2,19 +2,22 @@
 
 import threading
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from optigpu.store.doorbell import LOOK, queue_for
 from optigpu.vocabulary import DeviceKind
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 REDIS_WAIT_S = 1.0
 logger = structlog.stdlib.get_logger("api.doorbell")
 
 
 class Doorbell:
-    """Rings through Redis; without a broker nobody is rung, because the embedded worker polls."""
+    """Rings through Redis. Without a broker it does nothing, because the embedded worker polls."""
 
     def __init__(self, redis_url: str | None) -> None:
         self._url = redis_url
@@ -48,7 +51,7 @@ class Doorbell:
             self._celery.close()
 
     @cached_property
-    def _celery(self) -> Any:
+    def _celery(self) -> "Celery":
         from celery import Celery
 
         celery = Celery("optigpu", broker=self._url, set_as_current=False)

@@ -71,7 +71,7 @@ async def _run_once(environment: Mapping[str, str]) -> int:
 
 
 async def _end(process: Process) -> None:
-    """Asks it to stop, and kills its whole group when the time of grace is over."""
+    """Asks it to stop, and kills its process group after GRACE_S."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(TimeoutError):

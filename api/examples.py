@@ -1,7 +1,6 @@
 """Jobs that show what can be asked for; the documentation shows them and a test posts each one."""
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -9,7 +8,7 @@ class Example:
     """A job's document and what it is for."""
 
     summary: str
-    document: dict[str, Any]
+    document: dict[str, object]
 
 
 JOBS = {

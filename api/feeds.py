@@ -1,18 +1,17 @@
-"""The events of jobs, live: one poll of the database for each job that somebody follows, however many they are."""
+"""Live events of jobs: one poll of the database per followed job, however many follow it."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 
 import structlog
 
 from optigpu.documents.views import EventView
 from optigpu.store import events
 from optigpu.store.database import Database
-from optigpu.vocabulary import JobState
+from optigpu.vocabulary import NotFoundError
 
 POLL_S = 0.3
 HEARTBEAT_S = 15.0
@@ -30,19 +29,25 @@ class Batch:
 
 
 class Feed:
-    """The newest events of one job, for all who follow it. `known` is the last sequence that was read."""
+    """The newest events of one job, for all who follow it.
 
-    def __init__(self) -> None:
+    `known` is the last sequence that was read. The feed holds every event after the sequence `start`, and none before.
+    """
+
+    def __init__(self, start: int) -> None:
         self.followers = 0
-        self.known = 0
+        self.start = self.known = start
         self.over = False
         self.changed = asyncio.Event()
         self._tail: deque[EventView] = deque(maxlen=TAIL)
 
     def extend(self, batch: Batch) -> None:
-        """Takes a batch in and wakes everybody who waits."""
-        self._tail.extend(batch.events)
-        self.known = batch.events[-1].sequence if batch.events else self.known
+        """Adds a batch and wakes the followers."""
+        for event in batch.events:
+            if len(self._tail) == self._tail.maxlen:
+                self.start = self._tail[0].sequence
+            self._tail.append(event)
+            self.known = event.sequence
         if batch.events or batch.complete:
             self.over = batch.complete
             self._wake()
@@ -53,11 +58,10 @@ class Feed:
         self._wake()
 
     def since(self, position: int) -> tuple[EventView, ...] | None:
-        """What came after a sequence; None when that lies before the tail."""
-        first = self.known - len(self._tail) + 1
-        if position + 1 < first:
+        """The events after a sequence; None if the feed does not hold all of them."""
+        if position < self.start:
             return None
-        return tuple(islice(self._tail, position + 1 - first, None))
+        return tuple(event for event in self._tail if event.sequence > position)
 
     def _wake(self) -> None:
         waiting, self.changed = self.changed, asyncio.Event()
@@ -76,12 +80,16 @@ class Feeds:
     def read(self, job_id: str, position: int) -> Batch:
         """The next events after a sequence, in a session of their own."""
         with self._database.read() as session:
-            found = tuple(events.after(session, job_id, position, BATCH))
-        return Batch(found, complete=any(map(_is_last, found)))
+            head = events.head(session, job_id)
+            found = tuple(events.after(session, job_id, position, BATCH)) if head.sequence > position else ()
+        return Batch(found, complete=head.ended and len(found) < BATCH)
 
     async def follow(self, job_id: str, after: int) -> AsyncIterator[EventView | None]:
-        """Each event after a sequence until the job's last one; None when nothing happened for HEARTBEAT_S."""
-        with self._joined(job_id) as feed:
+        """Each event after a sequence until the job's last one; None when nothing happened for HEARTBEAT_S.
+
+        `after` must not lie beyond the job's newest event.
+        """
+        with self._joined(job_id, after) as feed:
             position = after
             while True:
                 changed, over = feed.changed, feed.over
@@ -97,10 +105,10 @@ class Feeds:
                     yield None
 
     @contextmanager
-    def _joined(self, job_id: str) -> Iterator[Feed]:
+    def _joined(self, job_id: str, after: int) -> Iterator[Feed]:
         feed = self._feeds.get(job_id)
         if feed is None or feed.over:
-            feed = self._feeds[job_id] = Feed()
+            feed = self._feeds[job_id] = Feed(after)
             self._polls[job_id] = asyncio.create_task(self._poll(job_id, feed))
         feed.followers += 1
         try:
@@ -118,16 +126,14 @@ class Feeds:
                 return
             try:
                 batch = await asyncio.to_thread(self.read, job_id, feed.known)
-            except Exception as error:  # whoever follows would wait for ever if the poll ended
+            except NotFoundError:  # the job was removed
+                feed.end()
+                return
+            except Exception as error:  # the followers would wait for ever if the poll ended
                 logger.warning("events_not_read", job_id=job_id, reason=str(error))
                 batch = Batch((), complete=False)
             feed.extend(batch)
             await asyncio.sleep(0 if len(batch.events) == BATCH else POLL_S)
-
-
-def _is_last(event: EventView) -> bool:
-    """A job's last event says that its state is final."""
-    return event.kind == "state" and JobState(event.data["state"]).is_final
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:

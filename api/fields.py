@@ -1,4 +1,4 @@
-"""pydantic's errors -> which field is wrong, why, and what would be right, as a person writes it.
+"""Turns pydantic's errors into entries for people: which field is wrong, why, and which values are valid.
 
 pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" says which member of a union
 it tried. A person wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.
@@ -17,7 +17,7 @@ LONGEST_NAME = 80
 _QUOTED = re.compile(r"'([^']*)'")
 _NAMED = re.compile(r"^([a-z_]+(?:\.\w+)*): (.+)$", re.DOTALL)
 
-Entry = dict[str, Any]
+Entry = dict[str, str | list[str]]
 """One wrong field: `field`, `message`, and `valid` where the valid names can be listed."""
 
 
@@ -45,7 +45,7 @@ class Fields:
             return self.named(_sentence(error))
         if error["type"] == "extra_forbidden":
             _, parent = self._walk(error["loc"][:-1])
-            return _entry(path, "There is no such field.", parent.get("properties"))
+            return _entry(path, "Unknown field.", parent.get("properties"))
         if error["type"] == "union_tag_not_found":
             path = [*path, node.get("discriminator", {}).get("propertyName", "")]
             return _entry(path, "This field is required.", node.get("discriminator", {}).get("mapping"))
@@ -89,13 +89,13 @@ def entry_of(path: Sequence[int | str], error: ErrorDetails) -> Entry:
         case "union_tag_invalid":
             tag = _cut(str(context["tag"]), LONGEST_NAME)
             place = [*path, *_QUOTED.findall(context["discriminator"])]
-            return _entry(place, f"There is no {tag!r}.", _QUOTED.findall(context["expected_tags"]))
+            return _entry(place, f"Unknown name {tag!r}.", _QUOTED.findall(context["expected_tags"]))
         case "literal_error" | "enum":
-            return _entry(path, "There is no such value.", _QUOTED.findall(context["expected"]))
+            return _entry(path, "Unknown value.", _QUOTED.findall(context["expected"]))
         case "missing":
             return _entry(path, "This field is required.")
         case "extra_forbidden":
-            return _entry(path, "There is no such parameter.")
+            return _entry(path, "Unknown parameter.")
         case _:
             return _entry(path, _sentence(error))
 

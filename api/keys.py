@@ -1,4 +1,4 @@
-"""python -m api.keys: makes, lists and revokes the service's keys."""
+"""python -m api.keys: creates, lists and revokes the service's keys."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from optigpu.vocabulary import StoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 with a sentence when the database refuses."""
+    """Returns the exit status: 0, or 1 if the database cannot be used, with the reason on stderr."""
     given = _parser().parse_args(arguments)
     settings = Settings()
     try:
@@ -38,8 +38,8 @@ def _database(settings: Settings) -> Database:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m api.keys", description="The keys of an OptiGPU service.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    create = commands.add_parser("create", help="make a key and show it once")
-    create.add_argument("name", help="whose it is, for the list")
+    create = commands.add_parser("create", help="create a key and show it once")
+    create.add_argument("name", help="a name to show in the list")
     create.add_argument(
         "--scope",
         action="append",
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     create.set_defaults(run=_create)
     commands.add_parser("list", help="list the keys that are valid").set_defaults(run=_list)
-    revoke = commands.add_parser("revoke", help="make a key worthless")
+    revoke = commands.add_parser("revoke", help="revoke a key")
     revoke.add_argument("id", help="the key's id, as the list shows it")
     revoke.set_defaults(run=_revoke)
     return parser
@@ -58,7 +58,7 @@ def _create(database: Database, given: argparse.Namespace) -> None:
     with database.write() as session:
         plain = keys.create(session, given.name, given.scope or [Scope.READ])
     print(plain)
-    print("Keep it: it is not shown again. From now on every call needs a key.", file=sys.stderr)
+    print("Store this key: it is not shown again. Every call needs a key from now on.", file=sys.stderr)
 
 
 def _list(database: Database, _: argparse.Namespace) -> None:

@@ -1,11 +1,15 @@
 """How many calls a key or an address may make: counted in memory (embedded) or in Redis (service)."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from api.problems import ProblemError
+
+if TYPE_CHECKING:
+    from limits.storage import RedisStorage
+    from limits.strategies import RateLimiter as Strategy
 
 BROKEN_FOR_S = 30.0
 REDIS_WAIT_S = 1.0
@@ -42,11 +46,12 @@ class RateLimiter:
             self._shared_again_at = time.monotonic() + BROKEN_FOR_S
             self._count(self._own, identity)
 
-    def _limiter(self) -> Any:
-        away = self._shared is None or time.monotonic() < self._shared_again_at
-        return self._own if away else self._shared
+    def _limiter(self) -> "Strategy":
+        if self._shared is None or time.monotonic() < self._shared_again_at:
+            return self._own
+        return self._shared
 
-    def _count(self, limiter: Any, identity: str) -> None:
+    def _count(self, limiter: "Strategy", identity: str) -> None:
         if limiter.hit(self._rate, identity):
             return
         wait_s = max(1, round(limiter.get_window_stats(self._rate, identity).reset_time - time.time()))
@@ -57,7 +62,7 @@ class RateLimiter:
         )
 
 
-def _redis_storage(url: str) -> Any:
+def _redis_storage(url: str) -> "RedisStorage":
     from limits.storage import RedisStorage
 
     return RedisStorage(

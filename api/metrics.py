@@ -1,4 +1,4 @@
-"""Prometheus figures: what this process served, and what the database holds at the moment of the scrape."""
+"""Prometheus metrics: the requests of this process, and what the database holds at the time of the scrape."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from optigpu.store import jobs, workers
+from optigpu.store import queue, workers
 from optigpu.store.database import Database
 from optigpu.vocabulary import JobState
 
@@ -48,13 +48,13 @@ class _Stored(Collector):
         self._lease_s = lease_s
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: registering must not ask a database that may not be there yet."""
+        """Nothing: registering must not query a database that may not be up yet."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
         """Jobs by state, jobs in the queue, workers that are alive."""
         with self._database.read() as session:
-            counts = jobs.counts(session)
+            counts = queue.counts(session)
             alive = sum(worker.alive for worker in workers.list_(session, lease_s=self._lease_s))
         by_state = GaugeMetricFamily("optigpu_jobs", "Jobs by state", labels=["state"])
         for state, count in counts.items():

@@ -1,4 +1,4 @@
-"""Around every request: its identifier, log line and figures, the last resort for errors, and which hosts may ask."""
+"""Around every request: identifier, log line, metrics, unhandled errors, and the check of the Host header."""
 
 import time
 from collections.abc import Collection
@@ -20,7 +20,7 @@ logger = structlog.stdlib.get_logger("api.requests")
 
 
 class RequestContext:
-    """The outermost layer. No error leaves it: what nobody handled is logged and becomes a 500 without a traceback."""
+    """The outermost layer. An error that nothing has handled is logged and becomes a 500 without a traceback."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class RequestContext:
             logger.exception("request_failed", method=scope["method"], path=_shown(scope))
             if status is not None:
                 raise
-            detail = "The service failed; its log has the request's identifier, which stands in `instance`."
+            detail = "The service failed; its log has the error under the identifier in `instance`."
             await problem_response(scope, ProblemError(500, detail))(scope, receive, send_with_headers)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
@@ -76,7 +76,7 @@ def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
 
 
 class HostGuard:
-    """Keeps web pages of other origins out, which a browser on this machine would let through to loopback.
+    """Refuses requests from pages of other origins, which a browser on this machine sends to loopback.
 
     A name that resolves to 127.0.0.1 is refused by the header Host (DNS rebinding), a form on another page by Origin.
     """
@@ -97,10 +97,10 @@ class HostGuard:
         host = headers.get("host", "")
         name = _name(host)
         if not is_loopback(name) and name not in self.allowed:
-            detail = "This service answers on loopback only; OPTIGPU_ALLOWED_HOSTS adds names to call it by."
+            detail = "This service answers only to loopback names; add other names to OPTIGPU_ALLOWED_HOSTS."
             return ProblemError(400, detail, [{"field": "Host", "message": "This name is not allowed."}])
         if scope["method"] not in SAFE_METHODS and _from_elsewhere(headers, host):
-            return ProblemError(403, "A page of another origin may not change anything here.")
+            return ProblemError(403, "A page from another origin may not change anything here.")
         return None
 
 

@@ -15,12 +15,12 @@ from optigpu.job.spec import JobSpec
 
 REFERENCE = "#/components/schemas/{model}"
 TAGS = [
-    {"name": "jobs", "description": "Ask for a measurement and follow it."},
+    {"name": "jobs", "description": "Submit a job and follow it."},
     {"name": "results", "description": "What was measured, with its raw samples."},
     {"name": "leaderboard", "description": "The current results, ranked."},
-    {"name": "workers", "description": "Who serves what."},
-    {"name": "schema", "description": "What a job may hold."},
-    {"name": "health", "description": "For supervisors and collectors."},
+    {"name": "workers", "description": "The workers and what they can run."},
+    {"name": "schema", "description": "What a job can contain."},
+    {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
 ]
 DESCRIPTION = (
     "What does each optimization layer buy on your hardware, alone and stacked? POST a job, follow its events, read "
@@ -49,7 +49,7 @@ def problems(*statuses: int) -> Responses:
 GUARDED = problems(401, 403, 422, 429)
 """The errors of every call that reads or changes something."""
 
-POSTED_JOB: dict[str, Any] = {
+POSTED_JOB: dict[str, object] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -64,15 +64,14 @@ POSTED_JOB: dict[str, Any] = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Makes `/openapi.json` the document of this module."""
+class DocumentedApp(FastAPI):
+    """An application whose `/openapi.json` is the document of this module."""
 
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _document(self)
+        return self.openapi_schema
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from optigpu.vocabulary import is_id
 
 def _canonical(text: str) -> str:
     if not is_id(text):
-        raise ValueError("This is no UUID; an id looks like 0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11.")
+        raise ValueError("This is not a UUID; an id looks like 0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11.")
     return text.lower()
 
 
@@ -24,4 +24,4 @@ Text = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]
 Cursor = Annotated[
     str, Field(max_length=500, pattern=PRINTABLE, description="`next_cursor` of the page before.")
 ]
-Limit = Annotated[int, Field(ge=1, le=200, description="How many at most.")]
+Limit = Annotated[int, Field(ge=1, le=200, description="The largest number of rows to return.")]

@@ -1,8 +1,7 @@
-"""Every error is a problem document (RFC 9457): its media type, its fields, and who makes one of what."""
+"""Every error is a problem document (RFC 9457): its media type, its fields, and the handlers that make it."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.fields import describe_parameters
+from api.fields import Entry, describe_parameters
 from optigpu.documents.views import Problem
 from optigpu.store.errors import CursorError, StoreUnavailableError
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
@@ -28,7 +27,7 @@ class ProblemError(Exception):
         self,
         status: int,
         detail: str,
-        errors: Sequence[dict[str, Any]] = (),
+        errors: Sequence[Entry] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
@@ -56,7 +55,7 @@ def request_id(scope: Scope) -> str:
 
 
 def from_store(error: StoreError) -> ProblemError:
-    """What the database's refusal means over HTTP."""
+    """The HTTP status and fields for an error of the store."""
     if isinstance(error, NotFoundError):
         return ProblemError(404, str(error))
     if isinstance(error, ConflictError):
@@ -69,7 +68,7 @@ def from_store(error: StoreError) -> ProblemError:
 
 
 def unavailable(error: StoreError) -> ProblemError:
-    """The log says which database and why; the caller need not know its address."""
+    """The log names the database and the cause; the caller is not told its address."""
     logger.error("database_refused", error=str(error), waiting=isinstance(error, StoreUnavailableError))
     return ProblemError(
         503, "The results database cannot be used now; try again.", headers={"Retry-After": "5"}
@@ -77,7 +76,7 @@ def unavailable(error: StoreError) -> ProblemError:
 
 
 def install(app: FastAPI) -> None:
-    """Registers the handlers; what none of them knows becomes a 500 in the middleware."""
+    """Registers the handlers; any other error becomes a 500 in the middleware."""
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(HTTPException, _http)
@@ -99,7 +98,7 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     details = {
         404: f"There is nothing at {request.url.path[:200]}; /docs lists the calls.",
-        405: f"{request.method} is not possible here; the header Allow says what is.",
+        405: f"This path does not take {request.method}; the header Allow lists the methods that it takes.",
     }
     detail = details.get(error.status_code, str(error.detail))
     headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers
@@ -122,7 +121,7 @@ async def _parameters(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, ProblemError(422, summary(entries), entries))
 
 
-def summary(entries: Sequence[Mapping[str, Any]]) -> str:
+def summary(entries: Sequence[Entry]) -> str:
     """One sentence for the whole: the first field's, and how many others there are."""
     first = f"{entries[0]['field']}: {entries[0]['message']}"
     return first if len(entries) == 1 else f"{first} ({len(entries) - 1} more in `errors`)"

@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 
 from api.doorbell import Doorbell
 from api.feeds import Feeds
+from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.settings import Settings
@@ -22,6 +23,7 @@ class Service:
     doorbell: Doorbell
     limiter: RateLimiter
     feeds: Feeds
+    key_uses: KeyUses
     metrics: Metrics
 
 

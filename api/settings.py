@@ -1,4 +1,4 @@
-"""What the environment says to the service: variables that begin with OPTIGPU_."""
+"""The service's settings: environment variables that begin with OPTIGPU_."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ RATE = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
 
 
 class Settings(BaseSettings):
-    """All that the service can be told.
+    """The service's settings.
 
     Without `redis_url` it is embedded: it migrates its own database and starts a worker (unless `embedded_worker` is
     false). With it, it rings workers through Redis. `api_key` is a first key, with every scope.

@@ -1,1 +1,1 @@
-"""Programs that use OptiGPU as anybody could: over HTTP, or as a library."""
+"""Programs that use OptiGPU over HTTP or as a library."""

@@ -1,6 +1,6 @@
 """`make demo`: GPT-2 through a ladder of optimizations and a matrix product, measured by a service on this machine.
 
-It starts the embedded service, talks to it over HTTP as anybody would, shows what came out, and stops all it started.
+It starts the embedded service, calls it over HTTP, prints the results, and stops what it started.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def _measure(
     jobs = [client.submit(spec) for spec in specs]
     ahead = (jobs[0].queue_position or 1) - 1
     if ahead:
-        screen.print(f"{ahead} jobs that were left in this database are measured first.")
+        screen.print(f"{ahead} jobs that were already queued in this database are measured first.")
     try:
         return [_follow(screen, client, job, interruption) for job in jobs]
     except BaseException:

@@ -85,7 +85,7 @@ class Client:
         return _view(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
 
     def job(self, job_id: str) -> JobView:
-        """One job, whole."""
+        """One job with its attempts and variants."""
         return _view(JobView, self._call("GET", _path("jobs", job_id)))
 
     def jobs(
@@ -97,7 +97,7 @@ class Client:
         )
 
     def cancel(self, job_id: str) -> JobView:
-        """Asks for a job to stop; harmless when it has ended."""
+        """Asks for a job to stop; changes nothing if it has ended."""
         return _view(JobView, self._call("POST", _path("jobs", job_id, "cancel")))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[EventView]:
@@ -167,7 +167,7 @@ class Client:
         return _view(LeaderboardPage, self._call("GET", "/v1/leaderboard", params=_given(**query)))
 
     def workers(self) -> list[WorkerView]:
-        """Who serves what."""
+        """The workers and what they can run."""
         return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
 
     def _document(self, path: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _view(kind: type[View], response: httpx.Response) -> View:
         return kind.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
         raise ServiceError(
-            f"{response.url} does not answer as an OptiGPU service does; check the address.",
+            f"{response.url} does not look like an OptiGPU service; check the address.",
             response.status_code,
         ) from error
 

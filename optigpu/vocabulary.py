@@ -260,6 +260,9 @@ METRICS: dict[str, Metric] = {
 }
 """Every metric name with its unit and direction."""
 
+COUNTED_METRICS = frozenset({"weight_bytes", "params_total", "bytes_per_param"})
+"""What is counted on the model and not measured: its value is exact without an interval."""
+
 
 def new_id() -> str:
     """A UUIDv7 as text: unique, and sorted by time."""

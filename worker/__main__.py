@@ -1,7 +1,7 @@
-"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to end.
+"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to stop.
 
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
-start, and one sentence on stderr says why.
+start; the reason is printed on stderr.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from pydantic import ValidationError
 import migrations
 from optigpu.paths import lock_dir
 from optigpu.store import workers
-from optigpu.store.database import Database
+from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
 from worker import logs, poll
 from worker.capabilities import serving
+from worker.context import WorkerContext, retrying
 from worker.settings import Settings
-from worker.station import Station
 
 CANNOT_START = 2
 
@@ -35,7 +35,7 @@ def main() -> int:
         logs.configure(settings.log_level, as_json=settings.redis_url is not None)
         _require_tables(settings.database_url)
         with serving(wanted, lock_dir()) as info, closing(Database(settings.database_url)) as database:
-            _work(Station(info=info, database=database, settings=settings))
+            _work(WorkerContext(info=info, database=database, settings=settings))
     except OptiGPUError as error:
         print(f"python -m worker: {error}", file=sys.stderr)
         return CANNOT_START
@@ -44,9 +44,9 @@ def main() -> int:
 
 def _wanted_device() -> DeviceKind | None:
     parser = argparse.ArgumentParser(
-        prog="python -m worker", description="Runs jobs until it is told to end."
+        prog="python -m worker", description="Runs jobs until it is told to stop."
     )
-    which = "what to measure on; without it a GPU where there is one, else the CPU"
+    which = "the device to measure on; by default a GPU if there is one, else the CPU"
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
     device: DeviceKind | None = parser.parse_args().device
     return device
@@ -61,39 +61,44 @@ def _settings() -> Settings:
 
 
 def _require_tables(url: str) -> None:
-    """Waits for a database that is away; raises StoreError when it has not the tables of this version."""
+    """Waits for a database that is away. Raises StoreError if its tables are not those of this version."""
 
     def current() -> bool:  # without arguments: the log of a retry would show the URL with its password
         return migrations.is_current(url)
 
     if not stamina.RetryingCaller(attempts=None, timeout=None)(StoreUnavailableError, current):
-        raise StoreError("The database has not the tables of this version; run `alembic upgrade head` on it.")
+        raise StoreError(
+            "The database's tables are not those of this version; run `alembic upgrade head` on it."
+        )
 
 
-def _work(station: Station) -> None:
-    station.insist(lambda: True, workers.register, station.info)
-    log.info("worker.started", worker_id=station.info.id, device=station.info.device, gpus=station.info.gpus)
+def _work(context: WorkerContext) -> None:
+    def register(session: Session) -> None:
+        workers.register(session, context.info)
+
+    retrying(lambda: context.write(register), lambda: True)
+    log.info("worker.started", worker_id=context.info.id, device=context.info.device, gpus=context.info.gpus)
     try:
-        _serve(station)
+        _serve(context)
     finally:
-        _sign_off(station)
+        _sign_off(context)
 
 
-def _serve(station: Station) -> None:
-    if station.settings.redis_url is None:
-        poll.serve(station)
+def _serve(context: WorkerContext) -> None:
+    if context.settings.redis_url is None:
+        poll.serve(context)
     else:
         from worker import app  # Celery is loaded only where there is a broker
 
-        app.serve(station, station.settings.redis_url)
+        app.serve(context, context.settings.redis_url)
 
 
-def _sign_off(station: Station) -> None:
+def _sign_off(context: WorkerContext) -> None:
     try:
-        station.write(workers.leave, station.info.id)
+        context.write(lambda session: workers.leave(session, context.info.id))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
-    log.info("worker.stopped", worker_id=station.info.id)
+    log.info("worker.stopped", worker_id=context.info.id)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 """Service mode: a Celery worker that looks for work when the doorbell rings."""
 
-from typing import Any
-
 import celery
 import structlog
 from celery import signals
 from kombu.exceptions import OperationalError
 
 from optigpu.store.doorbell import LOOK, queue_for
+from worker.context import WorkerContext
 from worker.execute import execute_next
-from worker.station import Station
 from worker.sweeper import Sweeper
 
 log = structlog.stdlib.get_logger(__name__)
 
-CONFIGURATION: dict[str, Any] = {
+CONFIGURATION: dict[str, object] = {
     # A ring carries nothing, so it is done when it is heard; one that is lost with a worker is rung again.
     "task_acks_late": False,
     "task_ignore_result": True,
@@ -35,23 +33,23 @@ CONFIGURATION: dict[str, Any] = {
 }
 
 
-def serve(station: Station, broker_url: str) -> None:
-    """Answers rings until the process is told to end."""
+def serve(context: WorkerContext, broker_url: str) -> None:
+    """Looks for work at each ring until the process is told to stop."""
     app = celery.Celery("optigpu", broker=broker_url)
     app.conf.update(CONFIGURATION)
-    queue = queue_for(station.info.device)
+    queue = queue_for(context.info.device)
 
     @app.task(name=LOOK)
     def look() -> None:
-        while execute_next(station):
+        while execute_next(context):
             pass
 
     @signals.worker_shutting_down.connect(weak=False)
-    def stop(**_: Any) -> None:
-        station.stopping.ask()
+    def stop(**_: object) -> None:
+        context.stopping.ask()
 
     @signals.setup_logging.connect(weak=False)
-    def keep_our_logging(**_: Any) -> None:
+    def keep_our_logging(**_: object) -> None:
         """Being connected is what keeps Celery from setting up its own."""
 
     worker = app.Worker(
@@ -63,12 +61,12 @@ def serve(station: Station, broker_url: str) -> None:
         without_mingle=True,
         without_heartbeat=True,
     )
-    with Sweeper(station, ring=lambda: ring_if_silent(app, queue)):
+    with Sweeper(context, ring=lambda: ring_if_silent(app, queue)):
         worker.start()
 
 
 def ring_if_silent(app: celery.Celery, queue: str) -> None:
-    """Rings a queue, unless a ring waits in it already: so many sweepers make one ring.
+    """Rings a queue unless a ring already waits in it, so that many sweepers make one ring.
 
     A broker that is away is logged: the next sweep tries again.
     """

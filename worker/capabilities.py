@@ -38,7 +38,7 @@ def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
 
 
 def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
-    """What a worker for `device` says of itself on this machine."""
+    """How a worker for `device` describes itself on this machine."""
     gpus = environment.accelerators if device is DeviceKind.CUDA else ()
     return WorkerInfo(
         id=new_id(),
@@ -46,6 +46,7 @@ def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
         hardware_class=hardware_class(environment, device),
         device=device,
         gpus=tuple(gpu.name for gpu in gpus),
+        gpu_uuid=gpus[0].uuid if gpus else None,
         memory_bytes=environment.memory_bytes,
         vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
         backends=tuple(name for name, backend in BACKENDS.items() if not backend.missing(environment)),

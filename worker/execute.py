@@ -1,52 +1,53 @@
-"""Claim the next job, measure it, record how it ended: the one function behind both modes."""
+"""Claims the next job, measures it and records how it ended, in embedded and in service mode alike."""
 
 import time
 
 import structlog
 
 from optigpu.run import Report, run
-from optigpu.store import jobs
+from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import CancelledError, JobState, LeaseLostError, OptiGPUError, VariantStatus
+from worker.context import WorkerContext
 from worker.heartbeat import Heartbeat, Interruption
 from worker.recorder import Recorder
-from worker.station import Station
 
 log = structlog.stdlib.get_logger(__name__)
 
 
-def execute_next(station: Station) -> bool:
-    """Claims the next job that this worker can run and sees it to its end; False when there was none.
+def execute_next(context: WorkerContext) -> bool:
+    """Claims and runs the next job that this worker can run; False if there was none.
 
     Never raises for what a job, a database that is away or another worker does: that is recorded, or logged.
     """
-    if station.stopping.asked:
+    if context.stopping.asked:
         return False
     before = time.monotonic()
-    claim = _claim(station)
-    if claim is None:
+    lease = _claim(context)
+    if lease is None:
         return False
-    station.job_id = claim.job_id
-    heartbeat = Heartbeat(station, claim, claimed_at=before)
-    with structlog.contextvars.bound_contextvars(job_id=claim.job_id, attempt=claim.attempt), heartbeat:
-        log.info("job.claimed", fencing=claim.fencing)
-        _see_to_its_end(claim, Recorder(station, claim, heartbeat))
-    station.job_id = None
+    context.job_id = lease.job_id
+    heartbeat = Heartbeat(context, lease, claimed_at=before)
+    with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt), heartbeat:
+        log.info("job.claimed", fencing=lease.fencing)
+        _see_to_its_end(lease, Recorder(context, lease, heartbeat))
+    context.job_id = None
     return True
 
 
-def _claim(station: Station) -> jobs.Claim | None:
+def _claim(context: WorkerContext) -> Lease | None:
     try:
-        return station.write(jobs.claim, station.info, station.settings.lease_s)
+        return context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
         return None
 
 
-def _see_to_its_end(claim: jobs.Claim, recorder: Recorder) -> None:
+def _see_to_its_end(lease: Lease, recorder: Recorder) -> None:
     """Measures and records. What cannot be recorded any more is left to the next attempt, after the lease."""
     try:
-        _measure(claim, recorder)
+        _measure(lease, recorder)
     except LeaseLostError as error:
         log.warning("job.lease_lost", reason=str(error))
     except StoreUnavailableError as error:
@@ -55,10 +56,10 @@ def _see_to_its_end(claim: jobs.Claim, recorder: Recorder) -> None:
         log.exception("job.abandoned")
 
 
-def _measure(claim: jobs.Claim, recorder: Recorder) -> None:
+def _measure(lease: Lease, recorder: Recorder) -> None:
     try:
-        done = recorder.earlier() if claim.done else {}
-        report = run(claim.spec, recorder, cancelled=recorder.interruption, done=done)
+        done = recorder.earlier() if lease.done else {}
+        report = run(lease.spec, recorder, cancelled=recorder.interruption, done=done)
         _end(recorder, report)
     except CancelledError:
         _interrupted(recorder)
@@ -75,6 +76,8 @@ def _interrupted(recorder: Recorder) -> None:
     match recorder.interruption():
         case Interruption.CANCELLED:
             recorder.finish(JobState.CANCELLED, Interruption.CANCELLED.value)
+        case Interruption.NOT_EXTENDED:
+            recorder.finish(JobState.FAILED, Interruption.NOT_EXTENDED.value)
         case Interruption.STOPPING:
             recorder.release()
         case _:

@@ -1,4 +1,4 @@
-"""The sign of life of a running job: a thread that extends its lease and learns when it must stop."""
+"""A running job's heartbeat: a thread that extends its lease and learns when the job must stop."""
 
 import threading
 import time
@@ -9,13 +9,14 @@ from typing import Self
 import structlog
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import jobs
+from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import LeaseLostError
-from worker.station import Station
+from worker.context import WorkerContext
 
 BEAT_S = 1.0
-"""Somebody who cancels a job shall not wait long; progress is written no more often than this."""
+"""How soon a request to cancel is noticed; progress is written no more often than this."""
 
 LAST_BEAT_S = 5.0
 """How long the end of a job waits for a beat that hangs in a database that is away."""
@@ -27,25 +28,31 @@ class Interruption(StrEnum):
     """Why a job is stopped before its end."""
 
     CANCELLED = "Cancelled on request."
-    LEASE_LOST = "Another worker may hold the job by now."
-    STOPPING = "The worker is told to end."
+    LEASE_LOST = "The lease ran out; another worker may hold the job by now."
+    NOT_EXTENDED = (
+        "The worker could not extend its lease because of an error of its own; its log shows the error."
+    )
+    STOPPING = "The worker was told to stop."
 
 
 class Heartbeat:
-    """Holds the lease of a claim while a `with` block lasts.
+    """Keeps a lease while a `with` block lasts.
 
-    `claimed_at` is the monotonic time just before the claim. The lease counts as lost when the database says so, and
-    when it could not be extended in time: from then on another worker may hold the job.
+    `claimed_at` is the monotonic time just before the claim. The lease counts as lost if the database says so, or if it
+    could not be extended in time: from then on another worker may hold the job. If an unexpected error keeps it from
+    being extended, the heartbeat gives up while a third of the lease is left, so that the job can end with a reason.
     """
 
-    def __init__(self, station: Station, claim: jobs.Claim, claimed_at: float) -> None:
-        self._station = station
-        self._claim = claim
-        self._lease_s = station.settings.lease_s
+    def __init__(self, context: WorkerContext, lease: Lease, claimed_at: float) -> None:
+        self._context = context
+        self._lease = lease
+        self._lease_s = context.settings.lease_s
         self._held_until = claimed_at + self._lease_s
         self._progress: ProgressView | None = None
         self._cancel_requested = False
         self._refused = False
+        self._failing = False
+        self._gave_up = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
 
@@ -65,7 +72,13 @@ class Heartbeat:
 
     def interruption(self) -> Interruption | None:
         """Why the job must stop now, if it must. Never waits for the database."""
-        if self._refused or time.monotonic() > self._held_until:
+        if self._refused:
+            return Interruption.LEASE_LOST
+        left_s = self._held_until - time.monotonic()
+        self._gave_up = self._gave_up or (self._failing and left_s < self._lease_s / 3)
+        if self._gave_up:
+            return Interruption.NOT_EXTENDED
+        if left_s < 0:
             return Interruption.LEASE_LOST
         return Interruption.CANCELLED if self._cancel_requested else None
 
@@ -73,13 +86,20 @@ class Heartbeat:
         while not self._refused and not self._over.wait(min(BEAT_S, self._lease_s / 3)):
             try:
                 self._beat()
+                self._failing = False
             except LeaseLostError:
                 self._refused = True
             except StoreUnavailableError as error:
-                log.warning("database.away", job_id=self._claim.job_id, reason=str(error))
+                self._failing = False
+                log.warning("database.away", job_id=self._lease.job_id, reason=str(error))
+            except Exception:  # without its heartbeat the job would count as lost
+                self._failing = True
+                log.exception("heartbeat.failed", job_id=self._lease.job_id)
 
     def _beat(self) -> None:
         asked_at = time.monotonic()
-        asked = self._station.write(jobs.heartbeat, self._claim, self._lease_s, self._progress)
+        asked = self._context.write(
+            lambda session: leases.heartbeat(session, self._lease, self._lease_s, self._progress)
+        )
         self._held_until = asked_at + self._lease_s
         self._cancel_requested = asked

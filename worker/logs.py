@@ -15,7 +15,7 @@ _SHARED: tuple[Processor, ...] = (
 
 
 def configure(level: str, *, as_json: bool) -> None:
-    """Sends what we and the libraries log through one format; the libraries speak from WARNING up."""
+    """One format for our logs and those of the libraries, of which only warnings and errors are shown."""
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

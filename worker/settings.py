@@ -1,4 +1,4 @@
-"""What the environment says to a worker: variables that begin with OPTIGPU_."""
+"""A worker's settings: environment variables that begin with OPTIGPU_."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from optigpu.store.database import default_url
 
 
 class Settings(BaseSettings):
-    """All that a worker can be told, besides the folders of `optigpu.paths`.
+    """A worker's settings, besides the folders of `optigpu.paths`.
 
     Without `redis_url` it polls the database every `poll_s` seconds (embedded); with it, it is a Celery worker
     (service). `lease_s` is how long a job stays this worker's after its last sign of life.

@@ -1,4 +1,4 @@
-"""The flag that says that this process shall end."""
+"""The flag that tells this process to stop."""
 
 import queue
 from contextlib import suppress
@@ -15,12 +15,12 @@ class Stopping:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def ask(self) -> None:
-        """Says that the process shall end; safe in a signal handler."""
+        """Tells the process to stop; safe in a signal handler."""
         self.asked = True
         self._wake.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps for `seconds` or until somebody asks; says whether somebody has. For one thread only."""
+        """Sleeps for `seconds` or until `ask` is called; returns whether it was. For one thread only."""
         if not self.asked:
             with suppress(queue.Empty):
                 self._wake.get(timeout=seconds)

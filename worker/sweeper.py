@@ -1,4 +1,4 @@
-"""The housekeeping of a worker: it says that it lives, takes back what others have lost, rings for what waits."""
+"""A worker's housekeeping: notes that it is alive, requeues jobs of lost workers, rings for queued jobs."""
 
 import threading
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Self
 
 import structlog
 
-from optigpu.store import jobs, workers
+from optigpu.store import leases, queue, workers
 from optigpu.store.errors import StoreUnavailableError
-from worker.station import Station
+from worker.context import WorkerContext
 
 LAST_SWEEP_S = 5.0
 """How long the end of a worker waits for a sweep that hangs in a database that is away."""
@@ -24,8 +24,8 @@ class Sweeper:
     to look for work and raises nothing when the broker is away; None where they look by themselves.
     """
 
-    def __init__(self, station: Station, ring: Callable[[], None] | None = None) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext, ring: Callable[[], None] | None = None) -> None:
+        self._context = context
         self._ring = ring
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_sweeping, name="sweeper", daemon=True)
@@ -42,17 +42,17 @@ class Sweeper:
 
     def sweep(self) -> None:
         """One round. Raises StoreUnavailableError."""
-        station = self._station
-        station.write(workers.seen, station.info.id, station.job_id)
-        swept = station.write(jobs.sweep)
+        context = self._context
+        context.write(lambda session: workers.seen(session, context.info.id, context.job_id))
+        swept = context.write(leases.sweep)
         for state, ids in swept:
             for job_id in ids:
                 log.warning(f"job.{state}", job_id=job_id, reason="its worker's lease ran out")
-        if self._ring and station.read(jobs.queued_count, station.info.device):
+        if self._ring and context.read(lambda session: queue.waiting(session, context.info.device)):
             self._ring()
 
     def _keep_sweeping(self) -> None:
-        settings = self._station.settings
+        settings = self._context.settings
         over = False
         while not over:
             try:

@@ -1,4 +1,4 @@
-"""Two results against each other."""
+"""Comparison of two results."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED)
 
 
 class ComparisonQuery(Frozen):
-    """Which two results."""
+    """The two results to compare."""
 
     baseline: Annotated[Uuid, Query(description="The id of the result that ratios are relative to.")]
     candidate: Annotated[Uuid, Query(description="The id of the other one.")]
@@ -35,7 +35,7 @@ class ComparisonQuery(Frozen):
 def compare_results(
     service: ServiceDep, _: Reader, wanted: Annotated[ComparisonQuery, Query()]
 ) -> Comparison:
-    """For each metric the ratio, its 95% interval, and whether the difference is real; from stored summaries."""
+    """The ratio of each metric, its 95% interval, and whether the difference is real; from stored summaries."""
     from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
 
     with service.database.read() as session:

@@ -1,7 +1,7 @@
 """A job's events as a stream."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
@@ -12,25 +12,32 @@ from api.openapi import GUARDED, problems, schema_of
 from api.parameters import Id
 from api.service import Service, ServiceDep
 from optigpu.documents.views import EventView
-from optigpu.store import jobs
+from optigpu.store import events
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)
 
-LARGEST = 2**63 - 1
+LARGEST_SEQUENCE = 2**63 - 1
 
 
 class From(Frozen):
     """Where a stream begins."""
 
-    after: Annotated[int, Query(ge=0, le=LARGEST, description="The last sequence that the caller has.")] = 0
+    after: Annotated[
+        int,
+        Query(ge=0, le=LARGEST_SEQUENCE, description="The sequence of the last event that the caller has."),
+    ] = 0
 
 
 LastEventId = Annotated[
     int | None,
-    Header(ge=0, le=LARGEST, description="What `after` is when a browser connects again; it wins."),
+    Header(
+        ge=0,
+        le=LARGEST_SEQUENCE,
+        description="Sent by a browser that reconnects; it takes precedence over `after`.",
+    ),
 ]
-MESSAGE: dict[str, Any] = {
+MESSAGE: dict[str, object] = {
     "type": "object",
     "properties": {
         "id": {"type": "string", "description": "The event's sequence."},
@@ -42,16 +49,16 @@ MESSAGE: dict[str, Any] = {
         },
     },
 }
-STREAM: dict[str, Any] = {
+STREAM: dict[str, object] = {
     "description": "One message for each event.",
     "content": {"text/event-stream": {"schema": MESSAGE}},
 }
 
 
-def existing_job(job_id: Id, service: ServiceDep, _: Reader) -> str:
-    """The id of a job that is there. Raises NotFoundError."""
+def newest_event(job_id: Id, service: ServiceDep, _: Reader) -> int:
+    """The sequence of the job's newest event. Raises NotFoundError."""
     with service.database.read() as session:
-        return jobs.get(session, job_id).id
+        return events.head(session, job_id).sequence
 
 
 @router.get(
@@ -62,15 +69,16 @@ def existing_job(job_id: Id, service: ServiceDep, _: Reader) -> str:
     responses=problems(404) | {200: STREAM},
 )
 async def follow_job(
-    job_id: Annotated[str, Depends(existing_job)],
+    job_id: Id,
+    newest: Annotated[int, Depends(newest_event)],
     service: ServiceDep,
     begin: Annotated[From, Query()],
     last_event_id: LastEventId = None,
 ) -> StreamingResponse:
-    """Server-sent events from the beginning, or from behind `Last-Event-ID`, until the job has ended."""
+    """Server-sent events from the first one, or from the one after `Last-Event-ID`, until the job has ended."""
     after = begin.after if last_event_id is None else last_event_id
     return StreamingResponse(
-        _messages(service, job_id, after),
+        _messages(service, job_id, min(after, newest)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )

@@ -30,7 +30,7 @@ class Hardware(Frozen):
 
 @router.get("/hardware", operation_id="list_hardware", summary="List hardware")
 def list_hardware(service: ServiceDep, _: Reader) -> Hardware:
-    """Every class that serves or has a place on the leaderboard; the catalog of peaks, and who serves it."""
+    """Hardware classes with a worker or a leaderboard row, and the catalog of peaks with the workers of each device."""
     with service.database.read() as session:
         classes = workers.hardware_classes(session)
         serving = workers.list_(session, lease_s=service.settings.lease_s)

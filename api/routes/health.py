@@ -1,4 +1,4 @@
-"""For supervisors and collectors."""
+"""Liveness, readiness and Prometheus metrics."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from api.auth import Reader
+from api.fields import Entry
 from api.openapi import GUARDED, problems
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
@@ -32,22 +33,22 @@ class Ready(Frozen):
 
 @router.get("/healthz", operation_id="is_alive", summary="Is the process alive?", responses=problems())
 async def is_alive() -> Alive:
-    """Answers as long as the process does, whatever the database and the broker do."""
+    """Answers while the process runs, whatever the state of the database and the broker."""
     return Alive()
 
 
 @router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems())
 def is_ready(service: ServiceDep) -> Ready:
-    """Asks the database, the version of its tables, and the broker."""
+    """Checks the database, the version of its tables, and the broker."""
     checks = {
         "database": service.database.ping,
         "schema": _schema_check(service),
         "broker": service.doorbell.ping,
     }
-    entries = [{"field": part, "message": _failure(part, check)} for part, check in checks.items()]
-    failed = [entry for entry in entries if entry["message"]]
-    if failed:
-        raise ProblemError(503, f"Not ready: {', '.join(entry['field'] for entry in failed)}.", failed)
+    failures = {part: why for part, check in checks.items() if (why := _failure(part, check))}
+    if failures:
+        entries: list[Entry] = [{"field": part, "message": why} for part, why in failures.items()]
+        raise ProblemError(503, f"Not ready: {', '.join(failures)}.", entries)
     return Ready()
 
 
@@ -59,7 +60,7 @@ def is_ready(service: ServiceDep) -> Ready:
     responses=GUARDED,
 )
 def get_metrics(service: ServiceDep, _: Reader) -> PlainTextResponse:
-    """Requests and their times, jobs by state, the queue, workers."""
+    """Request counts and times, jobs by state, the length of the queue, workers."""
     return PlainTextResponse(service.metrics.text(), media_type=EXPOSITION)
 
 
@@ -75,8 +76,8 @@ def _schema_check(service: Service) -> Callable[[], None]:
 
 _SENTENCES = {
     "database": "The database does not answer.",
-    "schema": "The tables are not those of this version; run the migrations.",
-    "broker": "The broker does not answer; jobs are stored, and start when a worker looks.",
+    "schema": "The database's tables are not those of this version; run `alembic upgrade head`.",
+    "broker": "The broker does not answer; jobs are stored, and start when a worker next looks at the queue.",
 }
 
 

@@ -1,6 +1,6 @@
-"""Jobs: post, look, list, cancel."""
+"""Jobs: submit, get, list, cancel."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Response
 
@@ -23,7 +23,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=PRINTABLE,
-        description="The same key again with the same job answers with the job that the first call made.",
+        description="A second request with the same key and body returns the job that the first one created.",
     ),
 ]
 
@@ -36,7 +36,7 @@ class JobFilter(Frozen):
     cursor: Cursor | None = None
 
 
-ACCEPTED: dict[str, Any] = {
+ACCEPTED: dict[str, object] = {
     "description": "The job is stored and waits for a worker.",
     "headers": {"Location": {"description": "Where the job is.", "schema": {"type": "string"}}},
 }
@@ -46,7 +46,7 @@ ACCEPTED: dict[str, Any] = {
     "",
     status_code=202,
     operation_id="submit_job",
-    summary="Ask for a measurement",
+    summary="Submit a job",
     responses=problems(409, 413, 415) | {202: ACCEPTED},
     openapi_extra=POSTED_JOB,
 )
@@ -58,7 +58,7 @@ def submit_job(
     after_commit: BackgroundTasks,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    """Validates the job wholly and stores it; a worker that can run it takes it."""
+    """Validates the job and stores it; a worker that can run it picks it up."""
     with service.database.write() as session:
         submitted = jobs.submit(session, spec, idempotency_key=_callers_own(idempotency_key, who))
     if submitted.created:
@@ -76,27 +76,27 @@ def list_jobs(service: ServiceDep, _: Reader, wanted: Annotated[JobFilter, Query
     return page.model_copy(update={"jobs": tuple(map(linked, page.jobs))})
 
 
-@router.get("/{id}", operation_id="get_job", summary="Look at a job", responses=problems(404))
+@router.get("/{id}", operation_id="get_job", summary="Get a job", responses=problems(404))
 def get_job(job_id: Id, service: ServiceDep, _: Reader) -> JobView:
-    """State, progress, place in the queue, attempts and variants."""
+    """State, progress, queue position, attempts and variants."""
     with service.database.read() as session:
         return linked(jobs.get(session, job_id))
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404))
 def cancel_job(job_id: Id, service: ServiceDep, _: Submitter) -> JobView:
-    """A queued job is cancelled at once; a running one when its processes are gone. Harmless when it has ended."""
+    """A queued job is cancelled at once, a running one when its processes have ended. An ended job stays as it is."""
     with service.database.write() as session:
         return linked(jobs.request_cancel(session, job_id))
 
 
 def linked(job: Job) -> Job:
-    """The job with the places that belong to it."""
+    """The job with its links."""
     place = f"/v1/jobs/{job.id}"
     links = {name: f"{place}/{name}" for name in ("events", "results", "cancel")}
     return job.model_copy(update={"links": {"self": place} | links})
 
 
 def _callers_own(key: str | None, who: Caller) -> str | None:
-    """Two callers may choose the same key without meeting each other's jobs."""
+    """Idempotency keys of different callers are kept apart."""
     return None if key is None else f"{who.id}:{key}"

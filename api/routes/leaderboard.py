@@ -1,7 +1,7 @@
 """The leaderboard, as JSON, CSV or Markdown."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -64,7 +64,7 @@ class LeaderboardFilter(Frozen):
         return LeaderboardQuery(**self.model_dump(exclude={"format", "metric"}), metric=self.metric.value)
 
 
-PAGE: dict[str, Any] = {
+PAGE: dict[str, object] = {
     "description": "The rows, best first. The header Link leads to the next page.",
     "content": {media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "text/markdown")},
 }
@@ -80,7 +80,10 @@ PAGE: dict[str, Any] = {
 def get_leaderboard(
     request: Request, service: ServiceDep, _: Reader, wanted: Annotated[LeaderboardFilter, Query()]
 ) -> Response:
-    """The current result of each variant on each class of hardware; overlapping intervals share a rank."""
+    """The current result of each variant on each class of hardware; overlapping intervals share a rank.
+
+    Rows without an interval come last and share one rank.
+    """
     with service.database.read() as session:
         page = leaderboard.query(session, wanted.query())
     form = wanted.format or _accepted(request.headers.get("accept", ""))

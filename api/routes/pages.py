@@ -1,8 +1,8 @@
-"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or foreign assets."""
+"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or files from elsewhere."""
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -26,14 +26,14 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 @router.get("/")
 def index(service: ServiceDep) -> HTMLResponse:
-    """Where keys are needed the page shows no data, because a browser sends none."""
+    """If the service needs a key the page shows no data, because a browser sends no key."""
     open_to_all = not needs_key(service.settings, service.database)
     shown = _data(service) if open_to_all else {"boards": [], "jobs": ()}
     text = _template().render(version=__version__, open_to_all=open_to_all, **shown)
     return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
 
-def _data(service: Service) -> dict[str, Any]:
+def _data(service: Service) -> dict[str, object]:
     from optigpu.report.leaderboard import leaderboard_grid
 
     with service.database.read() as session:

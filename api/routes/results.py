@@ -41,7 +41,7 @@ def get_job_results(job_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     return JSONResponse({"spec": job.spec, "results": found, "attribution": job.attribution})
 
 
-ONE_RESULT: dict[str, Any] = {
+ONE_RESULT: dict[str, object] = {
     "model": Result,
     "headers": {
         "Link": {
@@ -60,7 +60,7 @@ ONE_RESULT: dict[str, Any] = {
     responses={200: ONE_RESULT},
 )
 def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
-    """All measurements of one variant, where they were taken, and whether they count."""
+    """All metrics of one variant, with the verdict and the environment in which they were measured."""
     with service.database.read() as session:
         document = results.get(session, result_id)
     place = f"/v1/results/{result_id}"
@@ -76,7 +76,7 @@ def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     responses={200: {"model": SamplesView}},
 )
 def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingResponse:
-    """For each metric one list for each replicate, in the order in which they were taken. A long answer: streamed."""
+    """One list of samples per metric and replicate, in the order in which they were taken; streamed."""
     with service.database.read() as session:
         names = results.sample_names(session, result_id)
     return StreamingResponse(samples_text(service.database, result_id, names), media_type="application/json")
@@ -84,7 +84,7 @@ def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingRespo
 
 @router.get("/results/{id}/artifacts", operation_id="list_artifacts", summary="The files of a result")
 def list_artifacts(result_id: Id, service: ServiceDep, _: Reader) -> ArtifactsView:
-    """What its meters left, a profiler's trace for example. One that could not be kept says why and has no link."""
+    """Files from the meters, such as a profiler's trace. A file that could not be kept has a reason and no link."""
     with service.database.read() as session:
         found = artifacts.list_(session, result_id)
     place = f"/v1/results/{result_id}/artifacts"
@@ -102,10 +102,10 @@ ArtifactName = Annotated[
     Path(
         alias="name",
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$",
-        description="As the list of the result's artifacts has it.",
+        description="A name from the list of the result's artifacts.",
     ),
 ]
-A_FILE: dict[str, Any] = {
+A_FILE: dict[str, object] = {
     "description": "The file, in its own media type.",
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     "headers": {"Content-Disposition": {"description": "Its name.", "schema": {"type": "string"}}},
@@ -120,7 +120,7 @@ A_FILE: dict[str, Any] = {
     responses={200: A_FILE},
 )
 def get_artifact(result_id: Id, name: ArtifactName, service: ServiceDep, _: Reader) -> StreamingResponse:
-    """Always as a download: a browser never shows it as a page of this service."""
+    """Sent as a download, so that a browser never shows it as a page of this service."""
     with service.database.read() as session:
         artifact = artifacts.find(session, result_id, name)
     headers = {

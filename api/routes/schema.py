@@ -1,4 +1,4 @@
-"""What a job may hold, from the very unions that validate it."""
+"""JSON schemas of jobs, techniques and workloads, from the models that validate them."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Workloads(Frozen):
 
 @router.get("/job", operation_id="get_job_schema", summary="The JSON schema of a job")
 def get_job_schema(_: Reader) -> dict[str, Any]:
-    """What `POST /v1/jobs` takes."""
+    """The schema of the body of `POST /v1/jobs`."""
     return JobSpec.model_json_schema()
 
 

@@ -1,4 +1,4 @@
-"""Who serves what."""
+"""The workers and what they can run."""
 
 from fastapi import APIRouter
 

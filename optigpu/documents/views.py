@@ -79,7 +79,7 @@ class JobPage(Frozen):
 
 
 class EventView(Frozen):
-    """One event of a job. `sequence` counts from 1 without gaps within the job."""
+    """One event of a job. `sequence` grows from 1; newer progress replaces older, which leaves gaps."""
 
     sequence: int
     at: datetime
@@ -90,9 +90,9 @@ class EventView(Frozen):
 class LeaderboardRow(Frozen):
     """The current result of one variant on one class of hardware.
 
-    Rows whose intervals overlap with the first of their rank share it. `pareto` says that no other row of the same
-    workload and hardware is both faster and smaller; null where the bytes are unknown. Quality and energy are null
-    where they were not measured.
+    Rows whose intervals overlap with the first of their rank share it; those without one share the last. `pareto` says
+    that no other row of the same workload and hardware is both faster and smaller; null where the bytes are unknown.
+    Quality and energy are null where they were not measured.
     """
 
     rank: int

@@ -73,7 +73,9 @@ def find(session: Session, result_id: str, name: str) -> ArtifactView:
             return artifact
         if artifact.name == name:
             raise NotFoundError(f"The file {name} was not kept: {artifact.reason}")
-    raise NotFoundError(f"Result {result_id} has no file {name}; its list of artifacts says which there are.")
+    raise NotFoundError(
+        f"Result {result_id} has no file {name}; its list of artifacts names the files that it has."
+    )
 
 
 def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
@@ -102,7 +104,9 @@ def _read(name: str, path: Path) -> Artifact:
         return Artifact(name, kind, reason=f"It could not be read: {error.strerror}.")
     packed += compressor.flush()
     if len(packed) > MOST_BYTES:
-        return Artifact(name, kind, size, reason=f"Compressed it is larger than {MOST_BYTES} bytes.")
+        return Artifact(
+            name, kind, size, reason=f"It is larger than {MOST_BYTES} bytes even when compressed."
+        )
     return Artifact(name, kind, size, digest.hexdigest(), data=bytes(packed))
 
 

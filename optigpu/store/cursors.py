@@ -7,10 +7,10 @@ from typing import Any
 from optigpu.store.errors import CursorError
 from optigpu.vocabulary import DocumentError, check_document
 
-LARGEST = 2**63
+LARGEST_INTEGER = 2**63
 
 
-def encode_cursor(*position: Any) -> str:
+def encode_cursor(*position: object) -> str:
     """The position as URL-safe text."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
@@ -33,11 +33,11 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Any]:
     return position
 
 
-def _is_a(part: Any, kind: type | tuple[type, ...]) -> bool:
-    fits = not isinstance(part, int) or abs(part) < LARGEST
+def _is_a(part: object, kind: type | tuple[type, ...]) -> bool:
+    fits = not isinstance(part, int) or abs(part) < LARGEST_INTEGER
     return fits and isinstance(part, kind) and not isinstance(part, bool)
 
 
 def bad_cursor() -> CursorError:
     """The error that says what to do with a cursor that cannot be read."""
-    return CursorError("The cursor is not one of this list; leave it out to begin with the first page.")
+    return CursorError("The cursor does not belong to this list; leave it out to start at the first page.")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -18,7 +17,8 @@ from sqlalchemy.exc import (
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
+from sqlalchemy.orm import sessionmaker
 
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
@@ -27,6 +27,12 @@ SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
 ANSWER_WAIT_MS = 10_000
 READ_ONLY = "optigpu_read_only"
+POSTGRESQL_SNAPSHOT: dict[str, bool | str] = {
+    "postgresql_readonly": True,
+    "isolation_level": "REPEATABLE READ",
+}
+"""Each statement of a transaction sees the state of its first one. If it only reads it never has to be repeated."""
+
 _MISSING_TABLE_OR_COLUMN = ("42P01", "42703")
 
 
@@ -40,8 +46,9 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
         self._write = sessionmaker(self._engine, expire_on_commit=False)
-        options = {READ_ONLY: True} | ({"postgresql_readonly": True} if self.dialect == "postgresql" else {})
-        self._read = sessionmaker(self._engine.execution_options(**options), expire_on_commit=False)
+        options = POSTGRESQL_SNAPSHOT if self.dialect == "postgresql" else {}
+        reading = self._engine.execution_options(**{READ_ONLY: True}, **options)
+        self._read = sessionmaker(reading, expire_on_commit=False)
 
     @property
     def dialect(self) -> str:
@@ -152,7 +159,7 @@ def _prepare_sqlite(engine: Engine, foreign_keys: bool) -> None:
     """The driver must not begin transactions by itself: it would begin them late, and without the write lock."""
 
     @event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, _record: Any) -> None:
+    def connected(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")

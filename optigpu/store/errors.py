@@ -1,10 +1,10 @@
-"""What the results database refuses, beyond the errors of the vocabulary."""
+"""Errors of the results database, besides those of the vocabulary."""
 
 from optigpu.vocabulary import StoreError
 
 
 class CursorError(StoreError):
-    """A page was asked for with a cursor that this service did not give out."""
+    """The cursor of a page is not one that this service has given out."""
 
 
 class StoreUnavailableError(StoreError):

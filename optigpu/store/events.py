@@ -1,5 +1,6 @@
-"""A job's events: append-only, numbered from 1 without gaps.
+"""A job's events, numbered from 1 in the order in which they happened.
 
+They are kept, except for progress: newer progress replaces older, so that a job's events stay few however long it runs.
 Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
 reason, attempt, worker_id) and `cancel_requested`.
 """
@@ -7,18 +8,33 @@ reason, attempt, worker_id) and `cancel_requested`.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import EventView
 from optigpu.store.database import moment
 from optigpu.store.tables import Job, JobEvent
-from optigpu.vocabulary import NotFoundError
+from optigpu.vocabulary import Frozen, NotFoundError
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
     """Adds an event and returns its sequence number. Raises NotFoundError when there is no such job."""
     return record(session, locked(session, job_id), kind, data, moment(session))
+
+
+class Head(Frozen):
+    """The newest event's sequence, and whether the job has ended, so that no other event will follow."""
+
+    sequence: int
+    ended: bool
+
+
+def head(session: Session, job_id: str) -> Head:
+    """Where a job's events end now. Raises NotFoundError."""
+    found = session.execute(select(Job.last_sequence, Job.state).where(Job.id == job_id)).one_or_none()
+    if found is None:
+        raise NotFoundError(f"There is no job {job_id}.")
+    return Head(sequence=found.last_sequence, ended=found.state.is_final)
 
 
 def after(session: Session, job_id: str, sequence: int, limit: int = 500) -> list[EventView]:
@@ -49,3 +65,9 @@ def record(session: Session, job: Job, kind: str, data: dict[str, Any], at: date
     job.last_sequence += 1
     session.add(JobEvent(job_id=job.id, sequence=job.last_sequence, at=at, kind=kind, data=data))
     return job.last_sequence
+
+
+def replace(session: Session, job: Job, kind: str, data: dict[str, Any], at: datetime) -> int:
+    """Like `record`, but removes the job's earlier event of that kind."""
+    session.execute(delete(JobEvent).where(JobEvent.job_id == job.id, JobEvent.kind == kind))
+    return record(session, job, kind, data, at)

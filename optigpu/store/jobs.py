@@ -1,51 +1,28 @@
-"""Jobs: submit, look, cancel; and, from the worker's side, claim, heartbeat, plan, save, finish, sweep."""
+"""Jobs as the people who post them see them: submit, get, list, cancel."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import func, literal, select, tuple_
+from sqlalchemy import literal, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from optigpu.documents.views import AttemptView, JobPage, JobSummary, JobView, ProgressView, VariantView
 from optigpu.job.spec import JobSpec, digest
+from optigpu.store import queue
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
-from optigpu.store.leases import Claim, Swept, claim, heartbeat, release, sweep
-from optigpu.store.outcomes import finish, plan, save_outcome, variant_started
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import announce, end
 from optigpu.vocabulary import (
     SCHEMA_VERSION,
     ConflictError,
-    DeviceKind,
     Frozen,
     JobState,
     NotFoundError,
     new_id,
 )
-
-__all__ = [
-    "Claim",
-    "Submitted",
-    "Swept",
-    "claim",
-    "counts",
-    "finish",
-    "get",
-    "heartbeat",
-    "list_",
-    "plan",
-    "queued_count",
-    "release",
-    "request_cancel",
-    "save_outcome",
-    "state",
-    "submit",
-    "sweep",
-    "variant_started",
-]
 
 
 class Submitted(Frozen):
@@ -72,33 +49,17 @@ def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = Non
         job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
         if job.spec_digest != row["spec_digest"]:
             raise ConflictError(
-                f"This idempotency key came before with another body, for job {job.id}; use a new key for a new job."
+                f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
     return Submitted(job=_view(session, job), created=created)
 
 
 def get(session: Session, job_id: str) -> JobView:
-    """The job, whole. Raises NotFoundError."""
+    """The job with its attempts and variants. Raises NotFoundError."""
     job = session.get(Job, job_id)
     if job is None:
         raise NotFoundError(f"There is no job {job_id}.")
     return _view(session, job)
-
-
-def state(session: Session, job_id: str) -> JobState:
-    """The job's state alone. Raises NotFoundError."""
-    found = session.scalars(select(Job.state).where(Job.id == job_id)).one_or_none()
-    if found is None:
-        raise NotFoundError(f"There is no job {job_id}.")
-    return found
-
-
-def counts(session: Session) -> dict[JobState, int]:
-    """How many jobs are in each state."""
-    found = dict.fromkeys(JobState, 0)
-    for state, count in session.execute(select(Job.state, func.count()).group_by(Job.state)):
-        found[state] = count
-    return found
 
 
 def list_(
@@ -122,7 +83,7 @@ def list_(
 
 
 def request_cancel(session: Session, job_id: str) -> JobView:
-    """Asks for the job to stop: at once when it is queued, else as soon as its worker's processes are gone.
+    """Cancels a queued job at once; a running one stops as soon as its worker's processes have ended.
 
     Changes nothing for a job that has ended or was asked before. Raises NotFoundError.
     """
@@ -134,14 +95,6 @@ def request_cancel(session: Session, job_id: str) -> JobView:
         if job.state is JobState.QUEUED:
             end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
     return _view(session, job)
-
-
-def queued_count(session: Session, device: DeviceKind | None = None) -> int:
-    """How many jobs wait, for one kind of device or for any."""
-    query = select(func.count()).select_from(Job).where(Job.state == JobState.QUEUED)
-    if device is not None:
-        query = query.where(Job.device == device)
-    return session.execute(query).scalar_one()
 
 
 def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
@@ -195,7 +148,7 @@ def _view(session: Session, job: Job) -> JobView:
     )
     return JobView(
         **_summary(job),
-        queue_position=_queue_position(session, job),
+        queue_position=queue.position(session, job),
         progress=ProgressView(**job.progress),
         attempts=tuple(_attempt_view(attempt) for attempt in attempts),
         variants=tuple(_variant_view(variant) for variant in variants),
@@ -203,22 +156,6 @@ def _view(session: Session, job: Job) -> JobView:
         schema_version=job.schema_version,
         attribution=job.attribution,
     )
-
-
-def _queue_position(session: Session, job: Job) -> int | None:
-    if job.state is not JobState.QUEUED:
-        return None
-    ahead = (
-        select(func.count())
-        .select_from(Job)
-        .where(
-            Job.state == JobState.QUEUED,
-            Job.device == job.device,
-            tuple_(Job.created_at, Job.id)
-            < tuple_(literal(job.created_at, Job.created_at.type), literal(job.id)),
-        )
-    )
-    return session.execute(ahead).scalar_one() + 1
 
 
 def _attempt_view(row: Attempt) -> AttemptView:

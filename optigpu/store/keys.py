@@ -1,13 +1,13 @@
-"""The service's keys: made once, shown once, kept as a hash."""
+"""The service's keys: shown once, stored as a hash."""
 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.store.database import moment
@@ -18,7 +18,6 @@ from optigpu.vocabulary import Frozen, NotFoundError, StoreError, new_id
 MARK = "og_"
 SHOWN_CHARACTERS = 7
 LEAST_CHARACTERS = 20
-USE_IS_NOTED_EVERY = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
@@ -41,37 +40,49 @@ class KeyInfo(Frozen):
 
 
 def create(session: Session, name: str, scopes: Iterable[str]) -> str:
-    """A new key. This is the only time that it can be seen."""
+    """Creates a key and returns it; only its hash is stored."""
     plain = MARK + secrets.token_urlsafe(32)
     _add(session, plain, name, scopes)
     return plain
 
 
 def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> None:
-    """Makes a key that somebody else has chosen valid; nothing happens when it is known, revoked or not.
+    """Enters a key that was chosen elsewhere; changes nothing if it is known, revoked or not.
 
     Raises StoreError when it is too short to be a secret.
     """
     if len(plain) < LEAST_CHARACTERS:
         raise StoreError(
-            f"An API key needs at least {LEAST_CHARACTERS} characters; make one by `openssl rand -hex 32`."
+            f"An API key needs at least {LEAST_CHARACTERS} characters; make one with `openssl rand -hex 32`."
         )
     _add(session, plain, name, scopes)
 
 
-def verify(session: Session, plain: str, now: datetime | None = None) -> KeyInfo | None:
-    """The key, or None when it is not known or was revoked. Notes the use, at most once a minute."""
+def verify(session: Session, plain: str) -> KeyInfo | None:
+    """The key, or None if it is unknown or revoked. Writes nothing; `note_uses` does."""
     row = _find(session, plain)
     if row is None or not hmac.compare_digest(row.hash, _hash(plain)) or row.revoked_at is not None:
         return None
-    at = moment(session, now)
-    if row.last_used_at is None or row.last_used_at < at - USE_IS_NOTED_EVERY:
-        row.last_used_at = at
     return _info(row)
 
 
+def is_known(session: Session, plain: str) -> bool:
+    """Whether this key was ever entered, revoked or not."""
+    return _find(session, plain) is not None
+
+
+def note_uses(session: Session, uses: Mapping[str, datetime]) -> None:
+    """Stores when keys, by id, were last used. An earlier time changes nothing.
+
+    In the order of the ids, so that two processes cannot wait for each other.
+    """
+    for key_id, at in sorted(uses.items()):
+        earlier = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < at)
+        session.execute(update(ApiKey).where(ApiKey.id == key_id, earlier).values(last_used_at=at))
+
+
 def revoke(session: Session, key_id: str) -> None:
-    """The key is worth nothing from now on. Raises NotFoundError."""
+    """Makes the key invalid. Raises NotFoundError."""
     row = session.get(ApiKey, key_id)
     if row is None:
         raise NotFoundError(f"There is no key {key_id}.")

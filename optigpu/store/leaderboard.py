@@ -1,16 +1,21 @@
 """The leaderboard: the current result of each variant on each class of hardware, best first.
 
-Order: the metric's value, best first; equal values by result id. Ranks: a row shares the rank of the row before it when
-its 95% interval touches the interval of the first row of that rank; else its rank is its place in the list (1, 1, 3).
-The first row of a rank is the yardstick, so that a chain of overlaps does not put everything on one rank. A cursor
-carries the yardstick, so ranks go on across pages.
+Order: rows whose metric has a 95% interval, then rows without one; within each the metric's value, best first, and
+equal values by result id.
+
+Ranks: a row shares the rank of the row before it if its interval touches the interval of the first row of that rank;
+else its rank is its place in the list (1, 1, 3). The first row of a rank is the yardstick, so that a chain of overlaps
+does not put everything on one rank. Rows without an interval share one rank, below all others: nothing says how exact
+they are, so they outrank no row. What is counted (COUNTED_METRICS, such as `weight_bytes`) is exact without one. A
+cursor carries the yardstick, so ranks go on across pages.
 """
 
 import math
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, SQLColumnExpression, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from optigpu.documents.result import Result
@@ -20,8 +25,8 @@ from optigpu.store.statements import insert_into
 from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Better, DeviceKind, Frozen, NotFoundError
 
-_Statement = Select[LeaderboardEntry, float, float, float, bool]
-_Row = Row[LeaderboardEntry, float, float, float, bool]
+_Statement = Select[LeaderboardEntry, float, float | None, float | None, bool]
+_Row = Row[LeaderboardEntry, float, float | None, float | None, bool]
 
 KEY = ("workload_digest", "variant_digest", "hardware_class", "source")
 DIGEST_LENGTH = 64
@@ -50,20 +55,26 @@ class LeaderboardQuery(Frozen):
 
 
 class _Place(NamedTuple):
-    """Where a page ended: the last row, its position, and the rank in force with its yardstick."""
+    """Where a page ended: the last row, its position, and its rank with the yardstick; null where no row has one."""
 
     value: float
     result_id: str
     position: int
     rank: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    def has_rank_of(self, low: float | None, high: float | None) -> bool:
+        """Whether the next row, with this interval, shares the rank."""
+        if low is None or high is None or self.low is None or self.high is None:
+            return low is None and self.low is None
+        return low <= self.high and self.low <= high
 
 
 def query(session: Session, query: LeaderboardQuery) -> LeaderboardPage:
     """A page of the leaderboard. Raises NotFoundError for an unknown metric, CursorError."""
     if query.metric not in METRICS:
-        raise NotFoundError(f"{query.metric!r} is no metric; the metrics are {', '.join(METRICS)}.")
+        raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     metric = METRICS[query.metric]
     place = _Place(*decode_cursor(query.cursor, *_KINDS)) if query.cursor else None
     found = session.execute(_statement(query, metric.better, place)).all()
@@ -89,17 +100,16 @@ def enter(session: Session, result: Result) -> None:
 
 
 _NUMBER = (int, float)
-_KINDS = (_NUMBER, str, int, int, _NUMBER, _NUMBER)
+_KINDS = (_NUMBER, str, int, int, (*_NUMBER, NoneType), (*_NUMBER, NoneType))
 
 
 def _statement(query: LeaderboardQuery, better: Better, place: _Place | None) -> _Statement:
     """The page is cut from narrow rows; only its own entries are read whole and weighed against the others."""
     page = _page(query, better, place).subquery()
-    best_first = page.c.value.desc() if better is Better.HIGHER else page.c.value
     return (
         select(LeaderboardEntry, page.c.value, page.c.low, page.c.high, _is_pareto())
         .join(page, and_(*(getattr(LeaderboardEntry, name) == page.c[name] for name in KEY)))
-        .order_by(best_first, page.c.result_id)
+        .order_by(*_order(page.c.low, page.c.value, page.c.result_id, better))
     )
 
 
@@ -113,11 +123,28 @@ def _page(query: LeaderboardQuery, better: Better, place: _Place | None) -> Sele
         .where(*_filters(query))
     )
     if place is not None:
-        worse = MetricRow.value < place.value if better is Better.HIGHER else MetricRow.value > place.value
-        tied = and_(MetricRow.value == place.value, LeaderboardEntry.result_id > place.result_id)
-        statement = statement.where(or_(worse, tied))
-    best_first = MetricRow.value.desc() if better is Better.HIGHER else MetricRow.value
-    return statement.order_by(best_first, LeaderboardEntry.result_id).limit(query.limit + 1)
+        statement = statement.where(_follows(place, better))
+    order = _order(MetricRow.low, MetricRow.value, LeaderboardEntry.result_id, better)
+    return statement.order_by(*order).limit(query.limit + 1)
+
+
+def _order(
+    low: SQLColumnExpression[float | None],
+    value: SQLColumnExpression[float],
+    result_id: SQLColumnExpression[str],
+    better: Better,
+) -> tuple[SQLColumnExpression[Any], ...]:
+    return low.is_(None), value.desc() if better is Better.HIGHER else value, result_id
+
+
+def _follows(place: _Place, better: Better) -> ColumnElement[bool]:
+    """The row comes after that place in the order."""
+    worse = MetricRow.value < place.value if better is Better.HIGHER else MetricRow.value > place.value
+    tied = and_(MetricRow.value == place.value, LeaderboardEntry.result_id > place.result_id)
+    unsure = MetricRow.low.is_(None)
+    if place.low is None:
+        return and_(unsure, or_(worse, tied))
+    return or_(unsure, worse, tied)
 
 
 def _filters(query: LeaderboardQuery) -> Iterable[ColumnElement[bool]]:
@@ -170,7 +197,7 @@ def _places(rows: Iterable[_Row], place: _Place | None) -> list[_Place]:
     places = []
     for entry, value, low, high, _ in rows:
         position = place.position + 1 if place else 1
-        if place is not None and low <= place.high and place.low <= high:
+        if place is not None and place.has_rank_of(low, high):
             place = place._replace(value=value, result_id=entry.result_id, position=position)
         else:
             place = _Place(value, entry.result_id, position, rank=position, low=low, high=high)

@@ -1,7 +1,7 @@
-"""Who holds a job: claim, heartbeat, and taking back what a lost worker held.
+"""Who holds a job: claim, heartbeat, release, and the sweep that requeues the jobs of lost workers.
 
-A claim takes a lease and raises the job's fencing number. Whatever a worker writes is accepted only while the job runs
-under the number that it claimed with, so a worker that was given up and comes back can change nothing.
+A claim takes a lease and raises the job's fencing number. What a worker writes is accepted only while the job runs
+under the number that it was claimed with, so a worker that lost its lease can change nothing.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
 from optigpu.store.database import moment
-from optigpu.store.events import record
+from optigpu.store.events import replace
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
 from optigpu.store.workers import WorkerInfo
@@ -24,8 +24,8 @@ MAX_ATTEMPTS = 3
 LOST = "lost"
 
 
-class Claim(Frozen):
-    """A job in a worker's hands. `done` are the indexes of the variants that an earlier attempt has measured."""
+class Lease(Frozen):
+    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
 
     job_id: str
     spec: JobSpec
@@ -36,14 +36,14 @@ class Claim(Frozen):
 
 
 class Swept(Frozen):
-    """What became of the jobs whose lease had run out."""
+    """The jobs whose lease had run out, by what became of them."""
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
 
 
-def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Claim | None:
+def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Lease | None:
     """Gives the worker the oldest queued job that it can run, for `lease_s` seconds; None when there is none.
 
     A job whose document this version cannot read any more ends failed, and the next one is looked at.
@@ -57,7 +57,7 @@ def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | 
         except ValidationError as error:
             end(session, job, JobState.FAILED, _unreadable(error), at)
             continue
-        return Claim(
+        return Lease(
             job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
         )
     return None
@@ -65,46 +65,46 @@ def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | 
 
 def heartbeat(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     lease_s: float,
     progress: ProgressView | None = None,
     now: datetime | None = None,
 ) -> bool:
-    """Extends the lease and says how far the job is; True when somebody has asked for it to stop.
+    """Extends the lease and stores the progress; returns True if a cancel was requested.
 
-    Progress that has changed leaves an event `progressed`. Raises LeaseLostError.
+    Progress that has changed becomes the job's event `progressed`, in place of the one before. Raises LeaseLostError.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     at = moment(session, now)
     job.lease_until = at + timedelta(seconds=lease_s)
     news = progress.model_dump(mode="json") if progress else job.progress
     if news != job.progress:
         job.progress = news
-        record(session, job, "progressed", news, at)
+        replace(session, job, "progressed", news, at)
     return job.cancel_requested_at is not None
 
 
-def held(session: Session, claim: Claim) -> Job:
-    """The job, locked. Raises LeaseLostError when it does not run under this claim any more."""
+def held(session: Session, lease: Lease) -> Job:
+    """The job, locked. Raises LeaseLostError if it no longer runs under this lease."""
     query = select(Job).where(
-        Job.id == claim.job_id, Job.fencing == claim.fencing, Job.state == JobState.RUNNING
+        Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
     )
     job = session.scalars(
         query.with_for_update(), execution_options={"populate_existing": True}
     ).one_or_none()
     if job is None:
         raise LeaseLostError(
-            f"Job {claim.job_id} has ended or belongs to another worker; stop working on it."
+            f"Job {lease.job_id} has ended or belongs to another worker; stop working on it."
         )
     return job
 
 
-def release(session: Session, claim: Claim) -> None:
-    """Hands the job back because the worker stops, not because of the job: this attempt does not count as lost.
+def release(session: Session, lease: Lease) -> None:
+    """Hands the job back because the worker stops; this attempt does not count as lost.
 
     The caller rings the doorbell after the commit. Raises LeaseLostError.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     at = moment(session)
     if job.cancel_requested_at is not None:
         end(session, job, JobState.CANCELLED, "Cancelled on request.", at)
@@ -113,7 +113,7 @@ def release(session: Session, claim: Claim) -> None:
 
 
 def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX_ATTEMPTS) -> Swept:
-    """Takes back the jobs whose lease has run out: queued again, or ended when that was asked for or tried enough.
+    """Takes back jobs whose lease has run out: requeued, cancelled on request, or failed after `max_attempts`.
 
     The caller rings the doorbell for what is queued again, after the commit.
     """
@@ -135,7 +135,7 @@ def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX
 
 
 def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
-    """One statement, so that no two workers take the same job; what another is just taking is passed over."""
+    """One statement, so that no two workers take the same job; a job that another is taking is skipped."""
     oldest = (
         select(Job.id)
         .where(Job.state == JobState.QUEUED, *_can_run(worker))
@@ -175,7 +175,8 @@ def _can_run(worker: WorkerInfo) -> tuple[ColumnElement[bool], ...]:
 def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:
     """Enters the attempt; returns what it need not measure again.
 
-    Only what the same version measured on the same host is kept: a ladder is not to compare two machines.
+    Outcomes are kept only if the same version measured them on the same device of the same host: a ladder must not
+    compare two devices.
     """
     last = attempt_of(session, job.id, job.attempt - 1)
     session.add(
@@ -184,13 +185,15 @@ def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime)
             number=job.attempt,
             worker_id=worker.id,
             host_id=worker.host_id,
+            device=worker.measures_on,
             version=worker.version,
             started_at=at,
         )
     )
     if last is None:
         return ()
-    if (last.host_id, last.version) != (worker.host_id, worker.version):
+    here = worker.host_id, worker.measures_on, worker.version
+    if (last.host_id, last.device, last.version) != here:
         session.execute(delete(VariantRow).where(VariantRow.job_id == job.id))
         return ()
     return tuple(_finished(session, job.id))
@@ -221,4 +224,4 @@ def _times_lost(session: Session, job: Job) -> int:
 def _unreadable(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "the job"
-    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in today's form."
+    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in the current format."

@@ -19,7 +19,7 @@ from optigpu.store import artifacts, leaderboard, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
 from optigpu.store.events import record
-from optigpu.store.leases import Claim, held
+from optigpu.store.leases import Lease, held
 from optigpu.store.tables import Job, VariantRow
 from optigpu.store.transitions import end
 from optigpu.store.types import clean_text
@@ -34,41 +34,41 @@ from optigpu.vocabulary import (
 )
 
 
-def plan(session: Session, claim: Claim, variants: Sequence[PlannedVariant]) -> None:
-    """Enters the job's variants; those in `claim.done` keep their outcome. Raises LeaseLostError.
+def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> None:
+    """Enters the job's variants; those in `lease.done` keep their outcome. Raises LeaseLostError.
 
     Entering the same plan again changes nothing.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     rows = session.scalars(select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index))
     if [(row.index, row.role, row.label) for row in rows] == [(v.index, v.role, v.label) for v in variants]:
         return
-    replaced = VariantRow.job_id == job.id, VariantRow.index.not_in(claim.done)
+    replaced = VariantRow.job_id == job.id, VariantRow.index.not_in(lease.done)
     session.execute(delete(VariantRow).where(*replaced))
     for variant in variants:
-        if variant.index not in claim.done:
+        if variant.index not in lease.done:
             session.add(VariantRow(job_id=job.id, status=VariantStatus.PENDING, **variant.model_dump()))
     record(session, job, "planned", as_document(Planned(variants=tuple(variants))), moment(session))
 
 
-def earlier(session: Session, claim: Claim) -> dict[int, Outcome]:
-    """The outcomes of the variants in `claim.done`, by their index, with raw samples and without files."""
-    query = select(VariantRow).where(VariantRow.job_id == claim.job_id, VariantRow.index.in_(claim.done))
+def earlier(session: Session, lease: Lease) -> dict[int, Outcome]:
+    """The outcomes of the variants in `lease.done`, by their index, with raw samples and without files."""
+    query = select(VariantRow).where(VariantRow.job_id == lease.job_id, VariantRow.index.in_(lease.done))
     return {row.index: _stored_outcome(session, row) for row in session.scalars(query)}
 
 
 def _stored_outcome(session: Session, row: VariantRow) -> Outcome:
     if row.result_id is None:
         return Outcome(index=row.index, status=row.status, reason=row.reason)
-    # The claim keeps an earlier outcome only if it is of this version, whose schema may have changed since its release.
+    # The lease keeps an earlier outcome only if it is of this version, whose schema may have changed since its release.
     result = Result.model_validate(current(results.get(session, row.result_id)))
     samples = results.samples(session, row.result_id).samples
     return Outcome(index=row.index, status=row.status, result=result, samples=samples)
 
 
-def variant_started(session: Session, claim: Claim, index: int) -> None:
+def variant_started(session: Session, lease: Lease, index: int) -> None:
     """The first process of a variant starts; saying so again changes nothing. Raises LeaseLostError, NotFoundError."""
-    job = held(session, claim)
+    job = held(session, lease)
     variant = _variant(session, job, index)
     if variant.status is VariantStatus.RUNNING:
         return
@@ -76,14 +76,14 @@ def variant_started(session: Session, claim: Claim, index: int) -> None:
     record(session, job, "variant_started", as_document(VariantStarted(index=index)), moment(session))
 
 
-def save_outcome(session: Session, claim: Claim, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:
+def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:
     """Stores how a variant ended: its result, samples, files (`kept`: the outcome's, as they were read), environment,
     place on the leaderboard and event, all or none.
 
     Saving the same outcome again changes nothing. A result that no database can hold makes the variant failed, with
     that reason. Raises LeaseLostError, NotFoundError.
     """
-    job = held(session, claim)
+    job = held(session, lease)
     variant = _variant(session, job, outcome.index)
     outcome = _storable(_of_job(outcome, job.id))
     if _is_saved(variant, outcome):
@@ -99,7 +99,7 @@ def save_outcome(session: Session, claim: Claim, outcome: Outcome, kept: Sequenc
 
 def finish(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     state: JobState,
     reason: str | None = None,
     attribution: Attribution | None = None,
@@ -108,9 +108,9 @@ def finish(
     if not state.is_final:
         raise StoreError(f"A job cannot finish as {state}; use succeeded, failed or cancelled.")
     try:
-        job = held(session, claim)
+        job = held(session, lease)
     except LeaseLostError:
-        if _is_finished(session, claim, state):
+        if _is_finished(session, lease, state):
             return
         raise
     at = moment(session)
@@ -150,6 +150,6 @@ def _is_saved(variant: VariantRow, outcome: Outcome) -> bool:
     return now == (outcome.status, outcome.reason, result_id)
 
 
-def _is_finished(session: Session, claim: Claim, state: JobState) -> bool:
-    query = select(Job.id).where(Job.id == claim.job_id, Job.fencing == claim.fencing, Job.state == state)
+def _is_finished(session: Session, lease: Lease, state: JobState) -> bool:
+    query = select(Job.id).where(Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == state)
     return session.scalars(query).one_or_none() is not None

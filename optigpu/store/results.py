@@ -12,11 +12,11 @@ from optigpu.documents.views import SamplesView
 from optigpu.job.spec import digest
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import EnvironmentRow, MetricRow, ResultRow, SamplesRow, VariantRow
-from optigpu.vocabulary import NotFoundError
+from optigpu.vocabulary import COUNTED_METRICS, NotFoundError
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
-    """The result's document as it was stored, whatever today's models say. Raises NotFoundError."""
+    """The result's document as it was stored, not validated again. Raises NotFoundError."""
     found = _documents(session, _with_environment().where(ResultRow.id == result_id))
     if not found:
         raise NotFoundError(f"There is no result {result_id}.")
@@ -113,7 +113,8 @@ def _documents(session: Session, query: Select[ResultRow, EnvironmentRow]) -> li
 
 
 def _metric(result_id: str, name: str, metric: MetricSummary) -> MetricRow:
-    low, high = metric.ci or (metric.value, metric.value)
+    exact = (metric.value, metric.value) if name in COUNTED_METRICS else (None, None)
+    low, high = metric.ci or exact
     return MetricRow(result_id=result_id, name=name, value=metric.value, low=low, high=high)
 
 

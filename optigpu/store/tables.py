@@ -38,7 +38,7 @@ class Base(DeclarativeBase):
 
 
 class Job(Base):
-    """One request to measure and its state. Its row lock orders everything that belongs to it."""
+    """A job and its state. Its row lock orders all writes that belong to it."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -88,7 +88,10 @@ class Job(Base):
 
 
 class Attempt(Base):
-    """One time that a worker took a job. Host and version say whether the next attempt may go on from it."""
+    """One time that a worker took a job. The next attempt goes on from it on the same host, device and version.
+
+    `device` is the GPU's UUID, or on a CPU the hardware class; null in attempts from before it was stored.
+    """
 
     __tablename__ = "attempts"
 
@@ -96,6 +99,7 @@ class Attempt(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker_id: Mapped[str]
     host_id: Mapped[str]
+    device: Mapped[str | None]
     version: Mapped[str]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
@@ -138,7 +142,10 @@ class ResultRow(Base):
 
 
 class MetricRow(Base):
-    """One metric of a result: what is sorted and filtered by. Without an interval, low and high are the value."""
+    """One metric of a result: what is sorted and filtered by.
+
+    `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
+    """
 
     __tablename__ = "metrics"
 
@@ -147,8 +154,8 @@ class MetricRow(Base):
     )
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[float]
-    low: Mapped[float]
-    high: Mapped[float]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
 
 
 class SamplesRow(Base):
@@ -184,7 +191,7 @@ class ArtifactRow(Base):
 
 
 class JobEvent(Base):
-    """Something that happened to a job; never changed, never removed."""
+    """Something that happened to a job; never changed. Only progress is removed, when newer progress comes."""
 
     __tablename__ = "job_events"
 

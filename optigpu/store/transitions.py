@@ -27,7 +27,7 @@ def announce(session: Session, job: Job, at: datetime) -> None:
 
 
 def end(session: Session, job: Job, state: JobState, reason: str | None, at: datetime) -> None:
-    """Ends the job for good; variants that were not measured to their end say so."""
+    """Ends the job; variants that were not measured become cancelled, with the reason."""
     _end_attempt(session, job, state.value, at)
     unmeasured = reason or "The job ended before this variant was measured."
     _set_unfinished(session, job.id, VariantStatus.CANCELLED, unmeasured)

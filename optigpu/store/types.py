@@ -29,7 +29,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuses a naive moment (ValueError): nobody knows which moment it is."""
+        """Raises ValueError for a time without a time zone."""
         if value is not None and value.tzinfo is None:
             raise ValueError(f"{value} has no time zone; use an aware moment, such as utc_now().")
         return None if value is None else value.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""The workers: who they are, what they can run, when they were last heard of."""
+"""The workers: what they can run and when they were last seen."""
 
 from datetime import datetime, timedelta
 
@@ -16,9 +16,10 @@ FORGOTTEN_AFTER = timedelta(days=7)
 
 
 class WorkerInfo(Frozen):
-    """What a worker says of itself.
+    """How a worker describes itself.
 
-    `gpus` are the names of the GPUs that it runs jobs on, `vram_bytes` the memory of the one with the least.
+    `gpus` are the names of the GPUs that it can see and `vram_bytes` the memory of the smallest; `gpu_uuid` is the one
+    that its jobs run on, null on a CPU.
     """
 
     id: str
@@ -26,17 +27,23 @@ class WorkerInfo(Frozen):
     hardware_class: str
     device: DeviceKind
     gpus: tuple[str, ...] = ()
+    gpu_uuid: str | None = None
     memory_bytes: int
     vram_bytes: int | None = None
     backends: tuple[str, ...]
     version: str
 
+    @property
+    def measures_on(self) -> str:
+        """The one device that its jobs run on: the GPU's UUID, or on a CPU the hardware class with its cores."""
+        return self.gpu_uuid or self.hardware_class
+
 
 def register(session: Session, worker: WorkerInfo, now: datetime | None = None) -> None:
-    """Enters a worker, or what is new about it; forgets those that have been silent for a week."""
+    """Enters or updates a worker; removes those that were not seen for a week."""
     at = moment(session, now)
     session.execute(delete(Worker).where(Worker.seen_at < at - FORGOTTEN_AFTER))
-    row = worker.model_dump() | {"started_at": at, "seen_at": at, "job_id": None}
+    row = worker.model_dump(exclude={"gpu_uuid"}) | {"started_at": at, "seen_at": at, "job_id": None}
     row |= {"gpus": list(worker.gpus), "backends": list(worker.backends)}
     changes = {name: value for name, value in row.items() if name != "id"}
     session.execute(
@@ -51,12 +58,12 @@ def seen(session: Session, worker_id: str, job_id: str | None = None, now: datet
 
 
 def leave(session: Session, worker_id: str) -> None:
-    """The worker has stopped in good order."""
+    """Removes a worker that has stopped."""
     session.execute(delete(Worker).where(Worker.id == worker_id))
 
 
 def list_(session: Session, *, lease_s: float = LEASE_S, now: datetime | None = None) -> list[WorkerView]:
-    """Every worker that has not left, by host; `alive` means heard of within `lease_s` seconds."""
+    """Every worker that has not left, by host; `alive` means seen within `lease_s` seconds."""
     heard_since = moment(session, now) - timedelta(seconds=lease_s)
     rows = session.scalars(select(Worker).order_by(Worker.host_id, Worker.device, Worker.id))
     return [_view(row, alive=row.seen_at >= heard_since) for row in rows]

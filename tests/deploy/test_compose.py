@@ -115,6 +115,7 @@ def deployment(database: URL, redis_url: str, tmp_path: Path) -> Iterator[Deploy
     deployment.kill()
 
 
+@pytest.mark.slow
 def test_a_job_goes_through_the_services_as_the_file_runs_them(deployment: Deployment) -> None:
     deployment.start("migrate")
     assert deployment.status("migrate", START_TIMEOUT_S) == 0, deployment.logs()

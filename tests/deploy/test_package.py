@@ -28,12 +28,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_optigpu(wheel: set[str]) -> None:
     files = {path.relative_to(ROOT) for path in (ROOT / "optigpu").rglob("*") if path.is_file()}
     expected = {path.as_posix() for path in files if "__pycache__" not in path.parts}
     assert expected - wheel == set()
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_nothing_else(wheel: set[str]) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel} == {"optigpu"}
 

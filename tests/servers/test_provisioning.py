@@ -24,6 +24,8 @@ from tests.servers.rule import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"PostgreSQL": ("initdb", "postgres"), "Redis": ("redis-server",)}
+pytestmark = pytest.mark.slow
+
 KINDS = pytest.mark.parametrize("kind", [POSTGRES, REDIS], ids=lambda kind: kind.name)
 
 

@@ -44,7 +44,13 @@ def a_worker(name: str = "worker-1", **changes: Any) -> WorkerInfo:
 
 def a_gpu_worker(name: str = "worker-gpu", **changes: Any) -> WorkerInfo:
     """A worker for one H200."""
-    fields = {"device": DeviceKind.CUDA, "gpus": ("NVIDIA H200",), "vram_bytes": 141 * 10**9}
+    fields = {
+        "device": DeviceKind.CUDA,
+        "hardware_class": "1x NVIDIA H200 131 GiB",
+        "gpus": ("NVIDIA H200",),
+        "gpu_uuid": "GPU-a",
+        "vram_bytes": 141 * 10**9,
+    }
     return a_worker(name, **(fields | changes))
 
 

@@ -15,9 +15,9 @@ import migrations
 from api.app import create_app
 from api.settings import Settings
 from optigpu.documents.result import Attribution, Result, Samples
-from optigpu.store import jobs, workers
+from optigpu.store import leases, outcomes, queue, workers
 from optigpu.store.database import Database
-from optigpu.store.jobs import Claim
+from optigpu.store.leases import Lease
 from optigpu.vocabulary import JobState
 from tests.service.records import a_plan, a_worker, an_outcome
 
@@ -51,27 +51,27 @@ class Served:
     def count_jobs(self) -> int:
         """How many jobs the database holds."""
         with self.database.read() as session:
-            return sum(jobs.counts(session).values())
+            return sum(queue.counts(session).values())
 
-    def claim(self) -> Claim:
+    def claim(self) -> Lease:
         """Takes the next job as a worker would."""
         worker = a_worker()
         with self.database.write() as session:
             workers.register(session, worker)
-            claim = jobs.claim(session, worker, lease_s=60)
-        assert claim is not None
-        return claim
+            lease = leases.claim(session, worker, lease_s=60)
+        assert lease is not None
+        return lease
 
-    def finish(self, claim: Claim, *results: Result, samples: dict[str, Samples] | None = None) -> None:
+    def finish(self, lease: Lease, *results: Result, samples: dict[str, Samples] | None = None) -> None:
         """Ends the job with results that were made for the test and never measured."""
         with self.database.write() as session:
-            jobs.plan(session, claim, a_plan(*(result.variant.label for result in results)))
+            outcomes.plan(session, lease, a_plan(*(result.variant.label for result in results)))
         for result in results:
             with self.database.write() as session:
-                jobs.save_outcome(session, claim, an_outcome(result, samples))
+                outcomes.save_outcome(session, lease, an_outcome(result, samples))
         with self.database.write() as session:
             attribution = Attribution(metric="tflops", rows=())
-            jobs.finish(session, claim, JobState.SUCCEEDED, attribution=attribution)
+            outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)
 
 
 @contextmanager

@@ -115,6 +115,7 @@ def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_compares_what_the_service_and_a_file_hold(compared: Served, tmp_path: Path) -> None:
     file = tmp_path / "fast.json"
     file.write_text(json.dumps({"spec": {}, "results": [FAST.model_dump(mode="json")], "attribution": None}))

@@ -9,18 +9,26 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import delete
 
 from api import feeds
-from api.feeds import Batch, Feed
-from optigpu.documents.views import EventView
-from optigpu.store import events, jobs
+from api.feeds import Batch
+from optigpu.documents.views import EventView, ProgressView
+from optigpu.store import events, leases, outcomes
 from optigpu.store.errors import StoreUnavailableError
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.store.tables import Job
+from optigpu.vocabulary import JobState
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving
 
 FOLLOW_TIMEOUT_S = 60.0
+POLL_S = 0.05
 LAST_WORDS = ("state", "succeeded")
+
+
+@pytest.fixture(autouse=True)
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "POLL_S", POLL_S)
 
 
 @dataclass(frozen=True)
@@ -100,23 +108,85 @@ def test_a_position_that_is_none_is_refused(service: Served, value: str) -> None
         assert answer.json()["errors"][0]["field"].lower() == field
 
 
+def test_a_position_after_the_last_event_is_the_end_of_the_story_so_far(service: Served) -> None:
+    job_id = service.submit()["id"]
+    path = f"{service.url}/v1/jobs/{job_id}/events?after=1000"
+    with httpx.stream("GET", path, timeout=FOLLOW_TIMEOUT_S) as answer:
+        service.client.post(f"/v1/jobs/{job_id}/cancel")
+        told = list(parsed(answer.iter_lines()))
+    assert [message.id for message in told] == [2, 3]
+
+
+def test_a_stream_that_resumes_reads_nothing_before_its_position(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = service.submit()["id"]
+    with service.database.write() as session:
+        for number in range(20):
+            events.append(session, job_id, "note", {"number": number})
+    feeds_of_app = service.app.state.service.feeds
+    read, seen = feeds_of_app.read, list[EventView]()
+
+    def noted(job: str, position: int) -> Batch:
+        batch: Batch = read(job, position)
+        seen.extend(batch.events)
+        return batch
+
+    monkeypatch.setattr(feeds_of_app, "read", noted)
+    stream = messages(service, job_id, **{"Last-Event-ID": "18"})
+    assert [next(stream).id for _ in range(3)] == [19, 20, 21]
+    assert min(event.sequence for event in seen) == 19
+    service.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert [message.words for message in stream][-1] == ("state", "cancelled")
+
+
+def test_a_follower_from_the_beginning_joins_one_that_resumed(service: Served) -> None:
+    job_id = service.submit()["id"]
+    with service.database.write() as session:
+        for number in range(20):
+            events.append(session, job_id, "note", {"number": number})
+    resumed, whole = messages(service, job_id, "?after=20"), messages(service, job_id)
+    assert next(resumed).id == 21
+    assert next(whole).id == 1
+    service.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert [message.id for message in resumed] == [22, 23]
+    assert [message.id for message in whole] == list(range(2, 24))
+
+
+def test_progress_is_streamed_and_only_the_newest_is_kept_for_who_comes_later(service: Served) -> None:
+    job_id = service.submit()["id"]
+    lease = service.claim()
+    stream = messages(service, job_id)
+    assert [next(stream).event for _ in range(2)] == ["state", "state"]
+    for step in (1, 2, 3):
+        with service.database.write() as session:
+            leases.heartbeat(session, lease, 60, ProgressView(fraction=step / 4))
+        message = next(stream)
+        assert (message.id, message.data["data"]["fraction"]) == (2 + step, step / 4)
+    with service.database.write() as session:
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
+    assert [message.id for message in stream] == [6]
+    assert [message.id for message in messages(service, job_id)] == [1, 2, 5, 6]
+    assert [message.id for message in messages(service, job_id, "?after=3")] == [5, 6]
+
+
 def test_events_arrive_while_they_happen(service: Served) -> None:
     job_id = service.submit()["id"]
     stream = messages(service, job_id)
     assert next(stream).words == ("state", "queued")
-    claim = service.claim()
+    lease = service.claim()
     assert next(stream).words == ("state", "running")
     with service.database.write() as session:
         events.append(session, job_id, "progressed", {"fraction": 0.5})
     assert next(stream).event == "progressed"
     with service.database.write() as session:
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
     assert [message.words for message in stream][-1] == LAST_WORDS
 
 
 def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     job_id = service.submit()["id"]
-    claim = service.claim()
+    lease = service.claim()
     followers = 20
     stories: list[list[int]] = [[] for _ in range(followers)]
     began = threading.Barrier(followers + 1)
@@ -136,7 +206,7 @@ def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
         with service.database.write() as session:
             events.append(session, job_id, "progressed", {"number": number})
     with service.database.write() as session:
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         last = max(event.sequence for event in events.after(session, job_id, 0))
     for thread in threads:
         thread.join(FOLLOW_TIMEOUT_S)
@@ -190,6 +260,15 @@ def test_while_nothing_happens_the_stream_says_that_it_lives(
     any_service.client.post(f"/v1/jobs/{job_id}/cancel")
 
 
+def test_a_stream_ends_when_its_job_is_removed(any_service: Served) -> None:
+    job_id = any_service.submit()["id"]
+    stream = messages(any_service, job_id)
+    next(stream)
+    with any_service.database.write() as session:
+        session.execute(delete(Job).where(Job.id == job_id))
+    assert list(stream) == []
+
+
 def test_streams_end_when_the_service_stops(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as served:
         stream = messages(served, served.submit()["id"])
@@ -229,20 +308,6 @@ def test_a_database_that_is_away_for_a_moment_ends_no_stream(
 
     monkeypatch.setattr(feeds_of_app, "read", now_and_then)
     assert [message.words for message in messages(any_service, job_id)][-1] == ("state", "cancelled")
-
-
-def test_a_feed_gives_what_came_after_a_position() -> None:
-    feed = Feed()
-    now = utc_now()
-    feed.extend(
-        Batch(tuple(EventView(sequence=n, at=now, kind="k", data={}) for n in (1, 2, 3)), complete=False)
-    )
-
-    def after(position: int) -> list[int] | None:
-        found = feed.since(position)
-        return None if found is None else [event.sequence for event in found]
-
-    assert [after(position) for position in range(5)] == [[1, 2, 3], [2, 3], [3], [], []]
 
 
 def wait_for(condition: Any) -> None:

@@ -128,9 +128,9 @@ def test_an_id_may_be_written_in_capitals(service: Served) -> None:
 
 def test_workers_and_hardware_are_listed(service: Served) -> None:
     service.submit()
-    claim = service.claim()
+    lease = service.claim()
     workers = service.client.get("/v1/workers").json()["workers"]
-    assert [(worker["id"], worker["alive"]) for worker in workers] == [(claim.worker_id, True)]
+    assert [(worker["id"], worker["alive"]) for worker in workers] == [(lease.worker_id, True)]
     assert service.client.get("/v1/hardware").json()["hardware"] == ["1x Test CPU"]
 
 

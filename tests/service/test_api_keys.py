@@ -2,14 +2,20 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from api import keys as command
+from api.key_uses import KeyUses
 from optigpu.store import keys
+from optigpu.store.database import Database
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.tables import ApiKey
 from tests.service.serving import MATMUL, Served, serving
 
 BOOTSTRAP = "a-first-key-that-is-long-enough"
@@ -74,6 +80,64 @@ def test_a_revoked_key_opens_nothing(service: Served, keyed: dict[str, str]) -> 
     assert service.client.get("/v1/jobs", headers=bearer(keyed["read"])).status_code == 200
 
 
+READS = ("/v1/jobs", "/v1/leaderboard", "/v1/workers", "/v1/hardware", "/metrics")
+
+
+def test_a_read_waits_for_no_writer(service: Served, keyed: dict[str, str]) -> None:
+    """Somebody holds the key's row (on SQLite the whole database) until every read has been answered."""
+    with service.database.write() as session:
+        session.execute(update(ApiKey).values(name="being renamed"))
+        answers = [service.client.get(path, headers=bearer(keyed["read"])).status_code for path in READS]
+    assert answers == [200] * len(READS)
+
+
+def test_a_request_leaves_the_time_of_its_key(service: Served, keyed: dict[str, str]) -> None:
+    for scope in ("read", "submit", "read"):
+        assert service.client.get("/v1/jobs", headers=bearer(keyed[scope])).status_code == 200
+    service.app.state.service.key_uses.write()
+    with service.database.read() as session:
+        used = [key.scopes for key in keys.list_(session) if key.last_used_at is not None]
+    assert used == [("read",), ("submit",)]
+
+
+def test_uses_are_written_together_and_once(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[str]] = []
+    monkeypatch.setattr(keys, "note_uses", lambda _, uses: written.append(list(uses)))
+    uses = KeyUses(service.database)
+    for key_id in ("a", "b", "a"):
+        uses.note(key_id)
+    assert written == []
+    uses.write()
+    uses.write()
+    assert written == [["a", "b"]]
+
+
+def test_uses_that_could_not_be_written_are_written_later(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise StoreUnavailableError("The database is away.")
+
+    written: list[list[str]] = []
+    uses = KeyUses(service.database)
+    uses.note("a")
+    monkeypatch.setattr(keys, "note_uses", away)
+    uses.write()
+    uses.note("b")
+    monkeypatch.setattr(keys, "note_uses", lambda _, uses: written.append(list(uses)))
+    uses.write()
+    assert written == [["a", "b"]]
+
+
+def test_the_last_uses_are_written_when_the_service_stops(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'optigpu.db'}"
+    with serving(url, api_key=BOOTSTRAP) as served:
+        assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 200
+    with closing(Database(url)) as database, database.read() as session:
+        (key,) = keys.list_(session)
+    assert key.last_used_at is not None
+
+
 def test_two_keys_may_choose_the_same_idempotency_key(service: Served, keyed: dict[str, str]) -> None:
     chosen = {"Idempotency-Key": "same"}
     ids = {
@@ -110,6 +174,16 @@ def test_the_environment_names_a_first_key(database_url: str) -> None:
         assert answers == [200] * 8
         with served.database.read() as session:
             assert [key.name for key in keys.list_(session)] == ["OPTIGPU_API_KEY"]
+
+
+def test_a_key_of_the_environment_that_was_revoked_is_refused_without_a_write(database_url: str) -> None:
+    with serving(database_url, api_key=BOOTSTRAP) as served:
+        assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 200
+        with served.database.write() as session:
+            keys.revoke(session, keys.list_(session)[0].id)
+        with served.database.write() as session:
+            session.execute(update(ApiKey).values(name="being renamed"))
+            assert served.client.get("/v1/jobs", headers=bearer(BOOTSTRAP)).status_code == 401
 
 
 def test_a_service_that_others_reach_is_never_open(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """`python -m api` as a process: what it loads, what it weighs, when it refuses to start."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from api import logs
+from api.__main__ import main
 from optigpu.store import keys
 from optigpu.store.database import Database
 from tests.service.processes import Processes, eventually, watched_processes
@@ -46,18 +48,23 @@ def address(processes: Processes) -> str:
     return found
 
 
-def refuse(folder: Path, *arguments: str, **variables: str) -> tuple[int, str]:
-    """The exit status and the words of a service that does not start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "api", *arguments],
-        env={**os.environ, **environment(folder), **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+Refuse = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Runs the command in this process: the exit status and the words of a service that does not start."""
+
+    def command(*arguments: str, **variables: str) -> tuple[int, str]:
+        for name, value in (environment(tmp_path) | variables).items():
+            monkeypatch.setenv(name, value)
+        status = main(arguments)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return status, printed.err
+
+    monkeypatch.setattr(logs, "configure", lambda *_, **__: None)  # the tests' own logging stays as it is
+    return command
 
 
 def test_the_service_loads_nothing_heavy() -> None:
@@ -66,25 +73,20 @@ def test_the_service_loads_nothing_heavy() -> None:
     assert json.loads(printed) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_within_its_memory_and_stops_when_told(tmp_path: Path, stop_signal: signal.Signals) -> None:
     with watched_processes(tmp_path, environment(tmp_path)) as processes:
         process = processes.start("api", "--port", "0")
         url = address(processes)
-        for path in (
-            "/readyz",
-            "/",
-            "/openapi.json",
-            "/metrics",
-            "/v1/leaderboard?format=csv",
-            "/v1/schema/techniques",
-        ):
+        for path in EVERYTHING:
             assert httpx.get(url + path, timeout=30).status_code == 200
         assert psutil.Process(process.pid).memory_info().rss < MOST_BYTES
         process.send_signal(stop_signal)
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_it_stops_while_somebody_follows_a_job(tmp_path: Path) -> None:
     with watched_processes(tmp_path, environment(tmp_path)) as processes:
         process = processes.start("api", "--port", "0")
@@ -98,6 +100,7 @@ def test_it_stops_while_somebody_follows_a_job(tmp_path: Path) -> None:
             list(lines)
 
 
+@pytest.mark.slow
 def test_the_log_of_a_service_is_json_with_the_request(tmp_path: Path, redis_url: str) -> None:
     with watched_processes(tmp_path, environment(tmp_path, OPTIGPU_REDIS_URL=redis_url)) as processes:
         process = processes.start("api", "--port", "0")
@@ -112,12 +115,22 @@ def test_the_log_of_a_service_is_json_with_the_request(tmp_path: Path, redis_url
         assert (served["path"], served["status"], served["level"]) == ("/v1/jobs", 503, "info")
 
 
-def test_others_may_not_reach_it_without_a_key(tmp_path: Path) -> None:
-    status, words = refuse(tmp_path, "--host", "0.0.0.0", "--port", "0")
+def test_others_may_not_reach_it_without_a_key(refuse: Refuse) -> None:
+    status, words = refuse("--host", "0.0.0.0", "--port", "0")
     assert status == 2
     assert "OPTIGPU_API_KEY" in words
 
 
+@pytest.mark.slow
+def test_the_process_itself_refuses_in_a_sentence(tmp_path: Path) -> None:
+    with watched_processes(tmp_path, environment(tmp_path)) as processes:
+        process = processes.start("api", "--host", "0.0.0.0", "--port", "0")
+        assert process.wait(60) == 2
+        assert "OPTIGPU_API_KEY" in processes.printed()
+        assert "Traceback" not in processes.printed()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["environment", "database"])
 def test_others_may_reach_it_with_a_key(tmp_path: Path, source: str) -> None:
     key = {"OPTIGPU_API_KEY": "a-first-key-that-is-long-enough"} if source == "environment" else {}
@@ -138,9 +151,9 @@ def test_others_may_reach_it_with_a_key(tmp_path: Path, source: str) -> None:
         process.wait(30)
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_said(refuse: Refuse) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        status, words = refuse(tmp_path, "--port", str(taken.getsockname()[1]))
+        status, words = refuse("--port", str(taken.getsockname()[1]))
     assert status == 2
     assert "--port" in words
 
@@ -154,14 +167,14 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         ("OPTIGPU_LOG_LEVEL", "LOUD"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, variable: str, value: str) -> None:
-    status, words = refuse(tmp_path, "--host", "127.0.0.1", **{variable: value})
+def test_a_setting_that_makes_no_sense_is_named(refuse: Refuse, variable: str, value: str) -> None:
+    status, words = refuse("--host", "127.0.0.1", **{variable: value})
     assert status == 2
     assert variable in words
     assert variable != "OPTIGPU_API_KEY" or value not in words
 
 
-def test_a_database_url_that_is_none_is_said(tmp_path: Path) -> None:
-    status, words = refuse(tmp_path, "--port", "0", OPTIGPU_DATABASE_URL="mysql://somewhere/else")
+def test_a_database_url_that_cannot_be_used_is_said(refuse: Refuse) -> None:
+    status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL="mysql://somewhere/else")
     assert status == 1
     assert "postgresql" in words

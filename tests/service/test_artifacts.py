@@ -14,14 +14,14 @@ from optigpu.client import Client
 from optigpu.documents.events import VariantFinished
 from optigpu.documents.result import Outcome
 from optigpu.documents.views import ArtifactView
-from optigpu.store import artifacts, jobs
+from optigpu.store import artifacts, jobs, leases, outcomes
 from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
 from optigpu.store.database import Database, default_url
 from optigpu.store.tables import ArtifactRow, Job, VariantRow
 from optigpu.vocabulary import JobState, NotFoundError, VariantStatus
-from tests.service.bench import look, matmul, migrated, station, submit
 from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
 from tests.service.serving import Served
+from tests.service.workers import look, matmul, migrated, submit, worker_context
 from worker.heartbeat import Heartbeat
 from worker.recorder import Recorder
 
@@ -47,10 +47,10 @@ def kept(database: Database, *files: Artifact) -> str:
     result = a_result()
     with database.write() as session:
         jobs.submit(session, a_spec())
-        claim = jobs.claim(session, a_worker(), 300)
-        assert claim is not None
-        jobs.plan(session, claim, a_plan("baseline"))
-        jobs.save_outcome(session, claim, an_outcome(result), files)
+        lease = leases.claim(session, a_worker(), 300)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
+        outcomes.save_outcome(session, lease, an_outcome(result), files)
     return result.id
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_too_large_is_a_reason(
     found = {each.name: each for each in read(files)}
     assert found["noise.bin"].data is None
     assert found["noise.bin"].size_bytes == len(NOISE)
-    assert found["noise.bin"].reason == f"Compressed it is larger than {2 * PIECE_BYTES} bytes."
+    assert found["noise.bin"].reason == f"It is larger than {2 * PIECE_BYTES} bytes even when compressed."
     assert found["trace.json"].data is not None
 
 
@@ -135,15 +135,15 @@ def test_files_are_removed_with_their_result(database: Database, files: dict[str
 def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[str, Path]) -> None:
     """Read while the listener runs: after it the run removes them."""
     with migrated(default_url(tmp_path)) as database:
-        at = station(database)
+        context = worker_context(database)
         job_id = submit(database, matmul())
-        claim = at.write(jobs.claim, at.info, 60)
-        assert claim is not None
-        at.write(jobs.plan, claim, a_plan("baseline"))
+        lease = context.write(lambda session: leases.claim(session, context.info, 60))
+        assert lease is not None
+        context.write(lambda session: outcomes.plan(session, lease, a_plan("baseline")))
         result = a_result()
         outcome = Outcome(index=0, status=VariantStatus.SUCCEEDED, result=result, artifacts=files)
-        with Heartbeat(at, claim, claimed_at=time.monotonic()) as heartbeat:
-            recorder = Recorder(at, claim, heartbeat)
+        with Heartbeat(context, lease, claimed_at=time.monotonic()) as heartbeat:
+            recorder = Recorder(context, lease, heartbeat)
             recorder(VariantFinished(outcome=outcome))
             for path in files.values():
                 path.unlink()

@@ -18,6 +18,8 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 from tests.service.leftovers import processes_left, processes_with
 
+pytestmark = pytest.mark.slow
+
 MARK = "OPTIGPU_DATA_DIR"
 TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
 DEMO = ("-m", "examples.demo")

@@ -14,6 +14,8 @@ from optigpu.client import Client
 from tests.service.processes import Processes, eventually, watched_processes
 from tests.service.test_api_process import address
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"replicates": 1, "min_seconds": 0.1, "max_seconds": 1}
 MATMUL = {"workload": {"kind": "matmul", "sizes": [64]}, "device": "cpu", "measure": QUICK}
 LONG = {

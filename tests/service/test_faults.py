@@ -1,4 +1,4 @@
-"""What goes wrong with workers that are processes of their own: killed, told to end, cut off from their servers."""
+"""What goes wrong with workers that are processes of their own: killed, told to stop, cut off from their servers."""
 
 import signal
 import subprocess
@@ -14,14 +14,16 @@ import redis
 from sqlalchemy import make_url
 
 from optigpu.documents.views import JobView
-from optigpu.store import jobs, results, workers
+from optigpu.store import leases, results, workers
 from optigpu.store.database import Database, default_url
 from optigpu.store.doorbell import queue_for
 from optigpu.vocabulary import DeviceKind, JobState, utc_now
 from tests.servers.postgres import fresh_database
-from tests.service.bench import ENDLESS, look, matmul, measuring_processes, migrated, submit
 from tests.service.gate import gate_to
 from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.workers import ENDLESS, look, matmul, measuring_processes, migrated, submit
+
+pytestmark = pytest.mark.slow
 
 SLOW = {"replicates": 1, "min_seconds": 4.0, "max_seconds": 4.0}
 """Long enough for something to happen to it, short enough to wait for its end."""
@@ -127,7 +129,7 @@ def test_a_worker_that_lost_its_lease_lives_and_takes_the_next_job(
     worker = processes.start("worker", "--device", "cpu")
     child = child_of(worker)
     with database.write() as session:
-        jobs.sweep(session, utc_now() + timedelta(hours=1))
+        leases.sweep(session, utc_now() + timedelta(hours=1))
     child.wait(timeout=15)
     job = ended(database, job_id)
     stop(worker)

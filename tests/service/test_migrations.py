@@ -4,19 +4,20 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import inspect, text
 
 import migrations
-from optigpu.store import artifacts, jobs, leaderboard, results
+from optigpu.store import artifacts, events, jobs, leaderboard, leases, outcomes, queue, results
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.tables import Base
 from optigpu.vocabulary import JobState, StoreError
-from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
+from tests.service.records import a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
 
@@ -46,13 +47,83 @@ def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_u
     database.close()
 
 
+def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    database = Database(database_url)
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
+        outcomes.save_outcome(session, lease, an_outcome(a_result()))
+    migrations.downgrade(database_url, "0002")
+    migrations.upgrade(database_url)
+    with database.write() as session:
+        assert [attempt.worker_id for attempt in jobs.get(session, job_id).attempts] == ["worker-1"]
+        leases.release(session, lease)
+        again = leases.claim(session, a_worker(), 30)
+    database.close()
+    assert again is not None
+    assert (again.attempt, again.done) == (2, ())
+
+
+def test_metrics_of_before_lose_the_bounds_that_no_interval_gave_them(database_url: str) -> None:
+    metrics = {
+        "tokens_per_s": a_metric("tokens_per_s", 9.0),
+        "ttft_s": a_metric("ttft_s", 1.0, (0.5, 1.5)),
+        "tpot_s": a_metric("tpot_s", 2.0, (2.0, 2.0)),
+        "weight_bytes": a_metric("weight_bytes", 3.0),
+    }
+    today = [("tokens_per_s", None), ("tpot_s", 2.0), ("ttft_s", 0.5), ("weight_bytes", 3.0)]
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        results.add(session, a_result(metrics), {})
+    assert _lower_bounds(database_url) == today
+    migrations.downgrade(database_url, "0004")
+    assert dict(_lower_bounds(database_url)) == dict(today) | {"tokens_per_s": 9.0}
+    migrations.upgrade(database_url)
+    assert _lower_bounds(database_url) == today
+
+
+def _lower_bounds(url: str) -> list[tuple[str, float | None]]:
+    with closing(Database(url)) as database, database.read() as session:
+        rows = session.execute(text("SELECT name, low FROM metrics ORDER BY name")).all()
+    return [(row.name, row.low) for row in rows]
+
+
+def test_progress_that_has_accumulated_is_removed_but_for_the_newest(database_url: str) -> None:
+    migrations.upgrade(database_url, "0003")
+    _execute(database_url, _JOB)
+    for sequence, kind in enumerate(("state", "progressed", "planned", "progressed", "progressed"), start=1):
+        _execute(
+            database_url,
+            f"INSERT INTO job_events VALUES ('a', {sequence}, '2026-01-01 00:00:00', '{kind}', '{{}}')",
+        )
+    migrations.upgrade(database_url)
+    assert _events(database_url) == [(1, "state"), (3, "planned"), (5, "progressed")]
+    migrations.downgrade(database_url, "0003")
+    assert _events(database_url) == [(1, "state"), (3, "planned"), (5, "progressed")]
+
+
+_JOB = """
+    INSERT INTO jobs (id, state, created_at, schema_version, spec, workload, plan, backend, device, min_vram_bytes,
+                      spec_digest, fencing, attempt, last_sequence, progress)
+    VALUES ('a', 'running', '2026-01-01 00:00:00', 1, '{}', 'matmul', 'single', 'torch', 'cpu', 0, 'd', 1, 1, 5, '{}')
+"""
+
+
+def _events(url: str) -> list[tuple[int, str]]:
+    with closing(Database(url)) as database, database.read() as session:
+        return [(event.sequence, event.kind) for event in events.after(session, "a", 0)]
+
+
 def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: str) -> None:
     migrations.upgrade(database_url)
     _fill(database_url)
     migrations.upgrade(database_url)
     database = Database(database_url)
     with database.read() as session:
-        assert jobs.counts(session)[JobState.SUCCEEDED] == 1
+        assert queue.counts(session)[JobState.SUCCEEDED] == 1
     database.close()
 
 
@@ -90,18 +161,21 @@ def test_a_server_that_is_away_is_said_to_be_away() -> None:
         migrations.is_current("postgresql://nobody@127.0.0.1:1/none")
 
 
+@pytest.mark.slow
 def test_two_processes_may_upgrade_at_once(database_url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_upgrade_in_a_process, [database_url] * 2))
     assert migrations.is_current(database_url)
 
 
+@pytest.mark.slow
 def test_the_command_line_migrates_the_database_of_the_environment(database_url: str, tmp_path: Path) -> None:
     _alembic({"OPTIGPU_DATABASE_URL": database_url}, "upgrade", "head")
     assert migrations.is_current(database_url)
     _alembic({"OPTIGPU_DATABASE_URL": database_url}, "check")
 
 
+@pytest.mark.slow
 def test_the_command_line_migrates_the_default_file(tmp_path: Path) -> None:
     _alembic({"OPTIGPU_DATABASE_URL": "", "OPTIGPU_DATA_DIR": str(tmp_path / "data")}, "upgrade", "head")
     assert migrations.is_current(default_url(tmp_path / "data"))
@@ -111,12 +185,12 @@ def _fill(url: str) -> None:
     database = Database(url)
     with database.write() as session:
         jobs.submit(session, a_spec(), idempotency_key="key")
-        claim = jobs.claim(session, a_worker(), 30)
-        assert claim is not None
-        jobs.plan(session, claim, a_plan("baseline"))
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan("baseline"))
         file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
-        jobs.save_outcome(session, claim, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         assert leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
     database.close()
 

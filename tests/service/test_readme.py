@@ -11,6 +11,8 @@ import pytest
 from examples.service import embedded_service
 from tests.readme import blocks
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = "http://127.0.0.1:8000"
 STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
 

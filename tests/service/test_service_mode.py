@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from tests.servers.postgres import fresh_database
-from tests.service.bench import matmul, migrated
 from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.workers import matmul, migrated
+
+pytestmark = pytest.mark.slow
 
 JOBS = 6
 

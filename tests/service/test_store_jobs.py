@@ -5,7 +5,7 @@ from threading import Barrier
 
 import pytest
 
-from optigpu.store import events, jobs
+from optigpu.store import events, jobs, leases, outcomes, queue
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
@@ -73,7 +73,7 @@ def test_twins_that_come_at_once_create_one_job(database: Database) -> None:
 
 def test_what_is_not_there_is_not_found(database: Database) -> None:
     with database.write() as session:
-        for look in (jobs.get, jobs.state, jobs.request_cancel):
+        for look in (jobs.get, jobs.request_cancel):
             with pytest.raises(NotFoundError, match="no job nonsense"):
                 look(session, "nonsense")
 
@@ -99,7 +99,7 @@ def test_a_list_can_be_of_one_state(database: Database) -> None:
         jobs.request_cancel(session, first)
         assert [job.id for job in jobs.list_(session, state=JobState.QUEUED).jobs] == [second]
         assert [job.id for job in jobs.list_(session, state=JobState.CANCELLED).jobs] == [first]
-        found = jobs.counts(session)
+        found = queue.counts(session)
     assert found == dict.fromkeys(JobState, 0) | {JobState.QUEUED: 1, JobState.CANCELLED: 1}
 
 
@@ -115,10 +115,10 @@ def test_the_queue_position_counts_what_waits_for_the_same_device(database: Data
     with database.write() as session:
         cpu = [jobs.submit(session, a_spec()).job.id for _ in range(3)]
         cuda = jobs.submit(session, a_spec(device="cuda")).job.id
-        jobs.claim(session, a_worker(), 30)
+        leases.claim(session, a_worker(), 30)
         positions = [jobs.get(session, job_id).queue_position for job_id in (*cpu, cuda)]
-        assert jobs.queued_count(session) == 3
-        assert jobs.queued_count(session, DeviceKind.CPU) == 2
+        assert queue.waiting(session) == 3
+        assert queue.waiting(session, DeviceKind.CPU) == 2
     assert positions == [None, 1, 2, 1]
 
 
@@ -128,7 +128,7 @@ def test_a_queued_job_is_cancelled_at_once_and_only_once(database: Database) -> 
         cancelled = jobs.request_cancel(session, job_id)
     with database.write() as session:
         assert jobs.request_cancel(session, job_id) == cancelled
-        assert jobs.claim(session, a_worker(), 30) is None
+        assert leases.claim(session, a_worker(), 30) is None
     assert cancelled.state is JobState.CANCELLED
     assert cancelled.cancel_requested_at is not None
     assert cancelled.reason == "Cancelled on request, before it began."
@@ -143,21 +143,21 @@ def test_a_queued_job_is_cancelled_at_once_and_only_once(database: Database) -> 
 def test_a_running_job_runs_on_until_its_worker_says_that_it_has_stopped(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = jobs.claim(session, a_worker(), 30)
-        assert claim is not None
-        assert jobs.heartbeat(session, claim, 30) is False
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        assert leases.heartbeat(session, lease, 30) is False
         assert jobs.request_cancel(session, job_id).state is JobState.RUNNING
-        assert jobs.heartbeat(session, claim, 30) is True
-        jobs.finish(session, claim, JobState.CANCELLED, "Cancelled on request.")
-        assert jobs.state(session, job_id) is JobState.CANCELLED
+        assert leases.heartbeat(session, lease, 30) is True
+        outcomes.finish(session, lease, JobState.CANCELLED, "Cancelled on request.")
+        assert jobs.get(session, job_id).state is JobState.CANCELLED
 
 
 def test_a_job_that_has_ended_stays_as_it_is(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = jobs.claim(session, a_worker(), 30)
-        assert claim is not None
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        lease = leases.claim(session, a_worker(), 30)
+        assert lease is not None
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         ended = jobs.get(session, job_id)
         assert jobs.request_cancel(session, job_id) == ended
 

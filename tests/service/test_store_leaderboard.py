@@ -1,4 +1,4 @@
-"""The leaderboard: latest valid results, best first, ranks by intervals, the same whatever the pages."""
+"""The leaderboard: latest valid results, best first, filtered; ranks are in test_store_ranks.py."""
 
 from datetime import timedelta
 from typing import Any
@@ -131,47 +131,6 @@ def test_an_entry_of_before_there_were_such_fields_is_listed_without_them(databa
     assert (row.top1_agreement, row.kld_mean, row.j_per_token) == (None, None, None)
 
 
-INTERVALS = [
-    (100.0, 96.0, 104.0, 1),  # the yardstick of rank 1
-    (98.0, 95.0, 101.0, 1),
-    (97.0, 90.0, 99.0, 1),
-    (92.0, 91.0, 95.5, 4),  # overlaps the row before it, but not the yardstick
-    (90.0, 85.0, 91.0, 4),  # touches the yardstick of rank 4
-    (80.0, 80.0, 80.0, 6),
-    (80.0, 80.0, 80.0, 6),
-    (79.0, 78.0, 79.5, 8),
-]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 50])
-def test_ranks_are_shared_by_overlap_with_the_first_and_the_same_on_every_page(
-    database: Database, limit: int
-) -> None:
-    with database.write() as session:
-        for number, (value, low, high, _) in reversed(list(enumerate(INTERVALS))):
-            _enter(session, _speed(value, low, high, stack=(f"t{number}",)))
-    rows: list[LeaderboardRow] = []
-    cursor: str | None = None
-    with database.read() as session:
-        while not rows or cursor:
-            page = leaderboard.query(
-                session, LeaderboardQuery(metric="tokens_per_s", limit=limit, cursor=cursor)
-            )
-            rows += page.rows
-            cursor = page.next_cursor
-    assert [(row.value.value, row.rank) for row in rows] == [(value, rank) for value, _, _, rank in INTERVALS]
-    assert len({row.result_id for row in rows}) == len(INTERVALS)
-
-
-def test_ranks_go_by_overlap_where_lower_is_better_too(database: Database) -> None:
-    with database.write() as session:
-        for name, value, low, high in (("a", 1.0, 0.9, 1.2), ("b", 1.1, 1.0, 1.3), ("c", 1.25, 1.21, 1.3)):
-            metrics = {"ttft_s": a_metric("ttft_s", value, (low, high))}
-            _enter(session, a_result(metrics, stack=(name,)))
-        page = leaderboard.query(session, LeaderboardQuery(metric="ttft_s"))
-    assert [(row.label, row.rank) for row in page.rows] == [("a", 1), ("b", 1), ("c", 3)]
-
-
 def test_pareto_rows_are_those_that_no_other_beats_in_speed_and_bytes(database: Database) -> None:
     shapes = {"fast": (100.0, 9.0), "small": (10.0, 1.0), "between": (50.0, 5.0), "beaten": (40.0, 6.0)}
     shapes |= {"as fast, larger": (100.0, 10.0), "twin of small": (10.0, 1.0)}
@@ -267,9 +226,8 @@ def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(databas
         assert workers.hardware_classes(session) == ["a", "b"]
 
 
-def _speed(value: float, low: float | None = None, high: float | None = None, **changes: Any) -> Result:
-    interval = None if low is None or high is None else (low, high)
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
+def _speed(value: float, **changes: Any) -> Result:
+    return a_result({"tokens_per_s": a_metric("tokens_per_s", value)}, **changes)
 
 
 def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:

@@ -11,8 +11,9 @@ from sqlalchemy.orm import Session
 import migrations
 from optigpu.documents.result import Attribution, Samples
 from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs, outcomes, results
+from optigpu.store import events, jobs, leases, outcomes, results
 from optigpu.store.database import Database
+from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
 from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
 from tests.service.records import a_failure, a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
@@ -30,16 +31,20 @@ def _claim_all(url: str, name: str) -> list[str]:
     taken = []
     while True:
         with database.write() as session:
-            claim = jobs.claim(session, a_worker(name), 300)
-        if claim is None:
+            lease = leases.claim(session, a_worker(name), 300)
+        if lease is None:
             break
-        taken.append(claim.job_id)
+        taken.append(lease.job_id)
     database.close()
     return taken
 
 
 @pytest.mark.parametrize(
-    ("pool", "workers"), [(ThreadPoolExecutor, 8), (_processes, 3)], ids=["threads", "processes"]
+    ("pool", "workers"),
+    [
+        pytest.param(ThreadPoolExecutor, 8, id="threads"),
+        pytest.param(_processes, 3, id="processes", marks=pytest.mark.slow),
+    ],
 )
 def test_workers_take_each_of_many_jobs_once(
     database_url: str, pool: Callable[[int], Executor], workers: int
@@ -61,16 +66,16 @@ def test_the_oldest_job_is_first(database: Database) -> None:
     with database.write() as session:
         posted = [jobs.submit(session, a_spec()).job.id for _ in range(5)]
         assert [_claimed(session).job_id for _ in posted] == posted
-        assert jobs.claim(session, a_worker(), 30) is None
+        assert leases.claim(session, a_worker(), 30) is None
 
 
-def test_a_claim_says_all_that_a_worker_needs(database: Database) -> None:
+def test_a_lease_says_all_that_a_worker_needs(database: Database) -> None:
     spec = a_spec(seed=3)
     with database.write() as session:
         job_id = jobs.submit(session, spec).job.id
-        claim = _claimed(session)
+        lease = _claimed(session)
         job = jobs.get(session, job_id)
-    assert claim == jobs.Claim(job_id=job_id, spec=spec, fencing=1, attempt=1, worker_id="worker-1")
+    assert lease == Lease(job_id=job_id, spec=spec, fencing=1, attempt=1, worker_id="worker-1")
     assert (job.state, job.queue_position) == (JobState.RUNNING, None)
     assert [(attempt.number, attempt.worker_id, attempt.outcome) for attempt in job.attempts] == [
         (1, "worker-1", None)
@@ -94,14 +99,14 @@ def test_a_claim_says_all_that_a_worker_needs(database: Database) -> None:
 def test_a_worker_takes_what_it_can_run(database: Database, changes: dict, can: bool) -> None:
     with database.write() as session:
         jobs.submit(session, a_spec(**changes))
-        assert (jobs.claim(session, a_gpu_worker(), 30) is not None) == can
+        assert (leases.claim(session, a_gpu_worker(), 30) is not None) == can
 
 
 def test_a_worker_without_the_backend_takes_nothing(database: Database) -> None:
     with database.write() as session:
         jobs.submit(session, a_spec())
-        assert jobs.claim(session, a_worker(backends=("llama.cpp",)), 30) is None
-        assert jobs.claim(session, a_worker(backends=()), 30) is None
+        assert leases.claim(session, a_worker(backends=("llama.cpp",)), 30) is None
+        assert leases.claim(session, a_worker(backends=()), 30) is None
 
 
 def test_a_worker_without_a_gpu_passes_over_a_job_for_one(database: Database) -> None:
@@ -128,34 +133,50 @@ def test_progress_is_shown_and_leaves_an_event_when_it_changes(database: Databas
     half = ProgressView(fraction=0.5, doing="warming up", remaining_s=12.0)
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
+        lease = _claimed(session)
         for _ in range(3):
-            jobs.heartbeat(session, claim, 30, half)
-        jobs.heartbeat(session, claim, 30)
+            leases.heartbeat(session, lease, 30, half)
+        leases.heartbeat(session, lease, 30)
         assert jobs.get(session, job_id).progress == half
         assert [event.kind for event in events.after(session, job_id, 0)].count("progressed") == 1
+
+
+def test_progress_does_not_accumulate_and_its_sequence_grows(database: Database) -> None:
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec()).job.id
+        lease = _claimed(session)
+        leases.heartbeat(session, lease, 30, ProgressView(fraction=0.0))
+        outcomes.plan(session, lease, a_plan("baseline"))
+        sequences = []
+        for step in range(1, 51):
+            leases.heartbeat(session, lease, 30, ProgressView(fraction=step / 50))
+            *before, newest = events.after(session, job_id, 0)
+            assert [event.kind for event in before] == ["state", "state", "planned"]
+            assert (newest.kind, newest.data["fraction"]) == ("progressed", step / 50)
+            sequences.append(newest.sequence)
+    assert sequences == list(range(5, 55))
 
 
 def test_a_heartbeat_extends_the_lease(database: Database) -> None:
     start = utc_now()
     with database.write() as session:
         jobs.submit(session, a_spec())
-        claim = jobs.claim(session, a_worker(), 30, now=start)
-        assert claim is not None
-        jobs.heartbeat(session, claim, 30, now=start + timedelta(seconds=20))
-        assert jobs.sweep(session, now=start + timedelta(seconds=45)) == jobs.Swept()
-        assert jobs.sweep(session, now=start + timedelta(seconds=51)).requeued == (claim.job_id,)
+        lease = leases.claim(session, a_worker(), 30, now=start)
+        assert lease is not None
+        leases.heartbeat(session, lease, 30, now=start + timedelta(seconds=20))
+        assert leases.sweep(session, now=start + timedelta(seconds=45)) == leases.Swept()
+        assert leases.sweep(session, now=start + timedelta(seconds=51)).requeued == (lease.job_id,)
 
 
-WRITES: dict[str, Callable[[Session, jobs.Claim], object]] = {
-    "heartbeat": lambda s, claim: jobs.heartbeat(s, claim, 30, ProgressView(fraction=0.9)),
-    "plan": lambda s, claim: jobs.plan(s, claim, a_plan("stale")),
-    "variant_started": lambda s, claim: jobs.variant_started(s, claim, 0),
-    "save_outcome": lambda s, claim: jobs.save_outcome(s, claim, an_outcome(a_result())),
-    "finish": lambda s, claim: jobs.finish(
-        s, claim, JobState.SUCCEEDED, attribution=Attribution(metric="tflops", rows=())
+WRITES: dict[str, Callable[[Session, Lease], object]] = {
+    "heartbeat": lambda s, lease: leases.heartbeat(s, lease, 30, ProgressView(fraction=0.9)),
+    "plan": lambda s, lease: outcomes.plan(s, lease, a_plan("stale")),
+    "variant_started": lambda s, lease: outcomes.variant_started(s, lease, 0),
+    "save_outcome": lambda s, lease: outcomes.save_outcome(s, lease, an_outcome(a_result())),
+    "finish": lambda s, lease: outcomes.finish(
+        s, lease, JobState.SUCCEEDED, attribution=Attribution(metric="tflops", rows=())
     ),
-    "release": lambda s, claim: jobs.release(s, claim),
+    "release": lambda s, lease: leases.release(s, lease),
 }
 
 
@@ -165,12 +186,12 @@ def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, write: 
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
         stale = _claimed(session)
-        jobs.sweep(session, now=utc_now() + LATER)
+        leases.sweep(session, now=utc_now() + LATER)
         if since != "queued again":
             current = _claimed(session, "worker-2")
-            jobs.plan(session, current, a_plan("baseline"))
+            outcomes.plan(session, current, a_plan("baseline"))
             if since == "finished by another":
-                jobs.finish(session, current, JobState.SUCCEEDED)
+                outcomes.finish(session, current, JobState.SUCCEEDED)
         before = _everything(session, job_id)
     with pytest.raises(LeaseLostError, match=job_id), database.write() as session:
         WRITES[write](session, stale)
@@ -183,12 +204,12 @@ def test_an_expired_job_is_taken_up_again_until_it_was_lost_too_often(database: 
         job_id = jobs.submit(session, a_spec()).job.id
         for fencing in (1, 2):
             assert _claimed(session).fencing == fencing
-            assert jobs.sweep(session, now=utc_now() + LATER, max_attempts=3) == jobs.Swept(
+            assert leases.sweep(session, now=utc_now() + LATER, max_attempts=3) == leases.Swept(
                 requeued=(job_id,)
             )
             assert jobs.get(session, job_id).started_at is None
         _claimed(session)
-        assert jobs.sweep(session, now=utc_now() + LATER, max_attempts=3) == jobs.Swept(failed=(job_id,))
+        assert leases.sweep(session, now=utc_now() + LATER, max_attempts=3) == leases.Swept(failed=(job_id,))
         job = jobs.get(session, job_id)
     assert (
         job.reason
@@ -201,11 +222,11 @@ def test_a_job_that_is_handed_back_keeps_its_place_and_its_attempts(database: Da
     with database.write() as session:
         first, second = (jobs.submit(session, a_spec()).job.id for _ in range(2))
         for _ in range(5):
-            claim = _claimed(session)
-            assert claim.job_id == first
-            jobs.release(session, claim)
+            lease = _claimed(session)
+            assert lease.job_id == first
+            leases.release(session, lease)
         _claimed(session)
-        assert jobs.sweep(session, now=utc_now() + LATER).requeued == (first,)
+        assert leases.sweep(session, now=utc_now() + LATER).requeued == (first,)
         assert jobs.get(session, second).queue_position == 2
 
 
@@ -213,26 +234,26 @@ def test_a_job_that_is_handed_back_keeps_its_place_and_its_attempts(database: Da
 def test_a_job_that_was_cancelled_meanwhile_is_not_taken_up_again(database: Database, how: str) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
+        lease = _claimed(session)
         jobs.request_cancel(session, job_id)
         if how == "released":
-            jobs.release(session, claim)
+            leases.release(session, lease)
         else:
-            assert jobs.sweep(session, now=utc_now() + LATER).cancelled == (job_id,)
-        assert jobs.state(session, job_id) is JobState.CANCELLED
+            assert leases.sweep(session, now=utc_now() + LATER).cancelled == (job_id,)
+        assert jobs.get(session, job_id).state is JobState.CANCELLED
 
 
 def test_the_same_host_and_version_goes_on_where_it_was_lost(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
-        jobs.plan(session, claim, a_plan("baseline", "bf16", "int8"))
-        jobs.save_outcome(session, claim, an_outcome(a_result()))
-        jobs.variant_started(session, claim, 1)
-        jobs.sweep(session, now=utc_now() + LATER)
+        lease = _claimed(session)
+        outcomes.plan(session, lease, a_plan("baseline", "bf16", "int8"))
+        outcomes.save_outcome(session, lease, an_outcome(a_result()))
+        outcomes.variant_started(session, lease, 1)
+        leases.sweep(session, now=utc_now() + LATER)
         assert jobs.get(session, job_id).variants[1].status is VariantStatus.PENDING
         again = _claimed(session, "worker-2")
-        jobs.plan(session, again, a_plan("baseline", "bf16", "int8"))
+        outcomes.plan(session, again, a_plan("baseline", "bf16", "int8"))
         statuses = [variant.status for variant in jobs.get(session, job_id).variants]
         kept = len(results.of_job(session, job_id))
     assert again.done == (0,)
@@ -246,70 +267,54 @@ def test_the_next_attempt_is_given_the_outcomes_of_the_one_before(database: Data
     samples: dict[str, Samples] = {"tokens_per_s": ((10.0, 11.0), (12.0,))}
     with database.write() as session:
         jobs.submit(session, a_spec())
-        claim = _claimed(session)
-        jobs.plan(session, claim, a_plan("baseline", "bf16", "int8"))
-        jobs.save_outcome(session, claim, an_outcome(result, samples))
-        jobs.save_outcome(session, claim, a_failure(index=2))
-        assert outcomes.earlier(session, claim) == {}
-        jobs.sweep(session, now=utc_now() + LATER)
+        lease = _claimed(session)
+        outcomes.plan(session, lease, a_plan("baseline", "bf16", "int8"))
+        outcomes.save_outcome(session, lease, an_outcome(result, samples))
+        outcomes.save_outcome(session, lease, a_failure(index=2))
+        assert outcomes.earlier(session, lease) == {}
+        leases.sweep(session, now=utc_now() + LATER)
         again = _claimed(session, "worker-2")
         found = outcomes.earlier(session, again)
-    stored = result.model_copy(update={"job_id": claim.job_id})
+    stored = result.model_copy(update={"job_id": lease.job_id})
     assert found == {0: an_outcome(stored, samples), 2: a_failure(index=2)}
-
-
-@pytest.mark.parametrize("changes", [{"host_id": "host-2"}, {"version": "0.2.0"}])
-def test_another_host_or_version_begins_anew(database: Database, changes: dict) -> None:
-    with database.write() as session:
-        job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
-        jobs.plan(session, claim, a_plan("baseline"))
-        jobs.save_outcome(session, claim, an_outcome(a_result()))
-        jobs.sweep(session, now=utc_now() + LATER)
-        again = jobs.claim(session, a_worker(**changes), 30)
-        assert again is not None
-        assert again.done == ()
-        jobs.plan(session, again, a_plan("baseline"))
-        assert jobs.get(session, job_id).variants[0].status is VariantStatus.PENDING
-        assert results.of_job(session, job_id) == []
 
 
 def test_finishing_again_after_a_lost_answer_changes_nothing(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        lease = _claimed(session)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         before = _everything(session, job_id)
-        jobs.finish(session, claim, JobState.SUCCEEDED)
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
         assert _everything(session, job_id) == before
         with pytest.raises(LeaseLostError):
-            jobs.finish(session, claim, JobState.FAILED, "no")
+            outcomes.finish(session, lease, JobState.FAILED, "no")
 
 
 def test_a_job_finishes_in_a_final_state_only(database: Database) -> None:
     with database.write() as session:
         jobs.submit(session, a_spec())
         with pytest.raises(StoreError, match="cannot finish as queued"):
-            jobs.finish(session, _claimed(session), JobState.QUEUED)
+            outcomes.finish(session, _claimed(session), JobState.QUEUED)
 
 
 def test_variants_that_were_not_measured_say_why(database: Database) -> None:
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
-        claim = _claimed(session)
-        jobs.plan(session, claim, a_plan("baseline", "bf16"))
-        jobs.variant_started(session, claim, 0)
-        jobs.finish(session, claim, JobState.FAILED, "The worker failed.")
+        lease = _claimed(session)
+        outcomes.plan(session, lease, a_plan("baseline", "bf16"))
+        outcomes.variant_started(session, lease, 0)
+        outcomes.finish(session, lease, JobState.FAILED, "The worker failed.")
         variants = jobs.get(session, job_id).variants
     assert [(variant.status, variant.reason) for variant in variants] == [
         (VariantStatus.CANCELLED, "The worker failed.")
     ] * 2
 
 
-def _claimed(session: Session, name: str = "worker-1") -> jobs.Claim:
-    claim = jobs.claim(session, a_worker(name), 30)
-    assert claim is not None
-    return claim
+def _claimed(session: Session, name: str = "worker-1") -> Lease:
+    lease = leases.claim(session, a_worker(name), 30)
+    assert lease is not None
+    return lease
 
 
 def _everything(session: Session, job_id: str) -> tuple:

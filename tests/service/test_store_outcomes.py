@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from optigpu.documents.events import EVENT
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Outcome, Samples
-from optigpu.store import events, jobs, results
+from optigpu.store import events, jobs, leases, outcomes, results
 from optigpu.store.database import Database
 from optigpu.store.leaderboard import LeaderboardQuery, query
+from optigpu.store.leases import Lease
 from optigpu.store.results import pack, unpack
 from optigpu.store.tables import EnvironmentRow, Job, LeaderboardEntry, MetricRow, ResultRow, SamplesRow
 from optigpu.vocabulary import JobState, NotFoundError, VariantStatus
@@ -22,20 +23,20 @@ RAW: Samples = ((0.1 + 0.2, 5e-324, -0.0), (), (1.7976931348623157e308,))
 
 def test_a_result_is_given_back_as_it_was_stored(database: Database) -> None:
     result = a_result(facts=RunFacts(recorded={"z": 1 / 3, "a": [None, "ü"]}))
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(result))
-    expected = result.model_copy(update={"job_id": claim.job_id}).model_dump(mode="json")
+        outcomes.save_outcome(session, lease, an_outcome(result))
+    expected = result.model_copy(update={"job_id": lease.job_id}).model_dump(mode="json")
     with database.read() as session:
         assert repr(results.get(session, result.id)) == repr(expected)
-        assert results.of_job(session, claim.job_id) == [expected]
+        assert results.of_job(session, lease.job_id) == [expected]
 
 
 def test_a_stored_result_is_never_held_against_todays_models(database: Database) -> None:
     result = a_result()
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(result))
+        outcomes.save_outcome(session, lease, an_outcome(result))
         row = session.get_one(ResultRow, result.id)
         row.document = row.document | {"schema_version": 0, "field_of_long_ago": True}
     with database.read() as session:
@@ -44,9 +45,9 @@ def test_a_stored_result_is_never_held_against_todays_models(database: Database)
 
 def test_raw_samples_come_back_bit_for_bit(database: Database) -> None:
     result = a_result()
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(result, {"tokens_per_s": RAW, "ttft_s": ()}))
+        outcomes.save_outcome(session, lease, an_outcome(result, {"tokens_per_s": RAW, "ttft_s": ()}))
     with database.read() as session:
         stored = results.samples(session, result.id).samples
     assert list(stored) == ["tokens_per_s", "ttft_s"]
@@ -63,87 +64,89 @@ def test_samples_are_compressed() -> None:
 
 
 def test_what_is_not_there_is_not_found(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
         for look in (results.get, results.samples):
             with pytest.raises(NotFoundError, match="no result nonsense"):
                 look(session, "nonsense")
         with pytest.raises(NotFoundError, match="no variant 7"):
-            jobs.variant_started(session, claim, 7)
+            outcomes.variant_started(session, lease, 7)
         with pytest.raises(NotFoundError, match="no variant 7"):
-            jobs.save_outcome(session, claim, a_failure(index=7))
+            outcomes.save_outcome(session, lease, a_failure(index=7))
 
 
 def test_an_environment_is_stored_once(database: Database) -> None:
-    claim = _planned(database, "a", "b")
+    lease = _planned(database, "a", "b")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(index=0)))
-        jobs.save_outcome(session, claim, an_outcome(a_result(index=1)))
+        outcomes.save_outcome(session, lease, an_outcome(a_result(index=0)))
+        outcomes.save_outcome(session, lease, an_outcome(a_result(index=1)))
         assert session.scalar(select(func.count()).select_from(EnvironmentRow)) == 1
 
 
 def test_a_metric_without_a_value_has_no_row(database: Database) -> None:
     metrics = {"tokens_per_s": a_metric("tokens_per_s", 9.0), "peak_bytes": a_metric("peak_bytes", None)}
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(metrics)))
+        outcomes.save_outcome(session, lease, an_outcome(a_result(metrics)))
         rows = session.scalars(select(MetricRow)).all()
-    assert [(row.name, row.value, row.low, row.high) for row in rows] == [("tokens_per_s", 9.0, 9.0, 9.0)]
+    assert [(row.name, row.value, row.low, row.high) for row in rows] == [("tokens_per_s", 9.0, None, None)]
 
 
 @pytest.mark.parametrize(
     "outcome", [an_outcome(a_result(), {"tokens_per_s": RAW}), a_failure()], ids=["result", "failure"]
 )
 def test_saving_again_after_a_lost_answer_changes_nothing(database: Database, outcome: Outcome) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, outcome)
-        before = _stored(session, claim.job_id)
+        outcomes.save_outcome(session, lease, outcome)
+        before = _stored(session, lease.job_id)
     with database.write() as session:
-        jobs.save_outcome(session, claim, outcome)
-        assert _stored(session, claim.job_id) == before
+        outcomes.save_outcome(session, lease, outcome)
+        assert _stored(session, lease.job_id) == before
 
 
 def test_planning_and_starting_again_after_a_lost_answer_changes_nothing(database: Database) -> None:
-    claim = _planned(database, "baseline", "bf16")
+    lease = _planned(database, "baseline", "bf16")
     with database.write() as session:
-        jobs.variant_started(session, claim, 0)
-        before = _stored(session, claim.job_id)
-        jobs.plan(session, claim, a_plan("baseline", "bf16"))
-        jobs.variant_started(session, claim, 0)
-        assert _stored(session, claim.job_id) == before
+        outcomes.variant_started(session, lease, 0)
+        before = _stored(session, lease.job_id)
+        outcomes.plan(session, lease, a_plan("baseline", "bf16"))
+        outcomes.variant_started(session, lease, 0)
+        assert _stored(session, lease.job_id) == before
 
 
 def test_another_plan_replaces_the_first(database: Database) -> None:
-    claim = _planned(database, "baseline", "bf16", "int8")
+    lease = _planned(database, "baseline", "bf16", "int8")
     with database.write() as session:
-        jobs.plan(session, claim, a_plan("baseline", "fp16"))
-        assert [variant.label for variant in jobs.get(session, claim.job_id).variants] == ["baseline", "fp16"]
+        outcomes.plan(session, lease, a_plan("baseline", "fp16"))
+        assert [variant.label for variant in jobs.get(session, lease.job_id).variants] == ["baseline", "fp16"]
 
 
 def test_an_outcome_is_stored_whole_or_not_at_all(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.read() as session:
-        before = _stored(session, claim.job_id)
+        before = _stored(session, lease.job_id)
     with pytest.raises(RuntimeError, match="on the way"):
-        _save_and_fail(database, claim)
+        _save_and_fail(database, lease)
     with database.read() as session:
-        assert _stored(session, claim.job_id) == before
+        assert _stored(session, lease.job_id) == before
 
 
 def test_a_failed_variant_keeps_its_reason(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, a_failure(reason="Killed\x00 by signal 9."))
-        variant = jobs.get(session, claim.job_id).variants[0]
+        outcomes.save_outcome(session, lease, a_failure(reason="Killed\x00 by signal 9."))
+        variant = jobs.get(session, lease.job_id).variants[0]
     assert (variant.status, variant.reason) == (VariantStatus.FAILED, "Killed\ufffd by signal 9.")
 
 
 def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(facts=RunFacts(recorded={"name": "a\x00b"}))))
-        job = jobs.get(session, claim.job_id)
+        outcomes.save_outcome(
+            session, lease, an_outcome(a_result(facts=RunFacts(recorded={"name": "a\x00b"})))
+        )
+        job = jobs.get(session, lease.job_id)
     assert job.state is JobState.RUNNING
     assert job.variants[0].status is VariantStatus.FAILED
     assert job.variants[0].reason is not None
@@ -152,14 +155,14 @@ def test_a_result_that_no_database_can_hold_fails_its_variant_alone(database: Da
 
 def test_the_events_tell_the_whole_story(database: Database) -> None:
     outcome = an_outcome(a_result(), {"tokens_per_s": RAW})
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     attribution = Attribution(metric="tokens_per_s", rows=())
     with database.write() as session:
-        jobs.variant_started(session, claim, 0)
-        jobs.save_outcome(session, claim, outcome)
-        jobs.finish(session, claim, JobState.SUCCEEDED, attribution=attribution)
-        story = events.after(session, claim.job_id, 0)
-        job = jobs.get(session, claim.job_id)
+        outcomes.variant_started(session, lease, 0)
+        outcomes.save_outcome(session, lease, outcome)
+        outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)
+        story = events.after(session, lease.job_id, 0)
+        job = jobs.get(session, lease.job_id)
     kinds = ["state", "state", "planned", "variant_started", "variant_finished", "finished", "state"]
     assert [event.kind for event in story] == kinds
     assert [event.data["state"] for event in story if event.kind == "state"] == [
@@ -177,34 +180,34 @@ def test_the_events_tell_the_whole_story(database: Database) -> None:
 
 
 def test_an_attribution_of_another_version_is_given_back_as_it_was_stored(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     later = {"metric": "tokens_per_s", "rows": [{"invented": 1}], "invented": [2]}
     with database.write() as session:
-        session.execute(update(Job).where(Job.id == claim.job_id).values(attribution=later))
-        assert jobs.get(session, claim.job_id).attribution == later
+        session.execute(update(Job).where(Job.id == lease.job_id).values(attribution=later))
+        assert jobs.get(session, lease.job_id).attribution == later
 
 
 def test_an_invalid_result_is_stored_but_not_ranked(database: Database) -> None:
-    claim = _planned(database, "baseline")
+    lease = _planned(database, "baseline")
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(valid=False)))
-        assert len(results.of_job(session, claim.job_id)) == 1
+        outcomes.save_outcome(session, lease, an_outcome(a_result(valid=False)))
+        assert len(results.of_job(session, lease.job_id)) == 1
         assert query(session, LeaderboardQuery(metric="tokens_per_s")).rows == ()
 
 
-def _save_and_fail(database: Database, claim: jobs.Claim) -> None:
+def _save_and_fail(database: Database, lease: Lease) -> None:
     with database.write() as session:
-        jobs.save_outcome(session, claim, an_outcome(a_result(), {"tokens_per_s": RAW}))
+        outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": RAW}))
         raise RuntimeError("on the way")
 
 
-def _planned(database: Database, *labels: str) -> jobs.Claim:
+def _planned(database: Database, *labels: str) -> Lease:
     with database.write() as session:
         jobs.submit(session, a_spec())
-        claim = jobs.claim(session, a_worker(), 300)
-        assert claim is not None
-        jobs.plan(session, claim, a_plan(*labels))
-    return claim
+        lease = leases.claim(session, a_worker(), 300)
+        assert lease is not None
+        outcomes.plan(session, lease, a_plan(*labels))
+    return lease
 
 
 def _stored(session: Session, job_id: str) -> tuple:

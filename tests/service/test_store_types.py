@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 
-from optigpu.store import events, jobs
+from optigpu.store import jobs
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import Database, default_url
 from optigpu.store.errors import CursorError, StoreUnavailableError
@@ -87,16 +87,6 @@ def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
 def test_a_reading_session_cannot_write(database: Database) -> None:
     with pytest.raises(Exception, match=r"(?i)read-?only"), database.read() as session:
         jobs.submit(session, a_spec())
-
-
-def test_a_reading_session_sees_one_state(database: Database) -> None:
-    with database.write() as session:
-        job = jobs.submit(session, a_spec()).job
-    with database.read() as reading:
-        before = jobs.get(reading, job.id)
-        with database.write() as writing:
-            events.append(writing, job.id, "note", {})
-        assert jobs.get(reading, job.id) == before
 
 
 def test_a_database_without_tables_says_what_to_do(database_url: str) -> None:

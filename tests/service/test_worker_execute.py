@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from optigpu.store import events, jobs, leaderboard, results
+from optigpu.hardware import probe
+from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.leaderboard import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
-from tests.service.bench import (
+from tests.service.processes import eventually
+from tests.service.workers import (
     ENDLESS,
     change,
     look,
     matmul,
     measuring_processes,
     migrated,
-    station,
     submit,
     tiny_ladder,
+    worker_context,
     working,
 )
-from tests.service.processes import eventually
 from worker.execute import execute_next
 
 
@@ -47,13 +48,14 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def test_an_empty_queue_is_said_to_be_empty(database: Database) -> None:
-    assert not execute_next(station(database))
+    assert not execute_next(worker_context(database))
 
 
+@pytest.mark.slow
 def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database) -> None:
     database = either_database
     job_id = submit(database, matmul(sizes=(64, 65)))
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert (job.state, job.reason) == (JobState.SUCCEEDED, None)
     assert statuses(database, job_id) == [VariantStatus.SUCCEEDED] * 2
@@ -71,9 +73,10 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
     assert told == ["state", "state", "planned", *measured, "finished", "state"]
 
 
+@pytest.mark.slow
 def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     job_id = submit(database, tiny_ladder())
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.SUCCEEDED
     assert job.attribution is not None
@@ -84,9 +87,10 @@ def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     assert bf16["speedup"] is not None, verdicts
 
 
+@pytest.mark.slow
 def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32", "float32")))
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.SUCCEEDED
     assert [variant.status for variant in job.variants] == [
@@ -96,17 +100,19 @@ def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Dat
     assert "tf32" in (job.variants[0].reason or "")
 
 
+@pytest.mark.slow
 def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: Database) -> None:
     job_id = submit(database, matmul(dtypes=("tf32",)))
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
 
 
+@pytest.mark.slow
 def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
     job_id = submit(database, matmul(sizes=(64, 65), measure=ENDLESS, limits={"timeout_s": 0.5}))
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     assert [variant.status for variant in job.variants] == [VariantStatus.FAILED] * 2
@@ -114,9 +120,10 @@ def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
     assert "deadline" in (job.reason or "")
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     job_id = submit(database, matmul(measure=ENDLESS))
-    with working(station(database)):
+    with working(worker_context(database)):
         (child,) = eventually(measuring_processes)
         with database.write() as session:
             jobs.request_cancel(session, job_id)
@@ -127,6 +134,7 @@ def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
     assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
 
 
+@pytest.mark.slow
 def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     either_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,13 +142,13 @@ def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
     database = either_database
     job_id = submit(database, matmul(sizes=(64, 65)))
-    with working(station(database)):
+    with working(worker_context(database)):
         assert eventually(lambda: statuses(database, job_id)[:1] == [VariantStatus.SUCCEEDED])
     half = look(database, job_id)
     assert (half.state, half.attempts[0].outcome) == (JobState.QUEUED, "released")
     assert statuses(database, job_id) == [VariantStatus.SUCCEEDED, VariantStatus.PENDING]
 
-    assert execute_next(station(database))
+    assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert (job.state, [attempt.outcome for attempt in job.attempts]) == (
         JobState.SUCCEEDED,
@@ -152,23 +160,25 @@ def test_the_next_worker_goes_on_where_one_that_was_told_to_end_left_off(
     assert count(database, "results") == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(database: Database) -> None:
     job_id = submit(database, matmul(measure=ENDLESS))
-    at = station(database)
-    with working(at):
+    context = worker_context(database)
+    with working(context):
         (child,) = eventually(measuring_processes)
         with database.write() as session:
-            assert jobs.sweep(session, utc_now() + timedelta(hours=1)).requeued == (job_id,)
+            assert leases.sweep(session, utc_now() + timedelta(hours=1)).requeued == (job_id,)
         before = look(database, job_id)
         child.wait(timeout=15)
-        assert eventually(lambda: at.job_id is None)
+        assert eventually(lambda: context.job_id is None)
     assert look(database, job_id) == before
     assert before.state is JobState.QUEUED
 
 
+@pytest.mark.slow
 def test_a_measuring_process_that_is_killed_ends_its_variant_alone(database: Database) -> None:
     job_id = submit(database, matmul(sizes=(64, 65)))
-    with working(station(database)):
+    with working(worker_context(database)):
         (child,) = eventually(measuring_processes)
         child.kill()
         assert eventually(lambda: look(database, job_id).state.is_final)
@@ -180,31 +190,48 @@ def test_a_measuring_process_that_is_killed_ends_its_variant_alone(database: Dat
 
 def test_a_cpu_worker_leaves_a_cuda_job_in_the_queue(database: Database) -> None:
     job_id = submit(database, matmul(device="cuda"))
-    assert not execute_next(station(database))
+    assert not execute_next(worker_context(database))
     assert look(database, job_id).state is JobState.QUEUED
 
 
 def test_a_document_that_this_version_cannot_read_fails_its_job(database: Database) -> None:
     job_id = submit(database, matmul())
     change(database, "UPDATE jobs SET spec = :spec", spec='{"workload": {"kind": "alchemy"}}')
-    assert not execute_next(station(database))
+    assert not execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     assert "workload" in (job.reason or "")
 
 
+@pytest.mark.slow
 def test_a_fault_of_our_own_fails_the_job_and_the_worker_lives(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, sound = submit(database, matmul()), submit(database, matmul())
-    at = station(database)
+    context = worker_context(database)
     with monkeypatch.context() as patch:
         patch.setattr("worker.execute.run", lambda *_, **__: [].pop())
-        assert execute_next(at)
-    assert execute_next(at)
+        assert execute_next(context)
+    assert execute_next(context)
     job = look(database, broken)
     assert (job.state, job.reason) == (JobState.FAILED, "The worker failed (IndexError); its log says where.")
     assert look(database, sound).state is JobState.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_each_job_is_told_what_lies_on_disk_when_it_begins(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measuring process imports what lies there, so what a worker saw at its start may be out of date."""
+    context, here = worker_context(database), probe()
+    jobs_of = [submit(database, matmul()) for _ in range(2)]
+    for revision in ("first", "second"):
+        now = here.model_copy(update={"git_revision": revision})
+        monkeypatch.setattr("optigpu.run.probe", lambda now=now: now)
+        assert execute_next(context)
+    with database.read() as session:
+        found = [results.of_job(session, job_id)[0]["environment"]["git_revision"] for job_id in jobs_of]
+    assert found == ["first", "second"]
 
 
 def statuses(database: Database, job_id: str) -> list[VariantStatus]:

@@ -1,38 +1,41 @@
 """The lease of a running job: kept, lost, and what a worker learns by keeping it. No job is measured here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from typing import Any, NoReturn
 
 import pytest
+from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import events, jobs
+from optigpu.store import events, jobs, leases
 from optigpu.store.database import Database
-from optigpu.vocabulary import JobState, utc_now
+from optigpu.store.leases import Lease
+from optigpu.vocabulary import CancelledError, JobState, utc_now
 from tests.servers.postgres import fresh_database
-from tests.service.bench import look, matmul, migrated, station, submit
 from tests.service.gate import Gate, gate_to
 from tests.service.processes import eventually
+from tests.service.workers import look, matmul, migrated, submit, worker_context
+from worker.context import WorkerContext
+from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption
-from worker.station import Station
 
 LEASE_S = 1.5
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    with migrated(database_url) as database:
-        yield database
+@pytest.fixture(autouse=True)
+def frequent_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.heartbeat.BEAT_S", 0.05)
 
 
-def claimed(at: Station) -> Heartbeat:
-    submit(at.database, matmul())
+def claimed(context: WorkerContext) -> Heartbeat:
+    submit(context.database, matmul())
     before = time.monotonic()
-    claim = at.write(jobs.claim, at.info, at.settings.lease_s)
-    assert claim is not None
-    return Heartbeat(at, claim, before)
+    lease = context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
+    assert lease is not None
+    return Heartbeat(context, lease, before)
 
 
 def only_job(database: Database) -> str:
@@ -40,42 +43,115 @@ def only_job(database: Database) -> str:
         return jobs.list_(session).jobs[0].id
 
 
+def cancel(database: Database) -> None:
+    job_id = only_job(database)
+    with database.write() as session:
+        jobs.request_cancel(session, job_id)
+
+
+@pytest.mark.slow
 def test_a_lease_is_extended_for_as_long_as_the_block_lasts(database: Database) -> None:
-    at = station(database, lease_s=LEASE_S)
-    with claimed(at) as heartbeat:
+    context = worker_context(database, lease_s=LEASE_S)
+    with claimed(context) as heartbeat:
         time.sleep(2 * LEASE_S)
         assert heartbeat.interruption() is None
-        assert at.write(jobs.sweep).requeued == ()
-    assert eventually(lambda: at.write(jobs.sweep).requeued, within_s=10) == (only_job(database),)
+        assert context.write(leases.sweep).requeued == ()
+    assert eventually(lambda: context.write(leases.sweep).requeued, within_s=10) == (only_job(database),)
 
 
 def test_a_request_to_cancel_is_learned(database: Database) -> None:
-    at = station(database)
-    with claimed(at) as heartbeat:
-        at.write(jobs.request_cancel, only_job(database))
+    context = worker_context(database)
+    with claimed(context) as heartbeat:
+        cancel(database)
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.CANCELLED
 
 
 def test_a_job_that_was_taken_back_is_lost(database: Database) -> None:
-    at = station(database)
-    with claimed(at) as heartbeat:
-        at.write(jobs.sweep, utc_now() + timedelta(hours=1))
+    context = worker_context(database)
+    with claimed(context) as heartbeat:
+        context.write(lambda session: leases.sweep(session, utc_now() + timedelta(hours=1)))
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.LEASE_LOST
     assert look(database, only_job(database)).state is JobState.QUEUED
 
 
-def test_progress_is_written_by_the_next_beat_and_only_once(database: Database) -> None:
-    at = station(database)
+def test_progress_is_written_by_the_next_beat_and_only_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[ProgressView | None] = []
+    beat = leases.heartbeat
+
+    def counted(session: Session, lease: Lease, lease_s: float, progress: ProgressView | None) -> bool:
+        asked = beat(session, lease, lease_s, progress)
+        beats.append(progress)
+        return asked
+
+    monkeypatch.setattr(leases, "heartbeat", counted)
     half = ProgressView(fraction=0.5, doing="measuring", remaining_s=1.0)
-    with claimed(at) as heartbeat:
-        for fraction in (0.1, 0.2, 0.3):
-            heartbeat.report(ProgressView(fraction=fraction))
+    with claimed(worker_context(database)) as heartbeat:
+        heartbeat.report(ProgressView(fraction=0.1))
+        heartbeat.report(half)
+        assert eventually(lambda: beats.count(half) >= 4, within_s=10)
+    assert look(database, only_job(database)).progress == half
+    with database.read() as session:
+        assert events.head(session, only_job(database)).sequence == 3  # queued, running, progressed
+
+
+def test_an_unexpected_error_of_a_beat_is_logged_and_the_next_one_beats(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [ValueError("not the database"), TypeError("nor this")]
+    beat = leases.heartbeat
+
+    def sometimes(*arguments: Any) -> bool:
+        if errors:
+            raise errors.pop()
+        return beat(*arguments)
+
+    monkeypatch.setattr(leases, "heartbeat", sometimes)
+    half = ProgressView(fraction=0.5)
+    with claimed(worker_context(database)) as heartbeat:
         heartbeat.report(half)
         assert eventually(lambda: look(database, only_job(database)).progress == half, within_s=10)
-        time.sleep(1.5)
-    with database.read() as session:
-        kinds = [event.kind for event in events.after(session, only_job(database), 0)]
-    assert kinds.count("progressed") == 1
+        assert heartbeat.interruption() is None
+    for text in ("heartbeat.failed", "TypeError: nor this", "ValueError: not the database"):
+        assert text in caplog.text
+
+
+def broken(*_: Any) -> bool:
+    raise TypeError("a fault of our own")
+
+
+@pytest.mark.slow
+def test_a_job_whose_lease_cannot_be_extended_for_an_unexpected_error_stops_with_a_reason(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lease still holds, so that the job can be ended and is not taken for lost."""
+
+    def run_until_told_to_stop(*_: Any, cancelled: Callable[[], str | None], **__: Any) -> NoReturn:
+        while (reason := cancelled()) is None:
+            time.sleep(0.01)
+        raise CancelledError(reason)
+
+    monkeypatch.setattr("worker.execute.run", run_until_told_to_stop)
+    monkeypatch.setattr(leases, "heartbeat", broken)
+    context = worker_context(database, lease_s=3)
+    submit(database, matmul())
+    assert execute_next(context)
+    job = look(database, only_job(database))
+    assert (job.state, job.reason) == (JobState.FAILED, Interruption.NOT_EXTENDED.value)
+    assert "log" in (job.reason or "")
+
+
+@pytest.mark.slow
+def test_a_heartbeat_that_gave_up_does_not_change_its_mind(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(worker_context(database, lease_s=LEASE_S)) as heartbeat:
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "heartbeat", broken)
+            assert eventually(heartbeat.interruption, within_s=10) is Interruption.NOT_EXTENDED
+        time.sleep(LEASE_S)
+        assert heartbeat.interruption() is Interruption.NOT_EXTENDED
 
 
 @pytest.fixture
@@ -87,18 +163,18 @@ def gate(postgres_server_url: str) -> Iterator[Gate]:
 
 
 def test_a_lease_survives_a_database_that_comes_back_in_time(gate: Gate) -> None:
-    at = station(Database(gate.url), lease_s=8)
-    with closing(at.database), claimed(at) as heartbeat:
+    context = worker_context(Database(gate.url), lease_s=8)
+    with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         time.sleep(2)
         assert heartbeat.interruption() is None
         gate.open()
-        at.write(jobs.request_cancel, only_job(at.database))
+        cancel(context.database)
         assert eventually(heartbeat.interruption, within_s=6) is Interruption.CANCELLED
 
 
 def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Gate) -> None:
-    at = station(Database(gate.url), lease_s=LEASE_S)
-    with closing(at.database), claimed(at) as heartbeat:
+    context = worker_context(Database(gate.url), lease_s=LEASE_S)
+    with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
         assert eventually(heartbeat.interruption, within_s=10) is Interruption.LEASE_LOST

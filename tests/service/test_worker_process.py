@@ -14,8 +14,8 @@ from optigpu.hardware.gpu import Gpus, visible
 from optigpu.hardware.probe import probed
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
-from tests.service.bench import ENDLESS, matmul, measuring_processes, migrated, submit
 from tests.service.processes import Processes, eventually, stop, watched_processes
+from tests.service.workers import ENDLESS, matmul, measuring_processes, migrated, submit
 from worker.capabilities import serving
 
 
@@ -48,7 +48,7 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
 
 def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
     assert refusal(processes).splitlines() == [
-        "python -m worker: The database has not the tables of this version; run `alembic upgrade head` on it."
+        "python -m worker: The database's tables are not those of this version; run `alembic upgrade head` on it."
     ]
 
 
@@ -62,6 +62,7 @@ def test_neither_mode_loads_torch() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_measures_has_no_torch_in_its_memory(processes: Processes, database: Database) -> None:
     submit(database, matmul(measure=ENDLESS))
     worker = processes.start("worker", "--device", "cpu")
@@ -78,9 +79,10 @@ def test_workers_of_a_host_with_several_gpus_take_one_each(
     monkeypatch.setattr(sys.modules[probed.__module__], "gpus", lambda: Gpus(shown(), driver="570.00"))
     with serving(None, tmp_path) as first:
         assert (first.device, first.gpus, first.vram_bytes) == (DeviceKind.CUDA, ("Model 0",), 10)
+        assert (first.gpu_uuid, first.measures_on) == ("GPU-0", "GPU-0")
         assert os.environ.pop("CUDA_VISIBLE_DEVICES") == "GPU-0"
         with serving(DeviceKind.CUDA, tmp_path) as second:
-            assert (second.gpus, second.vram_bytes) == (("Model 1",), 11)
+            assert (second.gpus, second.vram_bytes, second.measures_on) == (("Model 1",), 11, "GPU-1")
             with (
                 pytest.raises(UnsupportedError, match="Other workers serve"),
                 serving(DeviceKind.CUDA, tmp_path),

@@ -89,9 +89,9 @@ def test_a_problem_becomes_an_error_that_names_the_fields() -> None:
     problem = {
         "title": "Unprocessable Content",
         "status": 422,
-        "detail": "stack.0.name: There is no 'int9'. (1 more in `errors`)",
+        "detail": "stack.0.name: Unknown name 'int9'. (1 more in `errors`)",
         "errors": [
-            {"field": "stack.0.name", "message": "There is no 'int9'."},
+            {"field": "stack.0.name", "message": "Unknown name 'int9'."},
             {"field": "seed", "message": "Input should be a valid integer"},
         ],
     }
@@ -101,7 +101,7 @@ def test_a_problem_becomes_an_error_that_names_the_fields() -> None:
         pytest.raises(ServiceError) as caught,
     ):
         client.submit(MATMUL)
-    assert str(caught.value) == "stack.0.name: There is no 'int9'.\nseed: Input should be a valid integer"
+    assert str(caught.value) == "stack.0.name: Unknown name 'int9'.\nseed: Input should be a valid integer"
     assert (caught.value.status, caught.value.problem) == (422, problem)
     assert len(calls) == 1
 

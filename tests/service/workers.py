@@ -1,4 +1,4 @@
-"""What the worker's tests measure and with what: small jobs, a migrated database, a worker's station."""
+"""What the worker's tests measure and with what: small jobs, a migrated database, a worker context."""
 
 import threading
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from optigpu.store import jobs
 from optigpu.store.database import Database
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, new_id
+from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.settings import Settings
-from worker.station import Station
 
 QUICK = {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2.0, "rel_ci": 1.0}
 ENDLESS = {"replicates": 1, "min_seconds": 600.0, "max_seconds": 600.0}
@@ -49,9 +49,9 @@ def migrated(url: str) -> Iterator[Database]:
         database.close()
 
 
-def station(database: Database, **settings: Any) -> Station:
+def worker_context(database: Database, **settings: Any) -> WorkerContext:
     """A CPU worker within the test's own process."""
-    return Station(info=worker_info(), database=database, settings=Settings(**settings))
+    return WorkerContext(info=worker_info(), database=database, settings=Settings(**settings))
 
 
 def worker_info(**fields: Any) -> WorkerInfo:
@@ -87,14 +87,14 @@ def change(database: Database, statement: str, **values: Any) -> None:
 
 
 @contextmanager
-def working(at: Station) -> Iterator[None]:
-    """The worker takes one job in a thread; at the end of the block it is told to end, unless it has."""
-    thread = threading.Thread(target=execute_next, args=(at,))
+def working(context: WorkerContext) -> Iterator[None]:
+    """The worker takes one job in a thread; at the end of the block it is told to stop, unless it has ended."""
+    thread = threading.Thread(target=execute_next, args=(context,))
     thread.start()
     try:
         yield
     finally:
-        at.stopping.ask()
+        context.stopping.ask()
         thread.join()
 
 

@@ -1,0 +1,48 @@
+"""What a worker process works with, made once at its start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import stamina
+
+from optigpu.store.database import Database, Session
+from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.workers import WorkerInfo
+from worker.settings import Settings
+from worker.stopping import Stopping
+
+T = TypeVar("T")
+
+
+@dataclass
+class WorkerContext:
+    """One worker: who it is, its database, its settings, the flag that stops it, and the job that it works on."""
+
+    info: WorkerInfo
+    database: Database
+    settings: Settings
+    stopping: Stopping = field(default_factory=Stopping)
+    job_id: str | None = None
+
+    def write(self, change: Callable[[Session], T]) -> T:
+        """One transaction of its own. Raises StoreUnavailableError when the database is away."""
+        with self.database.write() as session:
+            return change(session)
+
+    def read(self, query: Callable[[Session], T]) -> T:
+        """One state of the database. Raises StoreUnavailableError when the database is away."""
+        with self.database.read() as session:
+            return query(session)
+
+
+def retrying(attempt: Callable[[], T], worth_retrying: Callable[[], bool]) -> T:
+    """Calls `attempt` again while the database is away and `worth_retrying` is true.
+
+    It takes no arguments, because stamina logs the arguments of each retry.
+    """
+
+    def again(error: Exception) -> bool:
+        return isinstance(error, StoreUnavailableError) and worth_retrying()
+
+    return stamina.RetryingCaller(attempts=None, timeout=None, wait_max=1.0)(again, attempt)
