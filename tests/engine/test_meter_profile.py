@@ -56,7 +56,7 @@ def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> 
     assert decoding["memory_bound_share"] + decoding["compute_bound_share"] == pytest.approx(1)
     product = ProfileMeter().read(multiplying(tmp_path, 512))
     assert product.values["compute_bound_share"] > 0.9
-    assert product.facts.model_dump()["recorded"]["profile"]["table"][0]["bound"] is Bound.COMPUTE
+    assert product.facts.model_dump()["recorded"]["profile"]["table"][0]["bound"] == Bound.COMPUTE
 
 
 def test_launches_are_counted_for_each_step(tmp_path: Path) -> None:
