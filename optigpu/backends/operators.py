@@ -16,7 +16,7 @@ Wide = NDArray[np.float64]
 """Numbers of any dtype, widened to be compared with a reference."""
 
 
-class Operator(Protocol):
+class TimedOperator(Protocol):
     """One operator with its operands, called again and again."""
 
     def seconds(self, calls: int) -> float:
@@ -35,7 +35,7 @@ class MatmulBlock:
     product: Wide
 
 
-class MatmulOperator(Operator, Protocol):
+class MatmulOperator(TimedOperator, Protocol):
     """C = A B, square."""
 
     def block(self, places: Sequence[int]) -> MatmulBlock:
@@ -80,7 +80,7 @@ class AttentionRow:
     result: Wide
 
 
-class AttentionOperator(Operator, Protocol):
+class AttentionOperator(TimedOperator, Protocol):
     """Attention over random queries, keys and values."""
 
     def kernels(self) -> list[str]:
@@ -115,7 +115,7 @@ class NormRows:
     normed: Wide
 
 
-class NormOperator(Operator, Protocol):
+class NormOperator(TimedOperator, Protocol):
     """A norm with its weight, and a bias if it is a layer norm."""
 
     def rows(self, places: Sequence[int]) -> NormRows:

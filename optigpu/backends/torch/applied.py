@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
-from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.decoding import GreedyDecoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
@@ -145,7 +145,7 @@ class DecodingModel(AppliedModel):
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
             self.decoded = (batch, length)
 
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> GreedyDecoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)

@@ -22,7 +22,7 @@ LOGITS_A_PASS = 2**24
 """How many logits one pass over a whole sequence may return: 64 MiB of float32."""
 
 
-class Decoder(Protocol):
+class GreedyDecoder(Protocol):
     """One way to decode greedily."""
 
     name: str

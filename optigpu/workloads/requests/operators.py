@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from optigpu.backends.operators import Operator, OperatorRuntime, Wide
+from optigpu.backends.operators import OperatorRuntime, TimedOperator, Wide
 from optigpu.vocabulary import Task, UnsupportedError
 from optigpu.workloads.base import Check, Workload
 
@@ -60,7 +60,7 @@ class Implemented(Workload):
 class Calls:
     """Equal calls of one operator, `count` of them to a sample."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: TimedOperator) -> None:
         """Finds out how many make a sample, by calling it a few times."""
         self._operator = operator
         self.count = 1
@@ -87,7 +87,7 @@ class OperatorRequest(ABC):
     noun: ClassVar[str]
     """What the operator is called where its result is wrong."""
 
-    def __init__(self, runtime: OperatorRuntime, operator: Operator) -> None:
+    def __init__(self, runtime: OperatorRuntime, operator: TimedOperator) -> None:
         """Records how many calls make a sample."""
         self._operator = operator
         self._calls = Calls(operator)
