@@ -1,4 +1,4 @@
-"""Every technique of the torch backend on models of GPT-2, Llama and Qwen and on two for images: it runs, or it says why not."""
+"""Every technique of torch on models of GPT-2, Llama and Qwen and on two for images: it runs, or it says why not."""
 
 from typing import Any
 
