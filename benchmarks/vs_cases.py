@@ -82,7 +82,7 @@ SPEED = {
         (Goal(Q4_0, 1.35, 1.7),),
         at_once=3,
         elsewhere=(),
-        left_out={subject.name: _SLOW for subject in (FP32, *ELSEWHERE)},
+        left_out=dict.fromkeys((FP32.name, *(peer.name for peer in ELSEWHERE)), _SLOW),
     ),
     "prefill-gpt2": Speed(
         Case("gpt2", 128, 0, "prefill"),
@@ -125,7 +125,8 @@ def _goal(name: str, goal: Goal, ours: dict[str, Any], theirs: dict[str, Any]) -
     what = f"{name}: {IN_GOALS.name} at least {goal.least:g}x {goal.against.name}"
     if not ours["rates"] or not theirs["rates"] or ours["group"] != theirs["group"]:
         return {"goal": f"{what}: not measured", "reached": False}
-    ratio, bounds = paired_ratio(*([(rate,) for rate in line["rates"]] for line in (ours, theirs)))
+    above, below = (tuple((rate,) for rate in line["rates"]) for line in (ours, theirs))
+    ratio, bounds = paired_ratio(above, below)
     spread = f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else ""
     found = f"{what}: {ratio:.2f}x{spread} (aim {goal.aim:g}x: {_said(ratio >= goal.aim)})"
     wrong = [f"{line['name']}: {', '.join(line['verdict'])}" for line in (ours, theirs) if line["verdict"]]
