@@ -10,7 +10,7 @@ from rich.progress import track
 
 from benchmarks.pairs import bench_of
 from benchmarks.peers import Peer, running
-from benchmarks.stacks import Case, Stack, asked_of, spec_of
+from benchmarks.stacks import Case, Stack, asked_of, details_of, spec_of
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.residents import Bench
@@ -123,7 +123,9 @@ def _made_ready(subject: Stack | Peer, case: Case, bench: Bench) -> Iterator[Sub
     with bench.child() as child:
         ready = ask(child, bench.assignment(variant, 0), Ready, bench.watch)
         memory = ask(child, RunMeter(meter="memory"), Metered, bench.watch)
-        yield _Ours(case, bench, child, int(memory.values["weight_bytes"]), ready.details)
+        yield _Ours(
+            case, bench, child, int(memory.values["weight_bytes"]), details_of(ready.facts.model_dump())
+        )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def default_stack(
     every = (
         kind(name=name)
         for name, kind in TECHNIQUES.items()
-        if workload.kind in kind.workloads and backend in kind.backends
+        if workload.task in kind.tasks and backend in kind.backends
     )
     return resolve((technique for technique in every if technique.suits(environment, device)), workload.kind)
 

@@ -21,7 +21,7 @@ from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, Frozen, Role, SpecError, Task, canonical_json
-from optigpu.workloads import AnyWorkload
+from optigpu.workloads import WORKLOADS, AnyWorkload, kinds_with
 from optigpu.workloads.base import Workload
 
 
@@ -243,10 +243,10 @@ def _check_gates(spec: JobSpec) -> None:
 def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
     resolve(stack, spec.workload.kind)
     for technique in stack:
-        if spec.workload.kind not in technique.workloads:
+        if spec.workload.task not in technique.tasks:
             raise SpecError(
                 f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
-                f"{', '.join(technique.workloads)}."
+                f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
             raise SpecError(
@@ -292,7 +292,7 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
     queue = list(chosen.values())
     while queue:
         for name in queue.pop().requires:
-            if name not in chosen and workload in TECHNIQUES[name].workloads:
+            if name not in chosen and WORKLOADS[workload].task in TECHNIQUES[name].tasks:
                 chosen[name] = TECHNIQUES[name](name=name)
                 queue.append(chosen[name])
     _refuse_conflicts(chosen)

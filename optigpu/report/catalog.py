@@ -11,6 +11,7 @@ from optigpu.report.leaderboard import workload_text
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind
+from optigpu.workloads import kinds_with
 
 Facts = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "requires": list(kind.requires),
         "conflicts": _conflicts(kind),
         "compared_with": list(kind.compared_with),
-        "workloads": list(kind.workloads),
+        "workloads": list(kinds_with(kind.tasks)),
         "backends": list(kind.backends),
         "devices": [str(device) for device in kind.devices],
         "cautionary": kind.cautionary,

@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.vocabulary import DeviceKind, Frozen, Layer
+from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
-DECODING = ("generate", "kv_cache", "batch_sweep", "quality")
-"""The workloads that decode: through the cache, the step and the loop of a stack."""
-FORWARD = ("prefill", "classify")
-"""The workloads that run one whole forward pass and decode nothing: through the hook `forward`."""
-ON_TEXT = (*DECODING, "prefill")
-"""The workloads of a model that generates text."""
-ON_MODELS = (*DECODING, *FORWARD)
-"""The workloads of any model."""
+if TYPE_CHECKING:
+    import torch
+    from transformers import Cache
+
+DECODING = (Task.DECODING,)
+"""Workloads that decode: through the cache, the step and the loop of a stack."""
+ON_TEXT = (Task.DECODING, Task.PREFILL)
+"""Workloads of a model that generates text; a prefill goes through the hook `forward`."""
+ON_MODELS = (*ON_TEXT, Task.IMAGES)
+"""Workloads of any model; those that decode nothing go through the hook `forward`."""
 
 
 class Phase(IntEnum):
@@ -120,7 +122,7 @@ class CacheOptions:
 
 @dataclass
 class Notes:
-    """What techniques and the backend record while they work; becomes `Result.details`."""
+    """What techniques and the backend record while they work; becomes `Result.facts`."""
 
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -129,33 +131,34 @@ class Notes:
         self.facts.update(facts)
 
 
-Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+Step = Callable[["torch.Tensor", "torch.Tensor", "Cache"], tuple["torch.Tensor", "torch.Tensor"]]
 """One decode step: `next_tokens, logits = step(tokens, position, cache)`.
 
 tokens: int64 [batch, 1], the last token of each sequence; position: int64 [1, 1], its index in the sequence; cache: a
 transformers Cache, updated in place; next_tokens: int64 [batch, 1], the most likely ones; logits: [batch, vocabulary].
 """
 
-Forward = Callable[[Any], Any]
+Forward = Callable[["torch.Tensor"], "torch.Tensor"]
 """One whole forward pass: `outputs = forward(inputs)`, for workloads that decode nothing.
 
 inputs: ids int64 [batch, length] or images [batch, channels, height, width]; outputs: the logits.
 """
 
-Loop = Callable[[Any, int, Any], tuple[Any, list[Any]]]
+Loop = Callable[["torch.Tensor", int, Any], tuple["torch.Tensor", list[Any]]]
 """A whole greedy decoding: `tokens, marks = loop(prompt, new_tokens, clock)`.
 
-prompt: int64 [batch, prompt_tokens]; clock: a Clock; tokens: int64 [batch, new_tokens]; marks: the clock's marks before
-the prompt and after each token, new_tokens + 1 of them.
+prompt: int64 [batch, prompt_tokens]; clock: the Clock of optigpu.backends.torch.clock; tokens: int64 [batch,
+new_tokens]; marks: the clock's marks before the prompt and after each token, new_tokens + 1 of them.
 """
 
 
 class Technique(Frozen):
     """One optimization. Subclasses add `name: Literal[...]` with a default, and their parameters.
 
-    `requires` names techniques that come along, where they do something for the workload. `conflicts` gives the reason
-    for each technique that cannot be in the same stack (said on one side, it holds for both), and `choices` say of what
-    it is one. `later` names parameters that came after the first version: left at their defaults they are not part of
+    `requires` names techniques that come along, where they do something for the workload. `conflicts` gives the
+    reason for each technique that cannot be in the same stack (said on one side, it holds for both), and `choices`
+    say of what it is one. `backends` names the engines that can apply it, and `tasks` what a workload must do for it
+    to matter. `later` names parameters that came after the first version: left at their defaults they are not part of
     a digest, so that earlier results stay comparable.
     `compared_with` names techniques that make up the reference which "alone" is measured against, where the plain
     baseline would already contain this technique. `cautionary` marks a rung that is expected to lose.
@@ -167,7 +170,7 @@ class Technique(Frozen):
     summary: ClassVar[str]
     citation: ClassVar[str]
     expected: ClassVar[str]
-    workloads: ClassVar[tuple[str, ...]] = DECODING
+    tasks: ClassVar[tuple[Task, ...]] = DECODING
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     requires: ClassVar[tuple[str, ...]] = ()
@@ -235,7 +238,7 @@ class Technique(Frozen):
         """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
 
         `model` has the whole stack applied. A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps
-        its quality measurable.
+        its logits checked and its quality measurable.
         """
         return loop
 

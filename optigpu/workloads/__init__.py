@@ -3,10 +3,12 @@
 To add one: write its file and name its class in the union.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, get_args
 
 from pydantic import Field
 
+from optigpu.vocabulary import Task
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
@@ -28,3 +30,9 @@ WORKLOADS: dict[str, type[Workload]] = {
     member.model_fields["kind"].default: member for member in get_args(get_args(AnyWorkload)[0])
 }
 """Every workload's class by its kind."""
+
+
+def kinds_with(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The kinds of the workloads that have one of these tasks."""
+    wanted = set(tasks)
+    return tuple(name for name, workload in WORKLOADS.items() if workload.task in wanted)

@@ -15,7 +15,7 @@ from optigpu.report.pages import metrics_page, techniques_page
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS
-from optigpu.workloads import WORKLOADS
+from optigpu.workloads import WORKLOADS, kinds_with
 from optigpu.workloads.base import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_every_backend_can_be_asked_for() -> None:
 def test_a_technique_names_only_others_that_exist(name: str) -> None:
     kind = TECHNIQUES[name]
     assert {*kind.requires, *kind.conflicts, *kind.compared_with} <= set(TECHNIQUES)
-    assert set(kind.workloads) <= set(WORKLOADS)
+    assert kinds_with(kind.tasks)
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

@@ -7,6 +7,7 @@ import pytest
 from optigpu.hardware import probe
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads import WORKLOADS
 from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
 
@@ -45,7 +46,9 @@ def names_for(workload: str) -> list[str]:
     return [
         name
         for name, kind in TECHNIQUES.items()
-        if workload in kind.workloads and DeviceKind.CPU in kind.devices and "torch" in kind.backends
+        if WORKLOADS[workload].task in kind.tasks
+        and DeviceKind.CPU in kind.devices
+        and "torch" in kind.backends
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.surgery.step_arguments import MadeFor, cache_tensors, is_filled, made_for, require_same
 from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 WARM_UPS = 3
 """Runs before the recording: libraries choose their kernels and allocate their workspaces in the first ones."""
@@ -30,7 +30,7 @@ class CudaGraphs(Technique):
 
     layer: ClassVar[Layer] = Layer.COMPILATION
     phase: ClassVar[Phase] = Phase.CAPTURE
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "the decode step's kernels recorded as a CUDA graph and launched at once; without decoding, the forward pass's"
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.techniques.base import ON_MODELS, LoadOptions, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.vocabulary import Layer, Task
 
 
 class EagerAttention(Technique):
@@ -12,7 +12,7 @@ class EagerAttention(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "attention as separate operators; what fused_attention is compared with"
     citation: ClassVar[str] = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
     expected: ClassVar[str] = "slower than the library's default, which is already fused"

@@ -14,7 +14,7 @@ from optigpu.techniques.base import (
     Phase,
     Technique,
 )
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 FLASH_HEAD_SIZE = 256
 """The largest head that the flash kernels for CUDA take."""
@@ -30,7 +30,7 @@ class FusedAttention(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "softmax(QK^T)V in one kernel that never stores the scores"
     citation: ClassVar[str] = (
         "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"

@@ -9,7 +9,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.merging import activation_kernels, kind_of, linear_of, modules_of
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 _MLPS = {
     "GPT2MLP": ("c_fc", "act"),
@@ -32,7 +32,7 @@ class FusedGelu(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "bias and GELU of an MLP in one kernel: one pass over its widest activation"
     citation: ClassVar[str] = (
         "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (fusing element-wise operators); "

@@ -8,7 +8,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.fused_blocks import fuse_norms
 from optigpu.surgery.norm_families import CONFLICTS, norm_reason
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class FusedLayernorm(Technique):
@@ -19,7 +19,7 @@ class FusedLayernorm(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "adding the residual and LayerNorm in one kernel"
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (Deep-Fusion)"
     expected: ClassVar[str] = (

@@ -11,7 +11,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.merging import joined, modules_of, require_mergeable
 from optigpu.surgery.places import Place
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 _MERGED = ("q_proj", "k_proj", "v_proj")
 _ADVICE = "leave fused_qkv out."
@@ -25,7 +25,7 @@ class FusedQkv(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "queries, keys and values of an attention by one matrix product instead of three"
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (merged QKV)"
     expected: ClassVar[str] = (

@@ -8,7 +8,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.fused_blocks import fuse_norms
 from optigpu.surgery.norm_families import CONFLICTS, norm_reason
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class FusedRmsnorm(Technique):
@@ -19,7 +19,7 @@ class FusedRmsnorm(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "adding the residual and RMSNorm in one kernel"
     citation: ClassVar[str] = "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989"
     expected: ClassVar[str] = (

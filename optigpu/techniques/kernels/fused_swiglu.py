@@ -9,7 +9,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.merging import activation_kernels, joined, linear_of, modules_of, require_mergeable
 from optigpu.surgery.places import Place
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 _MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP")
 """transformers' modules that compute down_proj(act_fn(gate_proj(x)) * up_proj(x))."""
@@ -21,7 +21,7 @@ class FusedSwiglu(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
         "gate and up of a gated MLP as one matrix product, and all up to the next one in one kernel"
     )

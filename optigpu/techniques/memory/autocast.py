@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Autocast(Technique):
@@ -18,7 +18,7 @@ class Autocast(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.EXECUTION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected: ClassVar[str] = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.vocabulary import Layer, Task
 
 
 class GradEnabled(Technique):
@@ -15,7 +15,7 @@ class GradEnabled(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.EXECUTION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "gradients left on: every activation of a request is kept until its end"
     citation: ClassVar[str] = (
         "Paszke et al., PyTorch, NeurIPS 2019, arXiv:1912.01703 (automatic differentiation)"

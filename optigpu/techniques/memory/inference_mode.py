@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class InferenceMode(Technique):
@@ -12,7 +12,7 @@ class InferenceMode(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.EXECUTION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "no gradients, and no version counters and views that autograd could ask for"
     citation: ClassVar[str] = (
         "PyTorch 1.9, 2021, pytorch.org/docs/stable/notes/autograd.html (inference mode)"

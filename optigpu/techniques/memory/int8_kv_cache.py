@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_TEXT, CacheOptions, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Int8KvCache(Technique):
@@ -13,7 +13,7 @@ class Int8KvCache(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "keys and values as int8 with a scale for each token and head"
     citation: ClassVar[str] = (
         "Hooper et al., KVQuant, 2024, arXiv:2401.18079 (their keys have a scale per channel)"

@@ -11,7 +11,7 @@ from optigpu.surgery.gptqmodel.calibration import Calibration, check_text
 from optigpu.surgery.gptqmodel.checkpoints import Recipe, compute_in_four_bits, missing
 from optigpu.surgery.int4_layers import CONFLICTS
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 _CONV1D = "GPTQModel's AWQ does not know the Conv1D layers of GPT-2; take gptq, or another family."
 _NO_RELU = "GPTQModel's AWQ scales an OPT model as if its activation were ReLU, and it is {}; take gptq."
@@ -27,7 +27,7 @@ class Awq(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "4-bit weights, finer where calibration text has large activations"
     citation: ClassVar[str] = "Lin et al., AWQ, 2023, arXiv:2306.00978"
     expected: ClassVar[str] = (

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, LoadOptions, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Bf16(Technique):
@@ -12,7 +12,7 @@ class Bf16(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "weights and activations in bfloat16: half the bytes, the range of fp32"
     citation: ClassVar[str] = (
         "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv:1905.12322"

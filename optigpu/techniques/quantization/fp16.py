@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_MODELS, Choice, LoadOptions, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Fp16(Technique):
@@ -12,7 +12,7 @@ class Fp16(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "weights and activations in IEEE half precision"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected: ClassVar[str] = "half the bytes; about 2x where decoding is bound by memory"

@@ -8,7 +8,7 @@ from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
 from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class Fp8(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "e4m3 weights and activations with scales for each output and token, on fp8 tensor cores"
     )

@@ -16,7 +16,6 @@ class Gguf(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     backends: ClassVar[tuple[str, ...]] = ("llama_cpp",)
-    workloads: ClassVar[tuple[str, ...]] = ("generate", "quality")
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
     summary: ClassVar[str] = "llama.cpp's weights of 4, 8 or 16 bits, from a GGUF file written for it"
     citation: ClassVar[str] = "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp"

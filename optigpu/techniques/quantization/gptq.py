@@ -11,7 +11,7 @@ from optigpu.surgery.gptqmodel.calibration import Calibration, check_text
 from optigpu.surgery.gptqmodel.checkpoints import Recipe, compute_in_four_bits, missing
 from optigpu.surgery.int4_layers import CONFLICTS
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Gptq(Technique):
@@ -24,7 +24,7 @@ class Gptq(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "4-bit weights whose rounding errors cancel out on calibration text"
     citation: ClassVar[str] = "Frantar et al., GPTQ, 2022, arXiv:2210.17323"
     expected: ClassVar[str] = (

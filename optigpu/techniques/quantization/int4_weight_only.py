@@ -10,7 +10,7 @@ from optigpu.ops.four_bits.quantize import Int4Scheme
 from optigpu.surgery.int4_layers import CONFLICTS, int4_linear_of
 from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 GroupSize = Literal[32, 64, 128]
 
@@ -27,7 +27,7 @@ class Int4WeightOnly(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "4-bit weights in groups that share a scale; activations stay as they are"
     citation: ClassVar[str] = (
         "Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023, "

@@ -11,7 +11,7 @@ from optigpu.surgery.int8_layers import int8_dynamic_linear_of
 from optigpu.surgery.places import checked_places, exchange, weight_of
 from optigpu.surgery.smoothing import own_text, smooth
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 NEEDED_CAPABILITY = (7, 5)
 """Turing was the first with matrix units for int8."""
@@ -26,7 +26,7 @@ class Int8Dynamic(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "int8 weights, and int8 activations with one scale for each token, summed in int32"
     )

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from optigpu.surgery.int8_layers import int8_linear_of
 from optigpu.surgery.places import checked_places, exchange
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import Layer
+from optigpu.vocabulary import Layer, Task
 
 
 class Int8WeightOnly(Technique):
@@ -17,7 +17,7 @@ class Int8WeightOnly(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "int8 weights with one scale for each output channel; activations stay as they are"
     )

@@ -10,7 +10,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.bitsandbytes_layers import int8_outlier_linear_of, missing, places_but_the_head
 from optigpu.surgery.places import exchange, weight_of
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 LARGEST = 65504.0
 """Of float16, from which the library quantizes."""
@@ -25,7 +25,7 @@ class LlmInt8(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "int8 weights and activations, and columns of outliers in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
     expected: ClassVar[str] = (

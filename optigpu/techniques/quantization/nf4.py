@@ -8,7 +8,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.bitsandbytes_layers import missing, nf4_linear_of, places_but_the_head
 from optigpu.surgery.places import exchange
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class Nf4(Technique):
@@ -21,7 +21,7 @@ class Nf4(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected: ClassVar[str] = (

@@ -6,7 +6,7 @@ from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 NEEDED_CAPABILITY = (8, 0)
 """Ampere."""
@@ -17,7 +17,7 @@ class Tf32(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "float32 matrix products on tensor cores with 10 bits of mantissa; as many bytes"
     citation: ClassVar[str] = (
         "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from optigpu.surgery.places import Place, checked_places, exchange, linear_places, weight_of
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
-from optigpu.vocabulary import Layer, UnsupportedError
+from optigpu.vocabulary import Layer, Task, UnsupportedError
 
 GROUP = 4
 """Of so many inputs in a row 2:4 keeps two."""
@@ -26,7 +26,7 @@ class MagnitudePruning(Technique):
 
     layer: ClassVar[Layer] = Layer.SPARSITY
     phase: ClassVar[Phase] = Phase.PRUNING
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "the smallest weights of each linear layer become zero, without training again"
     citation: ClassVar[str] = (
         "Han et al., Learning both Weights and Connections, 2015, arXiv:1506.02626; Mishra et al., Accelerating Sparse "

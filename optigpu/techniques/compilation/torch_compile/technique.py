@@ -15,7 +15,7 @@ from optigpu.models.facts import ModelFacts
 from optigpu.surgery.step_arguments import MadeFor, made_for, require_same
 from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
 from optigpu.techniques.compilation.torch_compile.compile_times import compile_times
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 MANY_RECOMPILES = 256
 """With graph breaks a layer is a graph of its own, and torch's limit of 8 would run the ninth in the interpreter."""
@@ -32,7 +32,7 @@ class TorchCompile(Technique):
 
     layer: ClassVar[Layer] = Layer.COMPILATION
     phase: ClassVar[Phase] = Phase.COMPILATION
-    workloads: ClassVar[tuple[str, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = (
         "the decode step as one graph of fused kernels, in a lean greedy loop; without decoding, the forward pass"
     )

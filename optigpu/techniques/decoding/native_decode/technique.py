@@ -24,7 +24,7 @@ from optigpu.techniques.decoding.native_decode.packed_store import Kept, key_of,
 from optigpu.techniques.decoding.native_decode.packed_store import load as load_kept
 from optigpu.techniques.decoding.native_decode.packed_store import save as keep
 from optigpu.techniques.decoding.native_decode.programs import attach, attached, embedding_place
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 _OWN_CACHE = "its operator has a key-value cache of its own"
 _OWN_BLOCKS = "its operator runs whole blocks by itself, and what is changed in the model's would not run"
@@ -48,7 +48,7 @@ class NativeDecode(Technique):
 
     layer: ClassVar[Layer] = Layer.DECODING
     phase: ClassVar[Phase] = Phase.DECODING
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
         "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and a cache of its own"
     )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_TEXT, LoadOptions, Notes, Phase, Technique
 from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, Lane, offload
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
 class CpuOffload(Technique):
@@ -17,7 +17,7 @@ class CpuOffload(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.PLACEMENT
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
         "weights of decoder layers stay on the host and visit the GPU one layer at a time"
     )

@@ -16,7 +16,7 @@ from optigpu.techniques.quantization.int8_hybrid.layers import (
     parts_of,
     rest_of,
 )
-from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
 """Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
@@ -36,7 +36,7 @@ class Int8Hybrid(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    workloads: ClassVar[tuple[str, ...]] = ON_TEXT
+    tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
         "a memory target decides each layer's bits: int8 (or 4 bits) with one table for embedding and head, the first "
         "block in up to 16 bits, norms as they are"
