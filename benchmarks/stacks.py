@@ -74,3 +74,16 @@ def spec_of(stacks: Sequence[Stack], case: Case, measure: dict[str, Any] | None 
             "device": case.device,
         }
     )
+
+
+def details_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """How llama.cpp was built, and which types a file's tensors have, of the facts of a run; empty for torch."""
+    recorded = facts["recorded"]
+    if "llama_cpp_flags" not in recorded:
+        return {}
+    return {
+        "flags": recorded["llama_cpp_flags"],
+        "threads": facts["threads"],
+        "version": f"llama-cpp-python {facts['versions']['llama-cpp-python']}",
+        "tensor_types": recorded["gguf_tensor_types"],
+    }

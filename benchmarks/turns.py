@@ -10,7 +10,7 @@ from rich.progress import track
 
 from benchmarks.pairs import session_of
 from benchmarks.peers import Peer, running
-from benchmarks.stacks import Case, Stack, asked_of, spec_of
+from benchmarks.stacks import Case, Stack, asked_of, details_of, spec_of
 from optigpu.child.messages import Metered, Ready, Round, RunMeter, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.session import Session
@@ -123,7 +123,9 @@ def _made_ready(subject: Stack | Peer, case: Case, session: Session) -> Iterator
     with session.child(variant) as child:
         ready = ask(child, session.assignment(variant, 0), Ready, session.progress)
         memory = ask(child, RunMeter(meter="memory"), Metered, session.progress)
-        yield _Ours(case, session, child, int(memory.values["weight_bytes"]), dict(ready.facts.recorded))
+        yield _Ours(
+            case, session, child, int(memory.values["weight_bytes"]), details_of(ready.facts.model_dump())
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.stacks import Case, Stack, spec_of
+from benchmarks.stacks import Case, Stack, details_of, spec_of
 from optigpu.documents.events import Event
 from optigpu.documents.result import Outcome, Result, Samples
 from optigpu.job.spec import JobSpec
@@ -95,19 +95,6 @@ def _line(stack: Stack, outcome: Outcome, first: Outcome, case: Case, group: int
         variant_digest=result.variant.variant_digest,
         details=details_of(result.facts.model_dump(mode="json")),
     )
-
-
-def details_of(facts: dict[str, Any]) -> dict[str, Any]:
-    """How llama.cpp was built, and which types a file's tensors have, of the facts of a run; empty for torch."""
-    recorded = facts["recorded"]
-    if "llama_cpp_flags" not in recorded:
-        return {}
-    return {
-        "flags": recorded["llama_cpp_flags"],
-        "threads": facts["threads"],
-        "version": f"llama-cpp-python {facts['versions']['llama-cpp-python']}",
-        "tensor_types": recorded["gguf_tensor_types"],
-    }
 
 
 def _metric(case: Case) -> str:

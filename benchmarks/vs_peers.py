@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.document import write
 from benchmarks.peers import PUBLISHED, Peer
-from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack
+from benchmarks.stacks import LLAMA_CPP, Q4_0, Q4_K_M, Case, Stack, details_of
 from benchmarks.turns import Figures, measure
 from benchmarks.vs_cases import (
     ALONE,
@@ -31,7 +31,6 @@ from benchmarks.vs_cases import (
     quality_goal,
     speed_goals,
 )
-from benchmarks.vs_jobs import details_of
 from benchmarks.vs_jobs import measured as measured_jobs
 from benchmarks.vs_quality import measured
 from benchmarks.vs_tables import markdown

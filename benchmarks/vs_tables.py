@@ -28,8 +28,9 @@ def markdown(document: dict[str, Any]) -> str:
 def _speed(name: str, case: dict[str, Any], divergences: dict[str, float | None]) -> str:
     what = case["case"]
     shape = f"{what['prompt_tokens']} tokens" + (f" + {what['new_tokens']}" if what["new_tokens"] else "")
-    processes = f"{case['measure']['replicates']} processes"
-    title = f"### {name}: `preset:{what['preset']}`, batch 1, {shape}, {processes}"
+    # A document of before jobs has turns alone.
+    how = f"{case['measure']['replicates']} processes" if "measure" in case else f"{case['turns']} turns"
+    title = f"### {name}: `preset:{what['preset']}`, batch 1, {shape}, {how}"
     if "reason" in case:
         return f"{title}\n\nNot measured: {case['reason']}"
     reference = case["lines"][0]
