@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
 from optigpu.vocabulary import DeviceKind, Frozen, Layer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Cache, PreTrainedModel
 
 DECODING = ("generate", "kv_cache", "batch_sweep", "quality")
 """The workloads that decode: through the cache, the step and the loop of a stack."""
@@ -123,20 +127,20 @@ class Notes:
         self.facts.update(facts)
 
 
-Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+Step = Callable[["torch.Tensor", "torch.Tensor", "Cache"], "tuple[torch.Tensor, torch.Tensor]"]
 """One decode step: `next_tokens, logits = step(tokens, position, cache)`.
 
 tokens: int64 [batch, 1], the last token of each sequence; position: int64 [1, 1], its index in the sequence; cache: a
 transformers Cache, updated in place; next_tokens: int64 [batch, 1], the most likely ones; logits: [batch, vocabulary].
 """
 
-Forward = Callable[[Any], Any]
+Forward = Callable[["torch.Tensor"], "torch.Tensor"]
 """One whole forward pass: `outputs = forward(inputs)`, for workloads that decode nothing.
 
 inputs: ids int64 [batch, length] or images [batch, channels, height, width]; outputs: the logits.
 """
 
-Loop = Callable[[Any, int, Any], tuple[Any, list[Any]]]
+Loop = Callable[["torch.Tensor", int, Any], "tuple[torch.Tensor, list[Any]]"]
 """A whole greedy decoding: `tokens, marks = loop(prompt, new_tokens, clock)`.
 
 prompt: int64 [batch, prompt_tokens]; clock: a Clock; tokens: int64 [batch, new_tokens]; marks: the clock's marks before
@@ -203,13 +207,13 @@ class Technique(Frozen):
         """Changes what forward passes run under."""
         return options
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces parts of the loaded model in place and records what it replaced.
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
 
-    def finish(self, model: Any, notes: Notes) -> None:
+    def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Lays out anew, in place, what every technique's `modules` left of the model."""
 
     def cache(self, options: CacheOptions) -> CacheOptions:
@@ -224,7 +228,7 @@ class Technique(Frozen):
         """Wraps the forward pass of a workload that decodes nothing."""
         return forward
 
-    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
 
         `model` has the whole stack applied. A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps

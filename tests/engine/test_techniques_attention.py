@@ -26,6 +26,7 @@ from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt
 
 pytestmark = pytest.mark.usefixtures("models_dir")
 NEW_TOKENS = 6
+NO_MODEL: Any = None
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 
@@ -198,13 +199,13 @@ def test_a_kernel_that_the_machine_has_is_not_refused(
 def test_flash_3_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     with pytest.raises(UnsupportedError, match=r"install flash-attn-3 from download\.pytorch\.org"):
-        FusedAttention(kernel="flash_3").modules(None, Notes())
+        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
 
 
 def test_flash_3_in_a_torch_that_does_not_offer_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.nn.attention.activate_flash_attention_impl")
     with pytest.raises(UnsupportedError, match="This torch does not offer FlashAttention-3"):
-        FusedAttention(kernel="flash_3").modules(None, Notes())
+        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
 
 
 def test_flash_3_is_put_in_the_place_of_torchs_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +214,9 @@ def test_flash_3_is_put_in_the_place_of_torchs_own_kernel(monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
     others: tuple[AttentionKernel, ...] = ("auto", "flash", "math")
     for kernel in others:
-        FusedAttention(kernel=kernel).modules(None, Notes())
+        FusedAttention(kernel=kernel).modules(NO_MODEL, Notes())
     notes = Notes()
-    FusedAttention(kernel="flash_3").modules(None, notes)
+    FusedAttention(kernel="flash_3").modules(NO_MODEL, notes)
     assert chosen == ["FA3"]
     assert notes.facts == {"flash_attention": "FA3"}
 

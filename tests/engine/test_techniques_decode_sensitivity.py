@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253 - types, and the parameters of the tests
+import torch
 
 from optigpu.models.loading.self_written import sampled
 from optigpu.quality.divergence import divergence
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.decoding.native_decode.families import HEAD
+from optigpu.techniques.decoding.native_decode.requirements import HEAD
 from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
 from tests.engine.decoder_models import one_thread, packed
@@ -68,7 +68,7 @@ def test_information_is_the_mean_square_of_gradients(family: str) -> None:
         model.zero_grad()
         model(input_ids=row[None], labels=row[None], use_cache=False).loss.mul(len(row) - 1).backward()
         for place in places:
-            gradient = place.layer.weight.grad
+            gradient: Any = place.layer.weight.grad
             turned = type(place.layer).__name__ == "Conv1D"
             sums[place.path] += (gradient.T if turned else gradient).square()
     predicted = SEQUENCES * (tokens.shape[1] - 1)

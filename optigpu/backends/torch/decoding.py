@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.modes import Mode
+from optigpu.models.families import family_of
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Clock
@@ -109,7 +110,7 @@ class DecodeStep:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._wants_mask = model.config.model_type == "opt"
+        self._wants_mask = family_of(model.config.model_type).needs_mask
 
     def __call__(self, tokens: Any, position: Any, cache: Any) -> tuple[Any, Any]:
         import torch

@@ -1,6 +1,6 @@
 """fused_attention: scaled dot-product attention in one kernel."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
@@ -15,6 +15,9 @@ from optigpu.techniques.base import (
     Technique,
 )
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FLASH_HEAD_SIZE = 256
 """The largest head that the flash kernels for CUDA take."""
@@ -65,7 +68,7 @@ class FusedAttention(Technique):
         """The one kernel that may run."""
         return options.but(attention_kernel=self.kernel)
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Puts FlashAttention-3 in the place of torch's own kernel, for this process, where it is asked for.
 
         Raises UnsupportedError when this torch does not know it, or its package is missing.

@@ -1,12 +1,15 @@
 """autocast: float32 weights whose products are computed in a narrower type."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Autocast(Technique):
@@ -27,7 +30,7 @@ class Autocast(Technique):
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("int8_weight_only", "int8_dynamic", "fp8"),
-        "its operator takes activations as they come, and autocast does not reach it",
+        "its operator computes in the dtype of its inputs, which autocast does not change",
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
 
@@ -48,7 +51,7 @@ class Autocast(Technique):
         """torch.autocast around every forward pass."""
         return options.but(autocast=self.dtype)
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""
         for weight in model.parameters():
             weight.requires_grad_(weight.is_floating_point())

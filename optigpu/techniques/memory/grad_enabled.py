@@ -1,10 +1,13 @@
 """grad_enabled: a cautionary rung that decodes as if it were training."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class GradEnabled(Technique):
@@ -35,7 +38,7 @@ class GradEnabled(Technique):
         """torch.enable_grad around every forward pass."""
         return options.but(autograd="grad")
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, as those of a model that was just read do."""
         weights = [weight for weight in model.parameters() if weight.is_floating_point()]
         for weight in weights:

@@ -1,12 +1,15 @@
 """tf32: float32 matrix products on tensor cores, with 10 bits of mantissa."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NEEDED_CAPABILITY = (8, 0)
 """Ampere."""
@@ -40,7 +43,7 @@ class Tf32(Technique):
         """bf16 is as fast there and halves the bytes as well; a stack holds one precision."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Sets what torch computes float32 with, for the whole process; the model itself stays as it is."""
         import torch
 
