@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from optigpu.models.bundled import bundled_config
 from optigpu.models.families import family_of
@@ -74,7 +74,7 @@ def facts_of(reference: ModelReference) -> ModelFacts | None:
 def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:
     """The facts in a transformers configuration of an image classifier, given as a mapping of its attributes.
 
-    Of a size that is no square its longer side counts.
+    Of a size that is not square its longer side counts.
     """
     size = config.get("image_size") or _USUAL_SIZE
     return ImageFacts(
@@ -108,8 +108,17 @@ def facts_from_config(family: str, config: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def block_shapes(family: str, config: Mapping[str, Any], hidden_size: int, heads: int) -> dict[str, Any]:
+class BlockShapes(TypedDict):
     """The fields of ModelFacts that say how large the matrices of a block are."""
+
+    head_size: int
+    inner_size: int | None
+    gated_mlp: bool | None
+    embedding_size: int
+
+
+def block_shapes(family: str, config: Mapping[str, Any], hidden_size: int, heads: int) -> BlockShapes:
+    """Read from a transformers configuration, given as a mapping of its attributes."""
     known = family_of(family)
     name = known.keys.inner_size
     return {

@@ -1,7 +1,8 @@
 """What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of eight.
 
-A technique's file holds one class. The hooks run in the measuring process alone, so they may import torch; the facts
-(`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read everywhere, so the module may not.
+A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
+every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
+torch stands in `surgery`, or beside a technique.py in a package, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping

@@ -160,12 +160,12 @@ def test_what_was_asked_for_is_no_reason(asked: AttentionKernel, names: list[str
     ("kernel", "device", "capability", "head_size", "sentence"),
     [
         ("memory_efficient", "cpu", None, 64, "no memory-efficient attention kernel for CPUs"),
-        ("flash_3", "cpu", None, 64, "FlashAttention-3 is for Hopper GPUs"),
+        ("flash_3", "cpu", None, 64, "FlashAttention-3 needs a Hopper GPU"),
         ("flash", "cuda", "7.5", 64, "need compute capability 8.0"),
         ("flash_3", "cuda", "8.9", 64, "need compute capability 9.0"),
-        ("flash_3", "cuda", "10.0", 64, r"for Hopper GPUs \(compute capability 9.0\) and this one has 10.0"),
-        ("flash", "cuda", "9.0", 320, "heads of up to 256 and this model's have 320"),
-        ("flash_3", "cuda", "9.0", 320, "heads of up to 256"),
+        ("flash_3", "cuda", "10.0", 64, r"a Hopper GPU \(compute capability 9.0\), and this one has 10.0"),
+        ("flash", "cuda", "9.0", 320, "a head size of at most 256; this model has 320"),
+        ("flash_3", "cuda", "9.0", 320, "a head size of at most 256"),
     ],
 )
 def test_a_kernel_that_the_machine_does_not_have_is_refused_before_a_model_is_loaded(

@@ -176,12 +176,12 @@ def test_a_compiled_step_computes_under_autocast() -> None:
     [
         (InferenceMode(), GradEnabled(), "one autograd mode"),
         (Autocast(), Bf16(), "one precision"),
-        (Autocast(), Int8WeightOnly(), "does not reach it"),
+        (Autocast(), Int8WeightOnly(), "which autocast does not change"),
         (GradEnabled(), StaticKvCache(), "earlier request"),
         (GradEnabled(), TorchCompile(), "in place"),
         (GradEnabled(), Int8WeightOnly(), "no gradient"),
         (GradEnabled(), Int8Dynamic(), "no gradient"),
-        (Autocast(), Int8Dynamic(), "does not reach it"),
+        (Autocast(), Int8Dynamic(), "which autocast does not change"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

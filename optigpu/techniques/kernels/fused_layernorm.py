@@ -26,8 +26,8 @@ class FusedLayernorm(Technique):
     summary: ClassVar[str] = "adding the residual and LayerNorm in one kernel"
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (Deep-Fusion)"
     expected: ClassVar[str] = (
-        "little: one launch less for each norm on a GPU; on a CPU nothing that is seen beside the matrix products, and "
-        "under torch_compile, which fuses these by itself, nothing"
+        "little: one launch fewer for each norm on a GPU; on a CPU no measurable change beside the matrix products, "
+        "and no change under torch_compile, which fuses these itself"
     )
     conflicts: ClassVar[Mapping[str, str]] = FUSED_NORMS
 

@@ -26,8 +26,8 @@ class FusedRmsnorm(Technique):
     summary: ClassVar[str] = "adding the residual and RMSNorm in one kernel"
     citation: ClassVar[str] = "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989"
     expected: ClassVar[str] = (
-        "seven operators less for each norm: a few percent where launches dominate (small models, batch 1); under "
-        "torch_compile, which fuses these by itself, nothing"
+        "seven operators fewer for each norm: a few percent where launches dominate (small models, batch 1); no change "
+        "under torch_compile, which fuses these itself"
     )
     conflicts: ClassVar[Mapping[str, str]] = FUSED_NORMS
 

@@ -25,8 +25,8 @@ class Autocast(Technique):
     summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected: ClassVar[str] = (
-        "what half precision gains, less the conversion of all weights before each request's first token, and with one "
-        "and a half times fp32's memory; loses in short requests, and wherever every token converts them"
+        "the speed of half precision, less the time to convert all weights before each request's first token, at one "
+        "and a half times fp32's memory; slower for short requests, and wherever each token converts the weights"
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("int8_weight_only", "int8_dynamic", "fp8"),
@@ -40,7 +40,9 @@ class Autocast(Technique):
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """float16 is for GPUs."""
         if device is DeviceKind.CPU and self.dtype == "float16":
-            return "CPUs have no float16 arithmetic worth the name; ask autocast for dtype bfloat16."
+            return (
+                "autocast in float16 needs a GPU, since CPUs compute float16 slowly; set dtype to bfloat16."
+            )
         return None
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:

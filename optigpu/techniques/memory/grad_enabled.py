@@ -23,7 +23,7 @@ class GradEnabled(Technique):
     citation: ClassVar[str] = (
         "Paszke et al., PyTorch, NeurIPS 2019, arXiv:1912.01703 (automatic differentiation)"
     )
-    expected: ClassVar[str] = "slower, and memory that grows with the square of the tokens"
+    expected: ClassVar[str] = "slower, with memory that grows with the square of the number of tokens"
     conflicts: ClassVar[Mapping[str, str]] = {
         "static_kv_cache": "a cache that is kept and written in place would keep every earlier request's gradients",
         "torch_compile": "the compiled decode step writes its cache in place, which would keep every gradient",

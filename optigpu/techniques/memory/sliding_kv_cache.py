@@ -20,12 +20,12 @@ class SlidingKvCache(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
-    summary: ClassVar[str] = "keys and values of the first tokens and of the last ones alone"
+    summary: ClassVar[str] = "only the keys and values of the first and the last tokens are kept"
     citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
     expected: ClassVar[str] = (
-        "a cache and a time per token that stop growing at the window; what lies between is forgotten"
+        "memory and time per token stop growing at the window; the model forgets what lies between"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
 
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)

@@ -28,7 +28,7 @@ class Awq(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     workloads: ClassVar[tuple[str, ...]] = ON_TEXT
-    summary: ClassVar[str] = "4-bit weights, finer where calibration text has large activations"
+    summary: ClassVar[str] = "4-bit weights, rounded more finely where calibration text has large activations"
     citation: ClassVar[str] = "Lin et al., AWQ, 2023, arXiv:2306.00978"
     expected: ClassVar[str] = (
         "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"

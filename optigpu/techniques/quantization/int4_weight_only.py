@@ -35,8 +35,8 @@ class Int4WeightOnly(Technique):
         "mobiusml.github.io/hqq_blog"
     )
     expected: ClassVar[str] = (
-        "a seventh of the fp32 bytes; up to 1.8x of int8_weight_only where decoding is bound by memory, at a cost in "
-        "quality that is larger the smaller the model"
+        "a seventh of the fp32 bytes; up to 1.8x as fast as int8_weight_only where decoding is bound by memory; small "
+        "models lose more quality than large ones"
     )
     conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)

@@ -27,8 +27,8 @@ class Nf4(Technique):
     summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected: ClassVar[str] = (
-        "an eighth of the fp32 bytes, closer to the weights than 4-bit integers of that size; faster than bf16 at "
-        "small batches with fused kernels, slower where each product widens the weights first"
+        "an eighth of the fp32 bytes with smaller errors than 4-bit integers; faster than bf16 at small batches with "
+        "fused kernels, slower where each product widens the weights first"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "autocast": "not all 4-bit operators compute in the dtype that autocast asks for",

@@ -21,14 +21,16 @@ class Tf32(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
     workloads: ClassVar[tuple[str, ...]] = ON_MODELS
-    summary: ClassVar[str] = "float32 matrix products on tensor cores with 10 bits of mantissa; as many bytes"
+    summary: ClassVar[str] = (
+        "float32 matrix products on tensor cores with 10 bits of mantissa; weights keep their size"
+    )
     citation: ClassVar[str] = (
         "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "
         "doi:10.1109/MM.2021.3061394"
     )
     expected: ClassVar[str] = (
-        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); nothing where memory bounds "
-        "decoding"
+        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); no change where decoding is "
+        "bound by memory"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)

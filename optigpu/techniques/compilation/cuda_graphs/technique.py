@@ -27,13 +27,13 @@ class CudaGraphs(Technique):
         "pytorch.org/blog/accelerating-pytorch-with-cuda-graphs"
     )
     expected: ClassVar[str] = (
-        "2x and more at batch 1, where launching takes longer than the kernels; nothing when large"
+        "2x and more at batch 1, where launches take longer than the kernels; no change for large batches"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "a recorded decode step needs a cache that stays in place",
-        "cpu_offload": "a recording knows addresses, and offloaded weights come to others each time",
+        "cpu_offload": "a recording holds addresses, and offloaded weights move each time",
         "grad_enabled": "a recording keeps no gradients",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.CAPTURE,)

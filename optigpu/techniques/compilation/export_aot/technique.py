@@ -19,22 +19,22 @@ class ExportAot(Technique):
     layer: ClassVar[Layer] = Layer.COMPILATION
     phase: ClassVar[Phase] = Phase.COMPILATION
     summary: ClassVar[str] = (
-        "the decode step compiled ahead of time into a library without Python, kept for next time"
+        "the decode step compiled ahead of time into a library without Python, which is kept for later processes"
     )
     citation: ClassVar[str] = (
         "PyTorch documentation, torch.export and AOTInductor (since torch 2.6, 2025); Ansel et al., PyTorch 2, ASPLOS "
         "2024, doi:10.1145/3620665.3640366"
     )
     expected: ClassVar[str] = (
-        "the speed of torch_compile or a little more, since no guard and no Python is left in the step; the next "
-        "process with the same graph finds the library and does not compile; no second copy of the weights"
+        "the speed of torch_compile or a little more, since the step has no guards and no Python; the next process "
+        "with the same graph loads the library without compiling; no second copy of the weights"
     )
     requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "an exported decode step needs a cache",
         "autocast": "torch.export leaves autocast out of the graph",
         "grad_enabled": "an exported step keeps no gradients",
-        "cpu_offload": "an exported step knows where its weights lie",
+        "cpu_offload": "an exported step needs weights that stay in place",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP,)
 

@@ -40,7 +40,7 @@ class SpeculativeDecoding(Technique):
     )
     expected: ClassVar[str] = (
         "2x to 3x at batch 1 where most guesses are right: text that repeats its prompt, or a good draft; slower where "
-        "they are wrong. Models with random weights repeat themselves, so a preset flatters it"
+        "they are wrong. Models with random weights repeat themselves, so presets overstate the gain"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "guesses are verified against a cache",

@@ -28,7 +28,7 @@ class FusedGelu(Technique):
         "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
     }
     expected: ClassVar[str] = (
-        "a few percent of an eager step, where the library's GELU is eight operators; nothing under torch_compile, "
+        "a few percent of an eager step, where the library's GELU is eight operators; no change under torch_compile, "
         "which fuses them itself"
     )
 

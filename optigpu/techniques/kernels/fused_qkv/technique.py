@@ -25,7 +25,7 @@ class FusedQkv(Technique):
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (merged QKV)"
     expected: ClassVar[str] = (
         "a few percent of an eager step, more where keys and values are small: two products fewer for each layer; the "
-        "bytes of the weights stay the same"
+        "weights keep their size"
     )
 
     name: Literal["fused_qkv"] = "fused_qkv"

@@ -29,7 +29,7 @@ class FusedSwiglu(Technique):
         "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
     }
     expected: ClassVar[str] = (
-        "a few percent of an eager step: three operators of a layer fewer; the bytes of the weights stay the same"
+        "a few percent of an eager step: three operators fewer for each layer; the weights keep their size"
     )
 
     name: Literal["fused_swiglu"] = "fused_swiglu"

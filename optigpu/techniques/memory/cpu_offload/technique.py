@@ -25,13 +25,13 @@ class CpuOffload(Technique):
     )
     citation: ClassVar[str] = "Sheng et al., FlexGen, 2023, arXiv:2303.06865"
     expected: ClassVar[str] = (
-        "models that do not fit run at all; every step waits for all weights to cross the bus, 10x slower and more "
-        "at small batches"
+        "runs models that do not fit the GPU; every step waits for all weights to cross the bus, which is 10x slower "
+        "and more at small batches"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     conflicts: ClassVar[Mapping[str, str]] = {
-        "torch_compile": "a compiled step knows where its weights lie",
-        "grad_enabled": "gradients need weights that stay in their place",
+        "torch_compile": "a compiled step needs weights that stay in place",
+        "grad_enabled": "gradients need weights that stay in place",
         "autocast": "it keeps a converted copy of every weight on the GPU",
         **dict.fromkeys(
             ("int8_weight_only", "int8_dynamic"),

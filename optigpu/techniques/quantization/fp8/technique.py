@@ -29,8 +29,8 @@ class Fp8(Technique):
     )
     citation: ClassVar[str] = "Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433"
     expected: ClassVar[str] = (
-        "a quarter of the fp32 bytes; twice the matrix rate of bf16; decoding gains less, since launches bound small "
-        "products"
+        "a quarter of the fp32 bytes; twice the matrix rate of bf16; decoding gains less, since small products are "
+        "bound by launches"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)

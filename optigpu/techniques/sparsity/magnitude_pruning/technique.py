@@ -27,8 +27,8 @@ class MagnitudePruning(Technique):
         "Deep Neural Networks, 2021, arXiv:2104.08378 (2:4)"
     )
     expected: ClassVar[str] = (
-        "no speed and no bytes where zeros are multiplied like other numbers; up to 2x for large products with 2:4 on "
-        "sparse tensor cores; at 50% a clear loss of quality (Frantar & Alistarh, SparseGPT, 2023, arXiv:2301.00774)"
+        "no gain in speed or size where zeros are multiplied like other numbers; up to 2x for large products with 2:4 "
+        "on sparse tensor cores; at 50% a clear loss of quality (Frantar & Alistarh, SparseGPT, 2023, arXiv:2301.00774)"
     )
     cautionary: ClassVar[bool] = True
 
