@@ -14,5 +14,5 @@ def missing(package: Package, environment: Environment) -> str | None:
 
 
 def how_to_install(package: Package) -> str:
-    """What to tell somebody who needs it."""
+    """The sentence that says so, and the command."""
     return f"{package} is not installed; install it with: pip install -e '.[{_EXTRAS[package]}]'."

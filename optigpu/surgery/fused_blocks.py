@@ -13,8 +13,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from optigpu.models.families import Forwards, NormKind, family_of
-from optigpu.ops import add_layer_norm, add_rms_norm, norm_backend
-from optigpu.ops.norm.fused_norm import native_norm_reason
+from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, native_norm_reason, norm_backend
 from optigpu.surgery.norm_blocks import TECHNIQUES, checked_blocks
 from optigpu.surgery.places import become
 from optigpu.vocabulary import UnsupportedError

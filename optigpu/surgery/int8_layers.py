@@ -7,8 +7,8 @@ from typing import Self
 
 import torch
 
-from optigpu.ops import int8_dynamic, int8_linear, pack, pack_dynamic, quantize_rows
-from optigpu.ops.linear.int8_linear import TILE
+from optigpu.ops.linear.int8_dynamic import int8_dynamic, pack_dynamic
+from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_rows
 from optigpu.surgery.places import LinearLayer, weight_of
 
 

@@ -34,7 +34,7 @@ class Place:
 
 
 def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> list[Place]:
-    """Where the modules that are wanted stand, in the model's own order; the model itself is none of them."""
+    """Where the modules that are wanted stand, in the model's own order, without the model itself."""
     return [
         Place(f"{path}.{name}" if path else name, parent, name)
         for path, parent in model.named_modules()

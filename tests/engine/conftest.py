@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -52,3 +52,27 @@ def _make(name: str) -> Path | None:
 def _remove(name: str) -> None:
     with suppress(OSError):
         _folder(name).rmdir()
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """For tests of many small operations of torch, whose threads would wait for each other most of the time."""
+    with torch_threads(1):
+        yield
+
+
+@pytest.fixture
+def several_torch_threads() -> Iterator[None]:
+    """For what an operator does with more than one, in a file that has one otherwise."""
+    with torch_threads(3):
+        yield

@@ -10,7 +10,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = ("gpt2", "llama", "qwen2")
 IMAGES = ("resnet", "vit")
 NEW_TOKENS = 4

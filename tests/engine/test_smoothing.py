@@ -13,7 +13,7 @@ from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

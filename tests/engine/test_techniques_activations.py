@@ -29,7 +29,7 @@ from tests.engine.rounding import in_float64
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, runtime_of
 
-pytestmark = pytest.mark.usefixtures("biased_models")
+pytestmark = pytest.mark.usefixtures("biased_models", "one_torch_thread")
 LAYERS = 2
 GELU = ("gpt2", "opt-gelu")
 GATED = ("llama", "mistral", "qwen2")

@@ -32,6 +32,7 @@ from tests.engine.bitsandbytes_weights import (
     rounded_to_int8,
     twins,
 )
+from tests.engine.pairs import pairwise
 from tests.engine.rounding import (
     UNIT,
     assert_greedy_as_far_as_it_can_be_told,
@@ -41,7 +42,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 BOTH: list[Technique] = [LlmInt8(), Nf4()]
 OTHERS = [(None, "float32"), (Bf16(), "bfloat16"), (Fp16(), "float16")]
 
@@ -112,12 +113,11 @@ def test_packed_nf4_is_the_same_weights_with_statistics_in_bfloat16(family: str)
                 assert bool(((used.T - kept).abs() <= bound * kept.abs() + slack).all())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("other", "dtype"), OTHERS, ids=["alone", "bf16", "fp16"])
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize(("family", "beside", "double"), pairwise([*FAMILIES], OTHERS, [True, False]))
 def test_nf4_decodes_as_its_weights_and_rounding_allow(
-    family: str, other: Technique | None, dtype: str, double: bool
+    family: str, beside: tuple[Technique | None, str], double: bool
 ) -> None:
+    other, dtype = beside
     others = [other] if other else []
     runtime = runtime_of(f"path:{family}", Nf4(double_quantization=double, packing=False), *others)
     reference = in_float64(runtime_of(f"path:{family}", *others).model)
@@ -135,12 +135,11 @@ def test_packed_nf4_decodes_as_its_weights_and_rounding_allow() -> None:
     assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, "bfloat16"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("other", "dtype"), OTHERS, ids=["alone", "bf16", "fp16"])
-@pytest.mark.parametrize("threshold", [6.0, 0.0])
+@pytest.mark.parametrize(("family", "beside", "threshold"), pairwise([*FAMILIES], OTHERS, [6.0, 0.0]))
 def test_int8_decodes_as_its_weights_and_rounding_allow(
-    family: str, other: Technique | None, dtype: str, threshold: float
+    family: str, beside: tuple[Technique | None, str], threshold: float
 ) -> None:
+    other, dtype = beside
     others = [other] if other else []
     reference = in_float64(runtime_of(f"path:{family}", *others).model)
     for layer in replaced_in(reference):

@@ -29,7 +29,7 @@ from tests.engine.packed_models import linear_layers
 from tests.engine.tiny_models import FAMILIES, prompt, runtime_of
 from tests.engine.trained_model import save_trained_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 TECHNIQUE: dict[str, Technique] = {"gptq": Gptq(), "awq": Awq()}
 STAND_IN = Path(__file__).parent / "stand_in"
 

@@ -39,6 +39,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LAYOUTS = {
     "gptq": Layout(),
     "gptq_v2": Layout(less_one=False),

@@ -20,7 +20,7 @@ from optigpu.workloads.base import Task
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 

@@ -19,15 +19,12 @@ from tests.engine.decoder_models import (
     configured,
     decoder_model,
     decoder_of,
-    one_thread,
     packed,
     twin,
 )
 from tests.engine.tiny_models import FAMILIES, prompt, tiny_model
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LENGTH = 14
 
 

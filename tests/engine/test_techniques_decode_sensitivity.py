@@ -12,12 +12,10 @@ from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.requirements import HEAD
 from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
-from tests.engine.decoder_models import one_thread, packed
+from tests.engine.decoder_models import packed
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def test_more_bytes_go_where_the_divergence_is_largest() -> None:

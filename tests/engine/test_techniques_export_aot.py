@@ -22,7 +22,7 @@ from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
 LAYERS = 2
 LINEAR_LAYERS = 7 * LAYERS + 1

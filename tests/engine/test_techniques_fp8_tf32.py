@@ -24,7 +24,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = [(1, 64, 48), (1, 1, 1), (3, 17, 5), (5, 96, 33), (20, 130, 16), (33, 31, 100)]
 """Rows, inner, outputs: multiples of what the operator takes on CUDA, and remainders."""
 

@@ -36,13 +36,11 @@ from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
-from tests.engine.decoder_models import configured, decoder_of, one_thread, packed
+from tests.engine.decoder_models import configured, decoder_of, packed
 from tests.engine.image_models import prefill_runtime
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("models_dir", "one_thread")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 

@@ -32,7 +32,7 @@ from tests.engine.rounding import (
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("normed_models")
+pytestmark = pytest.mark.usefixtures("normed_models", "one_torch_thread")
 LAYERS = 2
 FUSED = {name: FusedLayernorm() for name in LAYER_NORMED} | {name: FusedRmsnorm() for name in RMS_NORMED}
 EACH = pytest.mark.parametrize("name", FUSED)

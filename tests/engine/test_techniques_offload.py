@@ -21,6 +21,7 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, assert_needs_hook, ignore, prompt, runtime_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LAYERS = [1, 2, 3, 4]
 NEW_TOKENS = 3
 

@@ -16,7 +16,7 @@ from optigpu.vocabulary import Layer, UnsupportedError
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 HALVES = [MagnitudePruning(), MagnitudePruning(structure="2:4")]
 BOTH = pytest.mark.parametrize("technique", HALVES, ids=["unstructured", "2:4"])
 SHAPES = [(1, 4), (7, 12), (64, 96), (33, 20)]

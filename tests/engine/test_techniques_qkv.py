@@ -32,7 +32,7 @@ from tests.engine.rounding import in_float64
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("biased_models")
+pytestmark = pytest.mark.usefixtures("biased_models", "one_torch_thread")
 LAYERS = 2
 THREE = ("q_proj", "k_proj", "v_proj")
 FAMILIES = ("llama", "mistral", "opt", "qwen2")

@@ -19,7 +19,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 HALVES = [(Bf16(), "bfloat16"), (Fp16(), "float16")]
 EMBEDDING = "get_input_embeddings"
 

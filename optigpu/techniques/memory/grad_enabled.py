@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class GradEnabled(Technique):
-    """Leaves gradients on, with weights that require them: what a forward pass does when nobody says no_grad.
+    """Leaves gradients on, with weights that require them: what a forward pass does without no_grad.
 
     Each request keeps all of its activations, and the growing cache keeps each of its earlier states.
     """

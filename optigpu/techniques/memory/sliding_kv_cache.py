@@ -32,7 +32,7 @@ class SlidingKvCache(Technique):
     sinks: int = Field(4, ge=0, le=2**20)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It forgets, and whether that matters is the reader's to say."""
+        """It forgets tokens, and whether that matters depends on the use."""
         return False
 
     def cache(self, options: CacheOptions) -> CacheOptions:

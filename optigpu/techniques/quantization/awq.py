@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Awq(Technique):
-    """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes a while.
+    """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes minutes.
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
     itself with `seed` ("self"), or out of a file in the folder of datasets ("file:NAME"). The head stays as it is.
@@ -50,7 +50,7 @@ class Awq(Technique):
         return check_text(calibration)
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """A model that is known before it is loaded is no ready checkpoint, and quantizing needs the extra."""
+        """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
         if model is None:
             return None
         return conv1d_reason(model.family) or missing("gptqmodel", environment)

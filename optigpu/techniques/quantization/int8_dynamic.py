@@ -59,8 +59,7 @@ class Int8Dynamic(Technique):
         Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite or a
         layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
         """
-        from optigpu.ops import int8_dynamic_backend
-        from optigpu.ops.linear.int8_dynamic import MOST_INNER
+        from optigpu.ops.linear.int8_dynamic import MOST_INNER, int8_dynamic_backend
         from optigpu.surgery.int8_layers import Int8DynamicLinear
         from optigpu.surgery.places import checked_places, exchange, weight_of
         from optigpu.surgery.smoothing import own_text, smooth

@@ -33,7 +33,7 @@ class Int8WeightOnly(Technique):
 
         Raises UnsupportedError when the model has none, is quantized already, or has weights that are NaN or infinite.
         """
-        from optigpu.ops import int8_linear_backend
+        from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.int8_layers import Int8Linear
         from optigpu.surgery.places import checked_places, exchange
 

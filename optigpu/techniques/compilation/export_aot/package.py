@@ -88,7 +88,7 @@ class _Holding:
 
 
 def _build(exported: torch.export.ExportedProgram, target: Path) -> None:
-    """Compiles next to `target` and renames, so that nobody ever loads half a file."""
+    """Compiles next to `target` and renames, so that half a file is never loaded."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{target.stem}.{os.getpid()}.pt2")
     with FileLock(target.with_suffix(".lock"), timeout=BUILD_TIMEOUT_S):

@@ -1,7 +1,7 @@
 """Layers with a decoder's packed weights, that take the place of a model's own, and how many bits each of them has.
 
-The decoder reads the packed weights by itself. The layers hold them where whoever counts a model's bytes finds them,
-and compute with them, slowly, for whoever still calls the model.
+The decoder reads the packed weights by itself. The layers hold them, so that a count of the model's bytes includes
+them, and compute with them, slowly, when the model itself is called.
 """
 
 from collections.abc import Mapping, Sequence

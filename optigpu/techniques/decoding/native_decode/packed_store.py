@@ -172,7 +172,7 @@ def _read(path: Path) -> Kept:
     """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
     with safe_open(path, framework="pt") as file:
         said = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     about = said.get("facts", "")
     if said.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
@@ -182,7 +182,7 @@ def _read(path: Path) -> Kept:
 def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
     """Whether the file is not larger than `most` bytes and so was kept. Only who holds the lock calls this.
 
-    Written under another name and renamed, so that nobody ever reads half a file.
+    Written under another name and renamed, so that half a file is never read.
     """
     _clean(path.parent)
     unfinished = path.with_suffix(UNFINISHED)

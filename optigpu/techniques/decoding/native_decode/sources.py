@@ -29,7 +29,7 @@ def sources_of(module: str, package: Path = PACKAGE) -> tuple[Path, ...]:
 
 
 def _file_of(module: str, package: Path) -> Path | None:
-    """Where a module of the package lies; None for any other, and for what is no module."""
+    """Where a module of the package lies; None for other packages, and for a name that is not a module."""
     top, *parts = module.split(".")
     path = package.joinpath(*parts)
     if top != package.name:

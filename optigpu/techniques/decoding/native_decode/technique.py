@@ -99,7 +99,7 @@ class NativeDecode(Technique):
         return f"{self.name} {reason}." if reason else None
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It rounds weights and activations, and how much of that is too much is the reader's to say."""
+        """It costs quality, and how much is acceptable depends on the use."""
         return False
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.models.families import FAMILIES
-from optigpu.ops import bias_gelu
+from optigpu.ops.activation.fused_activation import bias_gelu
 from optigpu.surgery.merging import activation_kernels, kind_of, linear_of, modules_of
 from optigpu.surgery.places import LinearLayer, Place, weight_of
 from optigpu.vocabulary import UnsupportedError

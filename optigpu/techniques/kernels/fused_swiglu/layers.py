@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.models.families import FAMILIES, Mlp
-from optigpu.ops import swiglu
+from optigpu.ops.activation.fused_activation import swiglu
 from optigpu.surgery.merging import (
     activation_kernels,
     joined,

@@ -52,7 +52,7 @@ class CpuOffload(Technique):
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Lays each layer's weights into a buffer of pinned memory and hooks its copies around the layer.
 
-        Raises UnsupportedError when the model has no decoder layers, or weights in tensors of a kind of their own.
+        Raises UnsupportedError when the model has no decoder layers, or weights that are not plain tensors.
         """
         from optigpu.techniques.memory.cpu_offload.streaming import destination, offload
 

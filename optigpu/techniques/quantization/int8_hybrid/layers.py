@@ -8,10 +8,9 @@ import torch
 from torch.nn import Embedding, ModuleList
 from transformers import PreTrainedModel
 
-from optigpu.ops import int8_linear_backend
 from optigpu.ops.four_bits.quantize import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear_backend
-from optigpu.ops.linear.int8_linear import TILE
+from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
 from optigpu.surgery.bit_allocation import Candidate, Decision, Level, Stage
 from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
 from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
@@ -36,7 +35,7 @@ class Parts:
     """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
 
     `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
-    `embedding` where it is no plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
+    `embedding` where it is not a plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
     is the beginning of the paths in the first block, None where blocks are not known.
     """
 

@@ -66,8 +66,8 @@ class Int8Hybrid(Technique):
         Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are NaN
         or infinite, cannot be smoothed as asked, or cannot be as small as asked.
         """
-        from optigpu.ops import int8_linear_backend
         from optigpu.ops.linear.int4_linear import int4_linear_backend
+        from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.smoothing import own_text, smooth
         from optigpu.techniques.quantization.int8_hybrid.layers import (
             candidates_of,
