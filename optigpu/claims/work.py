@@ -6,6 +6,7 @@ from functools import lru_cache
 from optigpu.claims.model import Book, Claim, Precision
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.models.facts import facts_of
+from optigpu.models.families import family_of
 from optigpu.models.presets import PRESETS
 from optigpu.models.reference import ModelReference
 
@@ -43,7 +44,7 @@ def weights_of(model: str | None) -> Weights | None:
     attention = 2 * width * facts.head_size * (facts.heads + facts.kv_heads)
     mlp = (3 if facts.gated_mlp else 2) * width * facts.inner_size
     table = facts.vocabulary * facts.embedding_size
-    positions = facts.context * width if facts.family in ("gpt2", "opt") else 0
+    positions = facts.context * width if family_of(facts.family).learns_positions else 0
     return Weights(
         blocks=facts.layers * (attention + mlp),
         embedding=positions + (0 if facts.tied_head else table),

@@ -1,10 +1,11 @@
 """What can be known of a model without loading it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import bundled_config
+from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 
@@ -19,23 +20,7 @@ __all__ = [
     "known_facts",
 ]
 
-_GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"} | {
-    "max_position_embeddings": "n_positions"
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True},
-    "opt": {"tie_word_embeddings": True},
-}
-_MLP = {
-    "gpt2": ("n_inner", False),
-    "opt": ("ffn_dim", False),
-    **dict.fromkeys(("llama", "mistral", "qwen2"), ("intermediate_size", True)),
-}
-"""Families whose blocks are known: what the configuration calls the MLP's width, and whether the MLP is gated."""
-
-
 Facts = ModelFacts | ImageFacts
-_FIXED_SIZE = ("beit", "deit", "vit")
 _USUAL_SIZE = 224
 """He et al., Deep Residual Learning, 2015: the crops that ImageNet's classifiers are trained on ever since."""
 
@@ -62,7 +47,7 @@ def facts_of(reference: ModelReference) -> ModelFacts | None:
 def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:
     """The facts in a transformers configuration of an image classifier, given as a mapping of its attributes.
 
-    Of a size that is no square its longer side counts.
+    Of a size that is not square its longer side counts.
     """
     size = config.get("image_size") or _USUAL_SIZE
     return ImageFacts(
@@ -70,17 +55,17 @@ def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFact
         channels=int(config.get("num_channels", 3)),
         image_size=int(size if isinstance(size, int) else max(size)),
         classes=int(config["num_labels"]),
-        fixed_size=family in _FIXED_SIZE,
+        fixed_size=family_of(family).fixed_image_size,
     )
 
 
 def facts_from_config(family: str, config: Mapping[str, Any]) -> ModelFacts:
     """The facts in a transformers configuration, given as a mapping of its attributes."""
-    values = _DEFAULTS.get(family, {}) | dict(config)
-    names = _GPT2_NAMES if family == "gpt2" else {}
+    keys = family_of(family).keys
+    values = {**keys.defaults, **config}
 
     def read(name: str) -> Any:
-        return values[names.get(name, name)]
+        return values[keys.renamed.get(name, name)]
 
     heads, hidden_size = int(read("num_attention_heads")), int(read("hidden_size"))
     return ModelFacts(
@@ -96,13 +81,23 @@ def facts_from_config(family: str, config: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def block_shapes(family: str, config: Mapping[str, Any], hidden_size: int, heads: int) -> dict[str, Any]:
+class BlockShapes(TypedDict):
     """The fields of ModelFacts that say how large the matrices of a block are."""
-    name, gated = _MLP.get(family, (None, None))
+
+    head_size: int
+    inner_size: int | None
+    gated_mlp: bool | None
+    embedding_size: int
+
+
+def block_shapes(family: str, config: Mapping[str, Any], hidden_size: int, heads: int) -> BlockShapes:
+    """Read from a transformers configuration, given as a mapping of its attributes."""
+    known = family_of(family)
+    name = known.keys.inner_size
     return {
         "head_size": int(config.get("head_dim") or hidden_size // heads),
         # GPT-2's configuration may leave the width out.
         "inner_size": int(config.get(name) or 4 * hidden_size) if name else None,
-        "gated_mlp": gated,
+        "gated_mlp": bool(known.mlp and known.mlp.gate) if name else None,
         "embedding_size": int(config.get("word_embed_proj_dim") or hidden_size),
     }

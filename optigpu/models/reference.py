@@ -30,8 +30,8 @@ class ModelReference(Frozen):
 def parse_reference(text: str) -> ModelReference:
     """Reads a reference.
 
-    Raises SpecError for an unknown preset or bundled model (and lists the known ones), a name that no hub would hold,
-    or a path that leaves the model directory.
+    Raises SpecError for an unknown preset or bundled model (and lists the known ones), an invalid hub name, or a path
+    that leaves the model directory.
     """
     kind, colon, rest = text.partition(":")
     if not colon:
@@ -39,8 +39,7 @@ def parse_reference(text: str) -> ModelReference:
     readers = {"preset": _preset, "bundled": _bundled, "hub": _hub, "path": _path}
     if kind not in readers:
         raise SpecError(
-            f"{kind!r} is no kind of model; write one of preset:NAME, bundled:NAME, hub:ORG/NAME@REVISION, "
-            "path:DIR."
+            f"Unknown kind of model {kind!r}; write preset:NAME, bundled:NAME, hub:ORG/NAME@REVISION or path:DIR."
         )
     return readers[kind](rest)
 
@@ -48,19 +47,19 @@ def parse_reference(text: str) -> ModelReference:
 def _preset(name: str) -> ModelReference:
     known = PRESETS | IMAGE_PRESETS
     if name not in known:
-        raise SpecError(f"There is no preset {name!r}; the presets are {', '.join(known)}.")
+        raise SpecError(f"Unknown preset {name!r}; the presets are {', '.join(known)}.")
     return ModelReference(kind="preset", name=name)
 
 
 def _bundled(name: str) -> ModelReference:
     if name not in BUNDLED:
-        raise SpecError(f"There is no bundled model {name!r}; the bundled models are {', '.join(BUNDLED)}.")
+        raise SpecError(f"Unknown bundled model {name!r}; the bundled models are {', '.join(BUNDLED)}.")
     return ModelReference(kind="bundled", name=name)
 
 
 def _hub(text: str) -> ModelReference:
     if not _HUB.match(text) or ".." in text:
-        raise SpecError(f"{text!r} is no hub name; write ORG/NAME or ORG/NAME@REVISION.")
+        raise SpecError(f"{text!r} is not a valid hub name; write ORG/NAME or ORG/NAME@REVISION.")
     name, _, revision = text.partition("@")
     return ModelReference(kind="hub", name=name, revision=revision or None)
 
@@ -68,9 +67,7 @@ def _hub(text: str) -> ModelReference:
 def _path(text: str) -> ModelReference:
     path = PurePosixPath(text)
     if not text or path.is_absolute() or ".." in path.parts:
-        raise SpecError(
-            f"{text!r} must be a directory under the model directory, without '..' and not absolute."
-        )
+        raise SpecError(f"{text!r} must be a relative path under the model directory, without '..'.")
     return ModelReference(kind="path", name=str(path))
 
 

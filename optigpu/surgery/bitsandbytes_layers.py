@@ -4,12 +4,14 @@ The library's own layers keep their statistics in attributes that no meter sees,
 move and that torch.export does not know. What these compute is, bit for bit, what those compute.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from optigpu.documents.result import Environment
-from optigpu.surgery.places import Place, checked_places, weight_of
+import torch
+from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quantize_4bit
+from bitsandbytes.nn import Linear4bit, Params4bit
+from transformers import PreTrainedModel
+
+from optigpu.surgery.places import Place, checked_places
 from optigpu.vocabulary import UnsupportedError
 
 NF4_BLOCK = 64
@@ -18,16 +20,10 @@ NF4_NESTED_BLOCK = 256
 """Statistics that share one, where they are quantized as well."""
 PACKED_OUTPUTS, PACKED_INPUTS = 32, 64
 """What the sizes of a layer must be multiples of for the library's fused operator on CPUs."""
+_LIBRARY = torch.ops.bitsandbytes
 
 
-def missing(environment: Environment) -> str | None:
-    """Why there is no bitsandbytes, in one sentence, or None."""
-    if "bitsandbytes" in environment.software:
-        return None
-    return "bitsandbytes is not installed; install it with: pip install -e '.[quant]'."
-
-
-def places_but_the_head(model: Any, technique: str) -> list[Place]:
+def places_but_the_head(model: PreTrainedModel, technique: str) -> list[Place]:
     """The linear layers that transformers has bitsandbytes quantize: all but the head, which stays in its dtype.
 
     A model without a language model's head keeps its last linear layer. Raises UnsupportedError as `checked_places`
@@ -39,167 +35,127 @@ def places_but_the_head(model: Any, technique: str) -> list[Place]:
     rest = [place for place in places if place.layer is not kept]
     if not rest:
         raise UnsupportedError(
-            f"{technique}: the only linear layer of this model is its head, which stays as it is; leave it out of the "
+            f"{technique} leaves the head as it is, and this model has no other linear layer; leave it out of the "
             "stack."
         )
     return rest
 
 
-def int8_outlier_linear_of(threshold: float) -> Callable[[Any], Any]:
-    """Makes of a Linear or a Conv1D its twin in LLM.int8()."""
-    return lambda layer: int8_outlier_linear_class()(weight_of(layer), layer.bias, threshold)
+class Int8OutlierLinear(torch.nn.Module):
+    """LLM.int8(): y = (round(x / s) @ q.T) * s * scale / 127**2 + bias; s is the largest magnitude in a row of x.
 
+    A column in which any row of x reaches `threshold` is left out of x, and of s, and multiplied with its weights
+    in the dtype of x; with the threshold 0 there are none. Dettmers et al., 2022, section 3.2.
+    """
 
-def nf4_linear_of(layer: Any, double_quantization: bool, packed: bool) -> Any:
-    """The twin of a Linear or a Conv1D with weights of 4 bits; `packed` asks for the fused layout, where it fits."""
-    return nf4_linear_class()(weight_of(layer), layer.bias, double_quantization, packed)
+    holds_quantized_weights = True
+    packed: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
 
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threshold: float) -> None:
+        super().__init__()
+        # The library quantizes float16 numbers, of weights and of activations.
+        packed, scale, _ = int8_vectorwise_quant(weight.detach().to(torch.float16).contiguous())
+        self.register_buffer("packed", packed)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.threshold = threshold
 
-@functools.cache
-def int8_outlier_linear_class() -> Any:
-    """LLM.int8(): columns of x with an outlier are multiplied in the dtype of x, all others in int8."""
-    import torch
-    from bitsandbytes.functional import int8_vectorwise_quant
-
-    library = torch.ops.bitsandbytes
-
-    class Int8OutlierLinear(torch.nn.Module):
-        """y = (round(x / s) @ q.T) * s * scale / 127**2 + bias; s is the largest magnitude in a row of x.
-
-        A column in which any row of x reaches `threshold` is left out of x, and of s, and multiplied with its weights
-        in the dtype of x; with the threshold 0 there are none. Dettmers et al., 2022, section 3.2.
-        """
-
-        holds_quantized_weights = True
-        packed: torch.Tensor
-        scale: torch.Tensor
-        bias: torch.Tensor | None
-
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, threshold: float) -> None:
-            super().__init__()
-            # The library quantizes float16 numbers, of weights and of activations.
-            packed, scale, _ = int8_vectorwise_quant(weight.detach().to(torch.float16).contiguous())
-            self.register_buffer("packed", packed)
-            self.register_buffer("scale", scale)
-            self.register_buffer("bias", None if bias is None else bias.detach().clone())
-            self.threshold = threshold
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = x.reshape(-1, x.shape[-1]).contiguous()
-            q, largest, columns = int8_vectorwise_quant(rows.to(torch.float16), threshold=self.threshold)
-            y: torch.Tensor
-            if self.threshold > 0:
-                y, _ = library.int8_mixed_scaled_mm(
-                    rows, q, self.packed, largest, self.scale, columns, self.bias
-                )
-            else:
-                y = library.int8_scaled_mm(q, self.packed, largest, self.scale, bias=self.bias, dtype=x.dtype)
-            return y.view(*x.shape[:-1], -1)
-
-    return Int8OutlierLinear
-
-
-@functools.cache
-def nf4_linear_class() -> Any:
-    """4-bit NormalFloat weights, one statistic for each block of 64, products in the dtype of the model."""
-    import torch
-    from bitsandbytes.functional import quantize_4bit
-
-    library = torch.ops.bitsandbytes
-
-    class Nf4Linear(torch.nn.Module):
-        """y = x @ W.T + bias, where W is levels[packed] * absmax of its block. Dettmers et al., QLoRA, 2023, section 3.
-
-        With `nested` the statistics are int8 themselves: nested_levels[absmax] * nested_absmax + offset. With `fused`
-        they are bfloat16 numbers and `packed` lies as the library's operator for CPUs reads it.
-        """
-
-        holds_quantized_weights = True
-        packed: torch.Tensor
-        absmax: torch.Tensor
-        levels: torch.Tensor
-        offset: torch.Tensor
-        nested_absmax: torch.Tensor
-        nested_levels: torch.Tensor
-        bias: torch.Tensor | None
-
-        def __init__(
-            self, weight: torch.Tensor, bias: torch.Tensor | None, double: bool, packed: bool
-        ) -> None:
-            super().__init__()
-            self.shape, self.dtype = weight.shape, weight.dtype
-            self.fused = packed and _fits_fused(weight)
-            self.nested = double and not self.fused
-            data, state = quantize_4bit(
-                weight.detach().contiguous(),
-                blocksize=NF4_BLOCK,
-                compress_statistics=self.nested,
-                quant_type="nf4",
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        q, largest, columns = int8_vectorwise_quant(rows.to(torch.float16), threshold=self.threshold)
+        y: torch.Tensor
+        if self.threshold > 0:
+            y, _ = _LIBRARY.int8_mixed_scaled_mm(
+                rows, q, self.packed, largest, self.scale, columns, self.bias
             )
-            if self.fused:
-                data, state = _as_fused(data, state)
-            self.register_buffer("packed", data)
-            self.register_buffer("absmax", state.absmax)
-            self.register_buffer("levels", state.code)
-            if self.nested:
-                self.register_buffer("offset", state.offset)
-                self.register_buffer("nested_absmax", state.state2.absmax)
-                self.register_buffer("nested_levels", state.state2.code)
-            self.register_buffer("bias", None if bias is None else bias.detach().clone())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            known, shape = x.to(self.dtype), list(self.shape)
-            y: torch.Tensor
-            if self.fused:
-                y = library.gemv_4bit(known, self.packed, shape, self.absmax, self.levels, NF4_BLOCK)
-                y = y if self.bias is None else y + self.bias
-            elif self.shape[1] % NF4_BLOCK:
-                y = torch.nn.functional.linear(known, self._widened(), self.bias)
-            elif self.nested:
-                y = library.gemm_4bit(
-                    known, self.packed, shape, self.nested_absmax, NF4_BLOCK, "nf4", self.bias,
-                    self.absmax, self.nested_levels, self.offset,
-                )  # fmt: skip
-            else:
-                y = library.gemm_4bit(known, self.packed, shape, self.absmax, NF4_BLOCK, "nf4", self.bias)
-            return y.to(x.dtype)
-
-        def _widened(self) -> torch.Tensor:
-            """W where blocks reach over the ends of rows, widened as one long row.
-
-            With AVX-512, version 0.50 gives rows of 32, 96, 160, ... inputs the statistics of other blocks.
-            """
-            absmax = self.absmax
-            if self.nested:
-                levels = (self.nested_absmax, self.nested_levels, NF4_NESTED_BLOCK, torch.float32)
-                absmax = library.dequantize_blockwise(absmax, *levels) + self.offset
-            row = [1, self.shape[0] * self.shape[1]]
-            wide: torch.Tensor = library.dequantize_4bit(
-                self.packed, absmax, NF4_BLOCK, "nf4", row, self.dtype
-            )
-            return wide.view(self.shape)
-
-    return Nf4Linear
+        else:
+            y = _LIBRARY.int8_scaled_mm(q, self.packed, largest, self.scale, bias=self.bias, dtype=x.dtype)
+        return y.view(*x.shape[:-1], -1)
 
 
-def _fits_fused(weight: Any) -> bool:
+class Nf4Linear(torch.nn.Module):
+    """y = x @ W.T + bias, where W is levels[packed] * absmax of its block. Dettmers et al., QLoRA, 2023, section 3.
+
+    With `nested` the statistics are int8 themselves: nested_levels[absmax] * nested_absmax + offset. With `fused`
+    they are bfloat16 numbers and `packed` lies as the library's operator for CPUs reads it.
+    """
+
+    holds_quantized_weights = True
+    packed: torch.Tensor
+    absmax: torch.Tensor
+    levels: torch.Tensor
+    offset: torch.Tensor
+    nested_absmax: torch.Tensor
+    nested_levels: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, double: bool, packed: bool) -> None:
+        super().__init__()
+        self.shape, self.dtype = weight.shape, weight.dtype
+        self.fused = packed and _fits_fused(weight)
+        self.nested = double and not self.fused
+        data, state = quantize_4bit(
+            weight.detach().contiguous(),
+            blocksize=NF4_BLOCK,
+            compress_statistics=self.nested,
+            quant_type="nf4",
+        )
+        if self.fused:
+            data, state = _as_fused(data, state)
+        self.register_buffer("packed", data)
+        self.register_buffer("absmax", state.absmax)
+        self.register_buffer("levels", state.code)
+        if self.nested:
+            self.register_buffer("offset", state.offset)
+            self.register_buffer("nested_absmax", state.state2.absmax)
+            self.register_buffer("nested_levels", state.state2.code)
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known, shape = x.to(self.dtype), list(self.shape)
+        y: torch.Tensor
+        if self.fused:
+            y = _LIBRARY.gemv_4bit(known, self.packed, shape, self.absmax, self.levels, NF4_BLOCK)
+            y = y if self.bias is None else y + self.bias
+        elif self.shape[1] % NF4_BLOCK:
+            y = torch.nn.functional.linear(known, self._widened(), self.bias)
+        elif self.nested:
+            y = _LIBRARY.gemm_4bit(
+                known, self.packed, shape, self.nested_absmax, NF4_BLOCK, "nf4", self.bias,
+                self.absmax, self.nested_levels, self.offset,
+            )  # fmt: skip
+        else:
+            y = _LIBRARY.gemm_4bit(known, self.packed, shape, self.absmax, NF4_BLOCK, "nf4", self.bias)
+        return y.to(x.dtype)
+
+    def _widened(self) -> torch.Tensor:
+        """W where blocks reach over the ends of rows, widened as one long row.
+
+        With AVX-512, version 0.50 gives rows of 32, 96, 160, ... inputs the statistics of other blocks.
+        """
+        absmax = self.absmax
+        if self.nested:
+            levels = (self.nested_absmax, self.nested_levels, NF4_NESTED_BLOCK, torch.float32)
+            absmax = _LIBRARY.dequantize_blockwise(absmax, *levels) + self.offset
+        row = [1, self.shape[0] * self.shape[1]]
+        wide: torch.Tensor = _LIBRARY.dequantize_4bit(self.packed, absmax, NF4_BLOCK, "nf4", row, self.dtype)
+        return wide.view(self.shape)
+
+
+def _fits_fused(weight: torch.Tensor) -> bool:
     """Whether the library's fused operator for CPUs takes such a layer here: AVX-512 with bfloat16, and whole tiles.
 
     It computes in bfloat16, so it is for weights that are bfloat16 before.
     """
-    import torch
-    from bitsandbytes.functional import has_avx512bf16
-
     outputs, inputs = weight.shape
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     return is_alike and not (outputs % PACKED_OUTPUTS or inputs % PACKED_INPUTS) and bool(has_avx512bf16())
 
 
-def _as_fused(data: Any, state: Any) -> tuple[Any, Any]:
+def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
     """The same weights as the library lays them out for its fused operator: it does so at a layer's first pass."""
-    import torch
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
     outputs, inputs = state.shape
     layer = Linear4bit(
         inputs, outputs, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4", device="meta"

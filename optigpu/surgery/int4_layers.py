@@ -1,59 +1,94 @@
-"""Layers with 4-bit weights that take the place of a model's own. Each is made at its first use."""
+"""Layers with 4-bit weights that take the place of a model's own."""
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Self
 
-from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery.places import weight_of
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.four_bits.scheme import Int4Weights
-    from optigpu.ops.linear.int4_linear import PackedInt4
-
-CONFLICTS = {
-    "autocast": "the 4-bit operator takes its activations as they come, and autocast does not reach it",
-    "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
-    "grad_enabled": "4-bit weights have no gradient",
-}
-"""What no technique goes with that computes with these layers, and why."""
-
-
-def int4_linear_of(layer: Any, scheme: Int4Scheme, readable: bool = False) -> Any:
-    """The twin of a Linear or a Conv1D with 4-bit weights and activations as they are.
-
-    `readable` wants a layout that an `int4_embedding_of` can look rows up in, also where another is faster.
-    Raises ValueError when the scheme's groups do not divide the inputs or weights are not finite: ask `checked_places`
-    before.
-    """
-    from optigpu.ops.four_bits.quantize import quantize_groups
-
-    weight = weight_of(layer)
-    return int4_linear_with(quantize_groups(weight, scheme), layer.bias, weight.dtype, readable)
+from optigpu.ops.four_bits.quantize import quantize_groups
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
+from optigpu.ops.linear.int4_linear import (
+    PACKED_OUTPUTS,
+    TILE,
+    PackedInt4,
+    int4_linear,
+    int4_linear_backend,
+    int4_rows,
+    pack_int4,
+)
+from optigpu.surgery.int8_layers import float_bias
+from optigpu.surgery.places import LinearLayer, weight_of
 
 
-def int4_linear_with(
-    weights: "Int4Weights", bias: "torch.Tensor | None", dtype: "torch.dtype", readable: bool = False
-) -> Any:
-    """A layer that computes with 4-bit numbers which were chosen elsewhere, in a model of `dtype`."""
-    from optigpu.ops.linear.int4_linear import int4_linear_backend, pack_int4
+class Int4Linear(torch.nn.Module):
+    """y = x @ weight.T + bias with the weights that 4-bit numbers stand for, in the dtype of x."""
 
-    backend = int4_linear_backend(weights.q.device, dtype)
-    if readable and backend == "torch-int4pack":
-        backend = "torch-dequantize"
-    return _int4_linear_class()(pack_int4(weights, backend), None if bias is None else bias.detach().float())
+    holds_quantized_weights = True
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
+    outputs: int
+    bias: torch.Tensor | None
+
+    def __init__(self, packed: PackedInt4, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        _hold(self, packed)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def of(cls, layer: LinearLayer, scheme: Int4Scheme, readable: bool = False) -> Self:
+        """The twin of a Linear or a Conv1D, with activations as they are.
+
+        `readable` wants a layout that an Int4Embedding can look rows up in, also where another is faster.
+        Raises ValueError when the scheme's groups do not divide the inputs or weights are not finite: ask
+        `checked_places` before.
+        """
+        weight = weight_of(layer)
+        return cls.holding(quantize_groups(weight, scheme), layer.bias, weight.dtype, readable)
+
+    @classmethod
+    def holding(
+        cls, weights: Int4Weights, bias: torch.Tensor | None, dtype: torch.dtype, readable: bool = False
+    ) -> Self:
+        """A layer that computes with 4-bit numbers which were chosen elsewhere, in a model of `dtype`."""
+        backend = int4_linear_backend(weights.q.device, dtype)
+        if readable and backend == "torch-int4pack":
+            backend = "torch-dequantize"
+        return cls(pack_int4(weights, backend), float_bias(bias))
+
+    @property
+    def packed(self) -> PackedInt4:
+        return PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return int4_linear(x, self.packed, self.bias)
 
 
-def int4_embedding_of(head: Any, dtype: "torch.dtype") -> Any:
-    """Looks rows up in the very table that a readable head of `int4_linear_of` multiplies with, in `dtype`."""
-    return _int4_embedding_class()(head.packed, dtype)
+class Int4Embedding(torch.nn.Module):
+    """Row i of the weights that 4-bit numbers stand for, in `dtype`."""
+
+    holds_quantized_weights = True
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
+    outputs: int
+
+    def __init__(self, packed: PackedInt4, dtype: torch.dtype) -> None:
+        super().__init__()
+        _hold(self, packed)
+        self.dtype = dtype
+
+    @classmethod
+    def sharing(cls, head: Int4Linear, dtype: torch.dtype) -> Self:
+        """The lookup in the very table that a readable Int4Linear multiplies with."""
+        return cls(head.packed, dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        packed = PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
+        return int4_rows(packed, ids).to(self.dtype)
 
 
-def int4_bytes(weight: Any, scheme: Int4Scheme) -> int:
+def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
     """Bytes of an [outputs, inner] weight as 4-bit numbers with scales and what fills them up, on its device."""
-    from optigpu.ops.linear.int4_linear import PACKED_OUTPUTS, TILE, int4_linear_backend
-
     backend = int4_linear_backend(weight.device, weight.dtype)
     units = {"torch-dequantize": 1, "torch-int4pack": PACKED_OUTPUTS.get(weight.device.type, 1)}
     unit = units.get(backend, TILE)
@@ -62,66 +97,8 @@ def int4_bytes(weight: Any, scheme: Int4Scheme) -> int:
     return int(outputs * inner // 2 + 2 * scales * outputs * (inner // scheme.group_size))
 
 
-@functools.cache
-def _int4_linear_class() -> Any:
-    import torch
-
-    from optigpu.ops.linear.int4_linear import PackedInt4, int4_linear
-
-    class Int4Linear(torch.nn.Module):
-        """y = x @ weight.T + bias with the weights that 4-bit numbers stand for, in the dtype of x."""
-
-        holds_quantized_weights = True
-        numbers: torch.Tensor
-        scale: torch.Tensor
-        offset: torch.Tensor | None
-        outputs: int
-        bias: torch.Tensor | None
-
-        def __init__(self, packed: PackedInt4, bias: torch.Tensor | None) -> None:
-            super().__init__()
-            _hold(self, packed)
-            self.register_buffer("bias", bias)
-
-        @property
-        def packed(self) -> PackedInt4:
-            return PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return int4_linear(x, self.packed, self.bias)
-
-    return Int4Linear
-
-
-@functools.cache
-def _int4_embedding_class() -> Any:
-    import torch
-
-    from optigpu.ops.linear.int4_linear import PackedInt4, int4_rows
-
-    class Int4Embedding(torch.nn.Module):
-        """Row i of the weights that 4-bit numbers stand for, in `dtype`."""
-
-        holds_quantized_weights = True
-        numbers: torch.Tensor
-        scale: torch.Tensor
-        offset: torch.Tensor | None
-        outputs: int
-
-        def __init__(self, packed: PackedInt4, dtype: torch.dtype) -> None:
-            super().__init__()
-            _hold(self, packed)
-            self.dtype = dtype
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            packed = PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
-            return int4_rows(packed, ids).to(self.dtype)
-
-    return Int4Embedding
-
-
-def _hold(module: Any, packed: "PackedInt4") -> None:
-    """As buffers, so that whoever counts a model's bytes counts these."""
+def _hold(module: Int4Linear | Int4Embedding, packed: PackedInt4) -> None:
+    """As buffers, so that a count of the model's bytes includes them."""
     module.register_buffer("numbers", packed.numbers)
     module.register_buffer("scale", packed.scale)
     module.register_buffer("offset", packed.offset)

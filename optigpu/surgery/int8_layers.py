@@ -1,168 +1,133 @@
-"""Layers with int8 weights that take the place of a model's own. Each is made at its first use: its base is torch's.
+"""Layers with int8 weights that take the place of a model's own.
 
 All of them hold one scale for each output (or row of a table) and compute with optigpu.ops.
 """
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Self
 
-from optigpu.surgery.places import weight_of
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-
-def int8_linear_of(layer: Any) -> Any:
-    """The twin of a Linear or a Conv1D with int8 weights and activations as they are."""
-    return int8_linear_class()(weight_of(layer), layer.bias)
+from optigpu.ops.linear.int8_dynamic import int8_dynamic, pack_dynamic
+from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_rows
+from optigpu.surgery.places import LinearLayer, weight_of
 
 
-def int16_linear_of(layer: Any) -> Any:
-    """The twin of a Linear or a Conv1D with weights of 16 bits: int8 ones, and int8 ones of what those leave over."""
-    return int16_linear_class()(weight_of(layer), layer.bias)
-
-
-def int8_dynamic_linear_of(layer: Any) -> Any:
-    """The twin of a Linear or a Conv1D with int8 weights and activations that are quantized as they come."""
-    return int8_dynamic_linear_class()(weight_of(layer), layer.bias)
-
-
-@functools.cache
-def int8_linear_class() -> Any:
+class Int8Linear(torch.nn.Module):
     """y = (x @ q.T) * scale + bias, in the dtype of x."""
-    import torch
 
-    from optigpu.ops.linear.int8_linear import int8_linear, pack, quantize_rows
+    holds_quantized_weights = True
+    packed: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
 
-    class Int8Linear(torch.nn.Module):
-        """y = (x @ q.T) * scale + bias, in the dtype of x."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        q, scale = quantize_rows(weight)
+        self.register_buffer("packed", pack(q))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", float_bias(bias))
 
-        holds_quantized_weights = True
-        packed: torch.Tensor
-        scale: torch.Tensor
-        bias: torch.Tensor | None
+    @classmethod
+    def of(cls, layer: LinearLayer) -> Self:
+        """The twin of a Linear or a Conv1D."""
+        return cls(weight_of(layer), layer.bias)
 
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            super().__init__()
-            q, scale = quantize_rows(weight)
-            self.register_buffer("packed", pack(q))
-            self.register_buffer("scale", scale)
-            self.register_buffer("bias", _float_bias(bias))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return int8_linear(x, self.packed, self.scale, self.bias)
-
-    return Int8Linear
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return int8_linear(x, self.packed, self.scale, self.bias)
 
 
-@functools.cache
-def int16_linear_class() -> Any:
+class Int16Linear(torch.nn.Module):
     """y = (x @ high.T) * high_scale + (x @ low.T) * low_scale + bias, in the dtype of x.
 
     As many bytes as bfloat16 with smaller errors: at most 1/64,000 of a row's largest weight, where bfloat16 is off by
     up to 1/512 of each. And on a CPU faster: for one token, 768 inputs and 2304 outputs, a Zen 4 core took 190 us for
     two products with int8 weights and 440 us for torch's one with bfloat16.
     """
-    import torch
 
-    from optigpu.ops.linear.int8_linear import int8_linear, pack, quantize_rows
+    holds_quantized_weights = True
+    high: torch.Tensor
+    high_scale: torch.Tensor
+    low: torch.Tensor
+    low_scale: torch.Tensor
+    bias: torch.Tensor | None
 
-    class Int16Linear(torch.nn.Module):
-        """y = (x @ high.T) * high_scale + (x @ low.T) * low_scale + bias, in the dtype of x."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        high, high_scale = quantize_rows(weight)
+        low, low_scale = quantize_rows(weight.detach().float() - high * high_scale[:, None])
+        self.register_buffer("high", pack(high))
+        self.register_buffer("high_scale", high_scale)
+        self.register_buffer("low", pack(low))
+        self.register_buffer("low_scale", low_scale)
+        self.register_buffer("bias", float_bias(bias))
 
-        holds_quantized_weights = True
-        high: torch.Tensor
-        high_scale: torch.Tensor
-        low: torch.Tensor
-        low_scale: torch.Tensor
-        bias: torch.Tensor | None
+    @classmethod
+    def of(cls, layer: LinearLayer) -> Self:
+        """The twin of a Linear or a Conv1D with 16 bits a weight: int8 ones, and int8 ones of what those leave over."""
+        return cls(weight_of(layer), layer.bias)
 
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            super().__init__()
-            high, high_scale = quantize_rows(weight)
-            low, low_scale = quantize_rows(weight.detach().float() - high * high_scale[:, None])
-            self.register_buffer("high", pack(high))
-            self.register_buffer("high_scale", high_scale)
-            self.register_buffer("low", pack(low))
-            self.register_buffer("low_scale", low_scale)
-            self.register_buffer("bias", _float_bias(bias))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rest = int8_linear(x, self.low, self.low_scale, self.bias)
-            return int8_linear(x, self.high, self.high_scale) + rest
-
-    return Int16Linear
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rest = int8_linear(x, self.low, self.low_scale, self.bias)
+        return int8_linear(x, self.high, self.high_scale) + rest
 
 
-@functools.cache
-def int8_dynamic_linear_class() -> Any:
+class Int8DynamicLinear(torch.nn.Module):
     """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
-    import torch
 
-    from optigpu.ops.linear.int8_dynamic import int8_dynamic, pack_dynamic
-    from optigpu.ops.linear.int8_linear import quantize_rows
+    holds_quantized_weights = True
+    packed: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
 
-    class Int8DynamicLinear(torch.nn.Module):
-        """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        q, scale = quantize_rows(weight)
+        self.register_buffer("packed", pack_dynamic(q))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", float_bias(bias))
 
-        holds_quantized_weights = True
-        packed: torch.Tensor
-        scale: torch.Tensor
-        bias: torch.Tensor | None
+    @classmethod
+    def of(cls, layer: LinearLayer) -> Self:
+        """The twin of a Linear or a Conv1D."""
+        return cls(weight_of(layer), layer.bias)
 
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            super().__init__()
-            q, scale = quantize_rows(weight)
-            self.register_buffer("packed", pack_dynamic(q))
-            self.register_buffer("scale", scale)
-            self.register_buffer("bias", _float_bias(bias))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return int8_dynamic(x, self.packed, self.scale, self.bias)
-
-    return Int8DynamicLinear
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return int8_dynamic(x, self.packed, self.scale, self.bias)
 
 
-@functools.cache
-def int8_embedding_class() -> Any:
-    """Looks up rows of an int8 table, in the layout of a head that may share it."""
-    import torch
+class Int8Embedding(torch.nn.Module):
+    """row i = table[i] * scale[i], in `dtype`.
 
-    from optigpu.ops.linear.int8_linear import TILE, quantize_rows
+    The table is int8 [rows, inner], or what `pack` made of it for a head: [tiles, inner, TILE].
+    """
 
-    class Int8Embedding(torch.nn.Module):
-        """row i = table[i] * scale[i], in `dtype`.
+    holds_quantized_weights = True
+    table: torch.Tensor
+    scale: torch.Tensor
 
-        The table is int8 [rows, inner], or what `pack` made of it for a head: [tiles, inner, TILE].
-        """
+    def __init__(self, table: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+        self.register_buffer("scale", scale)
+        self.dtype = dtype
 
-        holds_quantized_weights = True
-        table: torch.Tensor
-        scale: torch.Tensor
+    @classmethod
+    def of(cls, embedding: torch.nn.Module) -> Self:
+        """The twin of a torch Embedding with a table of its own."""
+        weight = weight_of(embedding)
+        return cls(*quantize_rows(weight), weight.dtype)
 
-        def __init__(self, table: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
-            super().__init__()
-            self.register_buffer("table", table)
-            self.register_buffer("scale", scale)
-            self.dtype = dtype
+    @classmethod
+    def sharing(cls, head: Int8Linear, dtype: torch.dtype) -> Self:
+        """The lookup in the very table that an Int8Linear multiplies with."""
+        return cls(head.packed, head.scale, dtype)
 
-        @classmethod
-        def of(cls, embedding: Any) -> "Int8Embedding":
-            """The twin of a torch Embedding with a table of its own."""
-            return cls(*quantize_rows(embedding.weight), embedding.weight.dtype)
-
-        @classmethod
-        def sharing(cls, head: Any, dtype: torch.dtype) -> "Int8Embedding":
-            """The lookup in the very table that an Int8Linear multiplies with."""
-            return cls(head.packed, head.scale, dtype)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            packed = self.table.dim() == 3
-            rows = self.table[ids // TILE, :, ids % TILE] if packed else self.table[ids]
-            return (rows * self.scale[ids].unsqueeze(-1)).to(self.dtype)
-
-    return Int8Embedding
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        packed = self.table.dim() == 3
+        rows = self.table[ids // TILE, :, ids % TILE] if packed else self.table[ids]
+        return (rows * self.scale[ids].unsqueeze(-1)).to(self.dtype)
 
 
-def _float_bias(bias: "torch.Tensor | None") -> "torch.Tensor | None":
+def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A bias as quantized layers add it: a float32 copy, or None."""
     return None if bias is None else bias.detach().float()

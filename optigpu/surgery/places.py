@@ -1,13 +1,17 @@
-"""The linear layers of a model, as the techniques that replace them find, check and exchange them.
+"""The parts of a loaded model, as the techniques that replace them find, check and exchange them."""
 
-Works inside the measuring process alone, on a loaded model.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from optigpu.vocabulary import UnsupportedError
+
+LinearLayer = torch.nn.Linear | Conv1D
+Mixin = TypeVar("Mixin", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -15,48 +19,58 @@ class Place:
     """Where a layer stands: its path from the model ("transformer.h.0.mlp.c_fc"), its parent, its name there."""
 
     path: str
-    parent: Any
+    parent: torch.nn.Module
     name: str
 
     @property
-    def layer(self) -> Any:
-        """What stands there now."""
-        return getattr(self.parent, self.name)
+    def layer(self) -> LinearLayer:
+        """What stands there now; a linear layer for all that do not look for another kind."""
+        found: LinearLayer = getattr(self.parent, self.name)
+        return found
 
-    def put(self, layer: Any) -> None:
+    def put(self, layer: torch.nn.Module) -> None:
         """Exchanges it, in the state (training or not) of what stood there."""
         setattr(self.parent, self.name, layer.train(self.layer.training))
 
 
-def linear_places(model: Any) -> list[Place]:
-    """Every torch Linear and every Conv1D of GPT-2, the head included, in the model's own order.
-
-    Layers that a library has quantized already are subclasses of Linear and are not among them.
-    """
-    from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
-
+def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> list[Place]:
+    """Where the modules that are wanted stand, in the model's own order, without the model itself."""
     return [
         Place(f"{path}.{name}" if path else name, parent, name)
         for path, parent in model.named_modules()
         for name, child in parent.named_children()
-        if type(child) in (Linear, Conv1D)
+        if wanted(child)
     ]
 
 
-def weight_of(layer: Any) -> Any:
-    """The weight of a Linear or a Conv1D as [outputs, inner]; a view, so that a tied head stays recognisable."""
-    from transformers.pytorch_utils import Conv1D
+def linear_places(model: torch.nn.Module) -> list[Place]:
+    """Every torch Linear and every Conv1D of transformers, the head included.
 
-    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
+    Layers that a library has quantized already are subclasses of Linear and are not among them.
+    """
+    return places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
 
 
-def checked_places(model: Any, technique: str, group: int = 1) -> list[Place]:
+def weight_of(layer: torch.nn.Module) -> torch.Tensor:
+    """The weight of a Linear, an Embedding or a Conv1D as [outputs, inner]; a view, so that a tied head stays
+    recognisable.
+    """
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.T if isinstance(layer, Conv1D) else weight
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory: the same for what is tied and for views."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
     """The linear layers that a quantization is about to replace, all of them looked at before any is touched.
 
     `group` is what the number of inputs of each must be a multiple of. Raises UnsupportedError, with the model left as
     it was, when there is none, when the model is quantized already, when a weight is NaN or infinite, and when a
-    layer's inputs do not divide.
+    layer's inputs are not a multiple of the group.
     """
     require_unquantized(model, technique)
     places = linear_places(model)
@@ -66,33 +80,60 @@ def checked_places(model: Any, technique: str, group: int = 1) -> list[Place]:
         weight = weight_of(place.layer)
         if weight.shape[1] % group:
             raise UnsupportedError(
-                f"{technique}: {place.path} has {weight.shape[1]} inputs, which groups of {group} do not divide; take "
-                "another group size or leave it out."
+                f"{technique} needs layers whose inputs are a multiple of {group}; {place.path} has "
+                f"{weight.shape[1]}. Choose another group size, or leave it out of the stack."
             )
         if not bool(weight.isfinite().all()):
-            raise UnsupportedError(
-                f"{technique}: the weights of {place.path} are not all finite numbers; the model's files are damaged."
-            )
+            raise UnsupportedError(damaged(technique, place.path))
     return places
 
 
-def require_unquantized(model: Any, technique: str) -> None:
+def damaged(technique: str, path: str) -> str:
+    """What to say of a layer whose weights are not numbers."""
+    return f"{technique}: {path} has weights that are NaN or infinite; the model's files are damaged."
+
+
+def require_unquantized(model: PreTrainedModel, technique: str) -> None:
     """Raises UnsupportedError when a model's weights were quantized before, by us or by the library it came from."""
     method = getattr(getattr(model, "config", None), "quantization_config", None)
     ours = next((type(module).__name__ for module in model.modules() if is_quantized(module)), None)
     if method is not None or ours is not None:
         raise UnsupportedError(
-            f"{technique}: the model is quantized already ({ours or 'its configuration says so'}); weights are "
-            "quantized once."
+            f"{technique}: this model is quantized already ({ours or 'its configuration says so'}), and weights can be "
+            "quantized only once; leave one of the two out of the stack."
         )
 
 
-def is_quantized(module: Any) -> bool:
+def is_quantized(module: torch.nn.Module) -> bool:
     """Whether a module holds quantized weights: ours say so by an attribute."""
     return bool(getattr(module, "holds_quantized_weights", False))
 
 
-def exchange(places: Iterable[Place], make: Callable[[Any], Any]) -> None:
+def exchange(places: Iterable[Place], make: Callable[[LinearLayer], torch.nn.Module]) -> None:
     """Puts `make(layer)` where each layer stood, one after the other, so that only one of them is there twice."""
     for place in places:
         place.put(make(place.layer))
+
+
+def become(module: torch.nn.Module, mixin: type[Mixin], **about: Hashable) -> Mixin:
+    """Makes a module an instance of its own class with `mixin` before it, whose methods then come first.
+
+    It stays an instance of its class, by which transformers finds the parts of a model, and keeps its weights. `about`
+    are attributes of the new class.
+    """
+    module.__class__ = _mixed(mixin, type(module), about)
+    assert isinstance(module, mixin)
+    return module
+
+
+_MIXED: dict[tuple[object, ...], type[torch.nn.Module]] = {}
+"""One class for each pair: what torch.compile made for a class is found again by it."""
+
+
+def _mixed(
+    mixin: type[torch.nn.Module], kind: type[torch.nn.Module], about: Mapping[str, Hashable]
+) -> type[torch.nn.Module]:
+    key = (mixin, kind, *about.items())
+    if key not in _MIXED:
+        _MIXED[key] = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), dict(about))
+    return _MIXED[key]

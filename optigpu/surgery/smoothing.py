@@ -11,16 +11,18 @@ the last bit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 
-if TYPE_CHECKING:
-    import torch
-
 OWN_ROWS, OWN_LENGTH = 4, 64
 """The text that a model writes for its own calibration: sequences, and tokens of each."""
+Followers = dict[torch.nn.Module, tuple[torch.Tensor, list[torch.nn.Module]]]
+"""For each norm its output, and the linear layers that got this tensor."""
 MOST_DOUBLINGS = 10
 """No factor is above 2^10 or below 2^-10: float16 weights stay in range."""
 _ROUNDINGS = 64
@@ -31,12 +33,12 @@ _ROUNDINGS = 64
 class _Pair:
     """A norm, the linear layers that its output goes into, and that output's largest magnitudes [width]."""
 
-    norm: Any
-    layers: tuple[Any, ...]
-    largest: "torch.Tensor"
+    norm: torch.nn.Module
+    layers: tuple[torch.nn.Module, ...]
+    largest: torch.Tensor
 
 
-def smooth(model: Any, calibration_ids: Any, alpha: float = 0.5) -> int:
+def smooth(model: PreTrainedModel, calibration_ids: torch.Tensor, alpha: float = 0.5) -> int:
     """Smooths every pair of a norm and the linear layers right behind it, in place; returns how many norms.
 
     calibration_ids: int64 [sequences, length] of the model's ids, on its device; `alpha`, from 0 to 1, says how much of
@@ -44,8 +46,6 @@ def smooth(model: Any, calibration_ids: Any, alpha: float = 0.5) -> int:
     Raises ValueError when the ids or alpha do not fit, and UnsupportedError, with the model left as it was, when no
     linear layer follows a norm directly or when the outputs would change.
     """
-    import torch
-
     _check(model, calibration_ids, alpha)
     with torch.no_grad():
         with _watched(model) as outputs:
@@ -53,7 +53,7 @@ def smooth(model: Any, calibration_ids: Any, alpha: float = 0.5) -> int:
         pairs = _pairs(outputs)
         if not pairs:
             raise UnsupportedError(
-                "Smoothing found no linear layer right behind a norm in this model; leave smoothing out."
+                "smoothing needs a linear layer directly after a norm, and this model has none; leave smoothing out."
             )
         factors = [_factors(pair, alpha) for pair in pairs]
         for pair, factor in zip(pairs, factors, strict=True):
@@ -63,71 +63,70 @@ def smooth(model: Any, calibration_ids: Any, alpha: float = 0.5) -> int:
             for pair, factor in zip(pairs, factors, strict=True):
                 _scale(pair, 1 / factor)
             raise UnsupportedError(
-                "Smoothing would change this model's outputs: something else uses what its norms give; leave smoothing "
-                "out."
+                "smoothing would change this model's outputs, since other parts use the outputs of its norms; leave "
+                "smoothing out."
             )
     return len(pairs)
 
 
-def own_text(model: Any, seed: int = 0) -> "torch.Tensor":
+def own_text(model: PreTrainedModel, seed: int = 0) -> torch.Tensor:
     """Ids that the model itself draws at temperature 1, int64 [OWN_ROWS, up to OWN_LENGTH], for its calibration.
 
     Leaves torch's random state as it was. Raises UnsupportedError for a model that generates no text.
     """
-    import torch
-
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is None or not hasattr(model, "generate"):
         raise UnsupportedError(
-            "Smoothing needs a model of text to write its calibration text; leave smoothing out."
+            "smoothing needs a model that generates its calibration text, and this one does not; leave smoothing out."
         )
     start = model.config.bos_token_id
     first = start if isinstance(start, int) and 0 <= start < vocabulary else 0
     length = min(OWN_LENGTH, model.config.max_position_embeddings)
+    writer: Any = model
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         beginning = torch.full((OWN_ROWS, 1), first, device=model.device)
-        drawn: torch.Tensor = model.generate(
+        drawn: torch.Tensor = writer.generate(
             beginning, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
         )
     return drawn
 
 
-def _check(model: Any, ids: Any, alpha: float) -> None:
-    import torch
-
+def _check(model: PreTrainedModel, ids: object, alpha: float) -> None:
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is a share from 0 to 1, not {alpha}.")
+        raise ValueError(f"alpha must be between 0 and 1, not {alpha}.")
+    shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
     if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 2 or not ids.numel():
-        shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise ValueError(f"calibration_ids are int64 [sequences, length], not {shown}.")
+        raise ValueError(f"calibration_ids must be int64 [sequences, length], not {shown}.")
     config = model.config
     if ids.shape[1] > config.max_position_embeddings:
         raise ValueError(
-            f"calibration_ids have {ids.shape[1]} tokens each, and the model takes {config.max_position_embeddings}."
+            f"calibration_ids have {ids.shape[1]} tokens each; this model's context is "
+            f"{config.max_position_embeddings}."
         )
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= config.vocab_size:
         raise ValueError(
-            f"calibration_ids go from {lowest} to {highest}, and the model's ids from 0 to {config.vocab_size - 1}."
+            f"Token id {lowest if lowest < 0 else highest} of calibration_ids is out of range: this model's ids are 0 "
+            f"to {config.vocab_size - 1}."
         )
 
 
-def _logits(model: Any, ids: "torch.Tensor") -> "torch.Tensor":
+def _logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits
 
 
 @contextmanager
-def _watched(model: Any) -> Iterator[dict[Any, tuple[Any, list[Any]]]]:
+def _watched(model: PreTrainedModel) -> Iterator[Followers]:
     """For each norm, once a forward pass has run within: its output, and the linear layers that got this tensor."""
-    outputs: dict[Any, tuple[Any, list[Any]]] = {}
+    outputs: Followers = {}
 
-    def left_norm(norm: Any, _: Any, output: Any) -> None:
+    def left_norm(norm: torch.nn.Module, _: object, output: torch.Tensor) -> None:
         outputs[norm] = (output, [])
 
-    def entered_linear(layer: Any, inputs: Any) -> None:
+    def entered_linear(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         for output, layers in outputs.values():
             if inputs and inputs[0] is output:
                 layers.append(layer)
@@ -146,18 +145,18 @@ def _watched(model: Any) -> Iterator[dict[Any, tuple[Any, list[Any]]]]:
             handle.remove()
 
 
-def _is_norm(module: Any) -> bool:
+def _is_norm(module: torch.nn.Module) -> bool:
     """Whether it has a vector of weights as norms do; whether it multiplies by them, `smooth` sees by the outputs."""
     weight = getattr(module, "weight", None)
     return weight is not None and getattr(weight, "dim", lambda: 0)() == 1 and not list(module.children())
 
 
-def _shared(model: Any, layer: Any) -> bool:
+def _shared(model: PreTrainedModel, layer: torch.nn.Module) -> bool:
     """Whether a layer's weight is the embedding's as well, so that its columns are not its own to scale."""
     return layer.weight is model.get_input_embeddings().weight
 
 
-def _pairs(outputs: dict[Any, tuple[Any, list[Any]]]) -> list[_Pair]:
+def _pairs(outputs: Followers) -> list[_Pair]:
     return [
         _Pair(norm, tuple(layers), output.abs().flatten(0, -2).amax(dim=0).float())
         for norm, (output, layers) in outputs.items()
@@ -165,10 +164,8 @@ def _pairs(outputs: dict[Any, tuple[Any, list[Any]]]) -> list[_Pair]:
     ]
 
 
-def _factors(pair: _Pair, alpha: float) -> "torch.Tensor":
+def _factors(pair: _Pair, alpha: float) -> torch.Tensor:
     """Powers of two [width]; 1 for a channel that is zero in the activations or the weights."""
-    import torch
-
     columns = torch.stack([weight_of(layer).abs().amax(dim=0).float() for layer in pair.layers]).amax(dim=0)
     doublings = alpha * pair.largest.log2() - (1 - alpha) * columns.log2()
     both = (pair.largest > 0) & (columns > 0)
@@ -178,10 +175,10 @@ def _factors(pair: _Pair, alpha: float) -> "torch.Tensor":
     return torch.tensor(powers, device=index.device)[index]
 
 
-def _scale(pair: _Pair, factor: "torch.Tensor") -> None:
+def _scale(pair: _Pair, factor: torch.Tensor) -> None:
     """Divides the norm's output by `factor` and multiplies the layers' columns by it."""
     for vector in (pair.norm.weight, getattr(pair.norm, "bias", None)):
-        if vector is not None:
+        if isinstance(vector, torch.Tensor):
             vector.copy_(vector / factor)
     for layer in pair.layers:
         weight = weight_of(layer)

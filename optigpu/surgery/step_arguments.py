@@ -1,36 +1,35 @@
 """What was compiled, exported or captured is made for its first arguments: for their shapes, for that very cache."""
 
-from typing import Any
+import torch
+from torch.utils._pytree import tree_leaves
+from transformers import Cache
 
 from optigpu.vocabulary import ReplicateError
 
-MadeFor = tuple[Any, ...]
+MadeFor = tuple[object, ...]
 """The shape of each tensor among the arguments, and the others themselves."""
 
 
-def made_for(*arguments: Any) -> MadeFor:
+def made_for(*arguments: object) -> MadeFor:
     """What a first call with these arguments makes a function for."""
     return tuple(getattr(argument, "shape", argument) for argument in arguments)
 
 
-def require_same(technique: str, known: MadeFor, *arguments: Any) -> None:
+def require_same(technique: str, known: MadeFor, *arguments: object) -> None:
     """Raises ReplicateError when a function that was made for `known` is called with something else."""
     if made_for(*arguments) != known:
         raise ReplicateError(
-            f"What {technique} made takes the batch size, the lengths and the cache of its first call; start another "
-            "process."
+            f"What {technique} made takes only the batch size, the lengths and the cache of its first call; measure "
+            "other shapes in another process."
         )
 
 
-def cache_tensors(cache: Any) -> list[Any]:
+def cache_tensors(cache: Cache) -> list[torch.Tensor]:
     """The tensors that a transformers cache writes in place, each once."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     leaves = tree_leaves([vars(layer) for layer in cache.layers])
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
-def is_filled(cache: Any) -> bool:
+def is_filled(cache: Cache) -> bool:
     """Whether a cache has its tensors already; the library makes them when the first token comes."""
-    return all(layer.is_initialized for layer in cache.layers)
+    return all(getattr(layer, "is_initialized", False) for layer in cache.layers)

@@ -1,7 +1,7 @@
-"""The techniques, one file each, in four layers.
+"""The techniques, a file or a package each, in four layers.
 
-To add one: write its file, name its class in `TECHNIQUES` and in the union. The request schema, the command line's
-choices and the documentation's table follow from the union.
+To add one: write its file and add its class to the union below. The request schema, the command line's choices and the
+documentation's table follow from the union.
 """
 
 from typing import Annotated, get_args

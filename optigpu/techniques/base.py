@@ -1,7 +1,8 @@
 """What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of eight.
 
-A technique's file holds one class. The hooks run in the measuring process alone, so they may import torch; the facts
-(`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read everywhere, so the module may not.
+A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
+every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
+torch stands in `surgery`, or beside a technique.py in a package, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Cache
+    from transformers import Cache, PreTrainedModel
 
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
@@ -217,13 +218,13 @@ class Technique(Frozen):
         """Changes what forward passes run under."""
         return options
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces parts of the loaded model in place and records what it replaced.
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
 
-    def finish(self, model: Any, notes: Notes) -> None:
+    def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Lays out anew, in place, what every technique's `modules` left of the model."""
 
     def cache(self, options: CacheOptions) -> CacheOptions:
@@ -238,7 +239,7 @@ class Technique(Frozen):
         """Wraps the forward pass of a workload that decodes nothing."""
         return forward
 
-    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
 
         `model` has the whole stack applied. A loop that has `score(tokens, prefill)`, as DecodingRuntime.score, keeps

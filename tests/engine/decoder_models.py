@@ -1,9 +1,6 @@
 """Tiny models of every family that a decoder's program is filled from, plain and packed."""
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from optigpu.ops.decode.cpu.decoder import CpuDecoder
 from optigpu.ops.decode.cpu.packing import unpack
@@ -72,17 +69,6 @@ def configured(family: str, **changes: Any) -> Any:
         else:
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operations on models as small as these take longer on two threads, which wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Notes]:

@@ -13,7 +13,7 @@ from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,10 +65,10 @@ def test_calibration_ids_that_do_not_fit_are_refused_before_anything_is_changed(
         (ids.int(), 0.5, "not torch.int32"),
         (ids[:0], 0.5, "not torch.int64"),
         (ids.tolist(), 0.5, "not list"),
-        (low, 0.5, "go from -1 to"),
-        (high, 0.5, "to 96, and the model's ids from 0 to 95"),
-        (prompt(1, 65), 0.5, "65 tokens each, and the model takes 64"),
-        (ids, 1.5, "alpha is a share from 0 to 1, not 1.5"),
+        (low, 0.5, "Token id -1 of calibration_ids is out of range"),
+        (high, 0.5, "Token id 96 .* this model's ids are 0 to 95"),
+        (prompt(1, 65), 0.5, "65 tokens each; this model's context is 64"),
+        (ids, 1.5, "alpha must be between 0 and 1, not 1.5"),
     ]
     for wrong, alpha, sentence in refused:
         with pytest.raises(ValueError, match=sentence):
@@ -84,10 +84,10 @@ def test_a_model_that_adds_what_its_norms_give_cannot_be_smoothed_and_is_left_as
         AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **shape)).eval().requires_grad_(False)
     )
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(UnsupportedError, match="something else uses what its norms give"):
+    with pytest.raises(UnsupportedError, match="other parts use the outputs of its norms"):
         smooth(model, prompt(2, 16))
     assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
-    with pytest.raises(UnsupportedError, match="no linear layer right behind a norm"):
+    with pytest.raises(UnsupportedError, match="a linear layer directly after a norm"):
         smooth(runtime_of("path:gpt2", Int8Hybrid()).model, prompt(2, 16))
 
 
@@ -101,7 +101,7 @@ def test_a_model_writes_its_own_calibration_text() -> None:
     assert (ids.dtype, tuple(ids.shape)) == (torch.int64, (OWN_ROWS, min(OWN_LENGTH, 64)))
     assert torch.equal(ids, own_text(model))
     assert len(set(ids.flatten().tolist())) > 10
-    vision = torch.nn.Linear(2, 2)
+    vision: Any = torch.nn.Linear(2, 2)
     vision.config = type("Config", (), {})()
-    with pytest.raises(UnsupportedError, match="a model of text"):
+    with pytest.raises(UnsupportedError, match="a model that generates its calibration text"):
         own_text(vision)

@@ -29,7 +29,7 @@ from tests.engine.rounding import in_float64
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, runtime_of
 
-pytestmark = pytest.mark.usefixtures("biased_models")
+pytestmark = pytest.mark.usefixtures("biased_models", "one_torch_thread")
 LAYERS = 2
 GELU = ("gpt2", "opt-gelu")
 GATED = ("llama", "mistral", "qwen2")
@@ -191,23 +191,38 @@ def nothing(model: Any) -> None:
 @pytest.mark.parametrize(
     ("technique", "name", "change", "sentence"),
     [
-        (FusedGelu(), "llama", nothing, "knows the GELU of GPT-2, OPT and ViT, and llama has none"),
+        (
+            FusedGelu(),
+            "llama",
+            nothing,
+            "supports the MLPs of GPT-2, OPT, ViT, and this llama model has none",
+        ),
         (
             FusedGelu(),
             "opt",
             nothing,
-            r"activation model.decoder.layers.0.activation_fn is a ReLU and not GELU",
+            r"needs GELU, and the activation model.decoder.layers.0.activation_fn is ReLU",
         ),
-        (FusedGelu(), "gpt2", other_activation, r"transformer.h.1.mlp.act is a Tanh and not GELU"),
-        (FusedGelu(), "gpt2", quantized, r"mlp.c_fc is a Int8Linear and no plain linear layer"),
+        (FusedGelu(), "gpt2", other_activation, r"transformer.h.1.mlp.act is Tanh"),
+        (
+            FusedGelu(),
+            "gpt2",
+            quantized,
+            r"plain linear layers, and transformer.h.0.mlp.c_fc is a Int8Linear",
+        ),
         (
             FusedSwiglu(),
             "gpt2",
             nothing,
-            "knows the gated MLPs of Llama, Mistral and Qwen2, and gpt2 has none",
+            "supports the gated MLPs of Llama, Mistral, Qwen2, and this gpt2 model has none",
         ),
-        (FusedSwiglu(), "llama", other_activation, "layers.1.mlp is gated by GELU and not by SiLU"),
-        (FusedSwiglu(), "llama", quantized, "gate_proj is a Int8Linear and no plain Linear of torch"),
+        (
+            FusedSwiglu(),
+            "llama",
+            other_activation,
+            "needs the activation SiLU, and model.layers.1.mlp has GELU",
+        ),
+        (FusedSwiglu(), "llama", quantized, "plain torch Linear layers, and .*gate_proj is a Int8Linear"),
         (FusedSwiglu(), "qwen2", two_types, "differ in dtype, device, inputs or bias"),
         (FusedSwiglu(), "llama", without_one_bias, "differ in dtype, device, inputs or bias"),
         (FusedSwiglu(), "qwen2", tied, "layers.0.mlp.up_proj shares its weights with another layer"),
@@ -247,8 +262,8 @@ def test_check_knows_the_family_and_the_compiler() -> None:
     gpt2, llama = (runtime_of(f"path:{name}").facts for name in ("gpt2", "llama"))
     without = environment.model_copy(update={"compiler": None})
     for technique, right, wrong, word in [
-        (FusedGelu(), gpt2, llama, "take fused_swiglu instead"),
-        (FusedSwiglu(), llama, gpt2, "is not gated"),
+        (FusedGelu(), gpt2, llama, "Use fused_swiglu instead"),
+        (FusedSwiglu(), llama, gpt2, "needs a gated MLP, and gpt2 has none"),
     ]:
         assert technique.check(environment, DeviceKind.CPU, right) is None
         assert technique.check(environment, DeviceKind.CPU, None) is None

@@ -23,8 +23,9 @@ from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
+NO_MODEL: Any = None
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 
@@ -158,12 +159,12 @@ def test_what_was_asked_for_is_no_reason(asked: AttentionKernel, names: list[str
     ("kernel", "device", "capability", "head_size", "sentence"),
     [
         ("memory_efficient", "cpu", None, 64, "no memory-efficient attention kernel for CPUs"),
-        ("flash_3", "cpu", None, 64, "FlashAttention-3 is for Hopper GPUs"),
+        ("flash_3", "cpu", None, 64, "FlashAttention-3 needs a Hopper GPU"),
         ("flash", "cuda", "7.5", 64, "need compute capability 8.0"),
         ("flash_3", "cuda", "8.9", 64, "need compute capability 9.0"),
-        ("flash_3", "cuda", "10.0", 64, r"for Hopper GPUs \(compute capability 9.0\) and this one has 10.0"),
-        ("flash", "cuda", "9.0", 320, "heads of up to 256 and this model's have 320"),
-        ("flash_3", "cuda", "9.0", 320, "heads of up to 256"),
+        ("flash_3", "cuda", "10.0", 64, r"a Hopper GPU \(compute capability 9.0\), and this one has 10.0"),
+        ("flash", "cuda", "9.0", 320, "a head size of at most 256; this model has 320"),
+        ("flash_3", "cuda", "9.0", 320, "a head size of at most 256"),
     ],
 )
 def test_a_kernel_that_the_machine_does_not_have_is_refused_before_a_model_is_loaded(
@@ -197,13 +198,13 @@ def test_a_kernel_that_the_machine_has_is_not_refused(
 def test_flash_3_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     with pytest.raises(UnsupportedError, match=r"install flash-attn-3 from download\.pytorch\.org"):
-        FusedAttention(kernel="flash_3").modules(None, Notes())
+        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
 
 
 def test_flash_3_in_a_torch_that_does_not_offer_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch.nn.attention.activate_flash_attention_impl")
     with pytest.raises(UnsupportedError, match="This torch does not offer FlashAttention-3"):
-        FusedAttention(kernel="flash_3").modules(None, Notes())
+        FusedAttention(kernel="flash_3").modules(NO_MODEL, Notes())
 
 
 def test_flash_3_is_put_in_the_place_of_torchs_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +213,9 @@ def test_flash_3_is_put_in_the_place_of_torchs_own_kernel(monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", activate)
     others: tuple[AttentionKernel, ...] = ("auto", "flash", "math")
     for kernel in others:
-        FusedAttention(kernel=kernel).modules(None, Notes())
+        FusedAttention(kernel=kernel).modules(NO_MODEL, Notes())
     notes = Notes()
-    FusedAttention(kernel="flash_3").modules(None, notes)
+    FusedAttention(kernel="flash_3").modules(NO_MODEL, notes)
     assert chosen == ["FA3"]
     assert notes.facts == {"flash_attention": "FA3"}
 

@@ -13,7 +13,7 @@ from optigpu.surgery.bitsandbytes_layers import (
     NF4_BLOCK,
     PACKED_INPUTS,
     PACKED_OUTPUTS,
-    nf4_linear_class,
+    Nf4Linear,
 )
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques import TECHNIQUES
@@ -32,6 +32,7 @@ from tests.engine.bitsandbytes_weights import (
     rounded_to_int8,
     twins,
 )
+from tests.engine.pairs import pairwise
 from tests.engine.rounding import (
     UNIT,
     assert_greedy_as_far_as_it_can_be_told,
@@ -41,7 +42,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 BOTH: list[Technique] = [LlmInt8(), Nf4()]
 OTHERS = [(None, "float32"), (Bf16(), "bfloat16"), (Fp16(), "float16")]
 
@@ -101,7 +102,7 @@ def test_packed_nf4_is_the_same_weights_with_statistics_in_bfloat16(family: str)
         for was, layer in twins(plain.model, runtime.model):
             weight = weight_of(was)
             assert layer.fused == (packing and fits_fused(was))
-            kept = dequantized(nf4_linear_class()(weight, None, False, False))
+            kept = dequantized(Nf4Linear(weight, None, False, False))
             unit = torch.eye(weight.shape[1], dtype=torch.bfloat16)
             used = layer(unit).double() - (0 if layer.bias is None else layer.bias.double())
             if layer.fused:
@@ -112,12 +113,11 @@ def test_packed_nf4_is_the_same_weights_with_statistics_in_bfloat16(family: str)
                 assert bool(((used.T - kept).abs() <= bound * kept.abs() + slack).all())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("other", "dtype"), OTHERS, ids=["alone", "bf16", "fp16"])
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize(("family", "beside", "double"), pairwise([*FAMILIES], OTHERS, [True, False]))
 def test_nf4_decodes_as_its_weights_and_rounding_allow(
-    family: str, other: Technique | None, dtype: str, double: bool
+    family: str, beside: tuple[Technique | None, str], double: bool
 ) -> None:
+    other, dtype = beside
     others = [other] if other else []
     runtime = runtime_of(f"path:{family}", Nf4(double_quantization=double, packing=False), *others)
     reference = in_float64(runtime_of(f"path:{family}", *others).model)
@@ -130,17 +130,16 @@ def test_packed_nf4_decodes_as_its_weights_and_rounding_allow() -> None:
     runtime = runtime_of("path:llama", Nf4(), Bf16())
     reference = in_float64(runtime_of("path:llama", Bf16()).model)
     for layer, quantized in twins(reference, runtime.model):
-        plain = nf4_linear_class()(weight_of(layer).bfloat16(), None, not quantized.fused, False)
+        plain = Nf4Linear(weight_of(layer).bfloat16(), None, not quantized.fused, False)
         weight_of(layer).copy_(dequantized(plain))
     assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, "bfloat16"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("other", "dtype"), OTHERS, ids=["alone", "bf16", "fp16"])
-@pytest.mark.parametrize("threshold", [6.0, 0.0])
+@pytest.mark.parametrize(("family", "beside", "threshold"), pairwise([*FAMILIES], OTHERS, [6.0, 0.0]))
 def test_int8_decodes_as_its_weights_and_rounding_allow(
-    family: str, other: Technique | None, dtype: str, threshold: float
+    family: str, beside: tuple[Technique | None, str], threshold: float
 ) -> None:
+    other, dtype = beside
     others = [other] if other else []
     reference = in_float64(runtime_of(f"path:{family}", *others).model)
     for layer in replaced_in(reference):
@@ -179,7 +178,7 @@ def test_it_refuses_what_it_cannot_quantize_and_leaves_it(technique: Technique) 
     import torch
 
     for family, spoil, match in [
-        ("llama", lambda model: model.lm_head.weight.fill_(float("nan")), "not all finite"),
+        ("llama", lambda model: model.lm_head.weight.fill_(float("nan")), "NaN or infinite"),
         ("gpt2", lambda model: Int8WeightOnly().modules(model, Notes()), "quantized already"),
     ]:
         model = runtime_of(f"path:{family}").model
@@ -188,8 +187,8 @@ def test_it_refuses_what_it_cannot_quantize_and_leaves_it(technique: Technique) 
         with pytest.raises(UnsupportedError, match=match):
             technique.modules(model, Notes())
         assert [type(module) for module in model.modules()] == before
-    head = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.Linear(4, 4))
-    with pytest.raises(UnsupportedError, match="its head"):
+    head: Any = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.Linear(4, 4))
+    with pytest.raises(UnsupportedError, match="leaves the head as it is"):
         technique.modules(head, Notes())
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.surgery.bitsandbytes_layers import int8_outlier_linear_class, nf4_linear_class
+from optigpu.surgery.bitsandbytes_layers import Int8OutlierLinear, Nf4Linear
 from tests.engine.bitsandbytes_weights import dequantized
 from tests.engine.rounding import UNIT
 
@@ -16,7 +16,7 @@ SHAPES = [(96, 64, 5), (33, 17, 3), (130, 70, 1), (17, 200, 2)]
 def test_large_nf4_layers_take_little_more_than_four_bits_a_weight(double: bool) -> None:
     import torch
 
-    layer = nf4_linear_class()(torch.randn(1024, 4096), None, double, False)
+    layer = Nf4Linear(torch.randn(1024, 4096), None, double, False)
     bits = 8 * sum(buffer.nbytes for buffer in layer.buffers()) / 2**22
     assert bits == pytest.approx(4 + (8 / 64 + 32 / 64 / 256 if double else 32 / 64), abs=0.003)
 
@@ -29,7 +29,7 @@ def test_nf4_layers_multiply_with_the_weights_that_they_hold(
 ) -> None:
     """Also where blocks reach over the ends of rows, which the library's own operator does not always do."""
     weight, bias, x = drawn(outputs, inputs, rows, dtype)
-    layer = nf4_linear_class()(weight, bias, double, False)
+    layer = Nf4Linear(weight, bias, double, False)
     held = dequantized(layer)
     assert bool(((held - weight.double()).abs() <= 0.16 * weight.double().abs().max()).all())
     exact = x.double() @ held.T + bias.double()
@@ -48,7 +48,7 @@ def test_int8_layers_are_off_by_no_more_than_half_a_step_of_each_factor(
     import torch
 
     weight, bias, x = drawn(outputs, inputs, rows, dtype)
-    layer = int8_outlier_linear_class()(weight, bias, threshold)
+    layer = Int8OutlierLinear(weight, bias, threshold)
     exact = x.double() @ weight.double().T + bias.double()
     found = layer(x)
     assert found.dtype == x.dtype
@@ -69,7 +69,7 @@ def test_outliers_spoil_the_other_columns_only_without_a_threshold() -> None:
     exact = x.double() @ weight.double().T
 
     def error(threshold: float) -> float:
-        found = int8_outlier_linear_class()(weight, None, threshold)(x)
+        found = Int8OutlierLinear(weight, None, threshold)(x)
         return float(torch.linalg.vector_norm(found - exact) / torch.linalg.vector_norm(exact))
 
     assert 5 * error(6.0) < error(0.0)
@@ -89,7 +89,7 @@ def test_int8_layers_compute_what_the_library_s_own_do(
     theirs.weight = bitsandbytes.nn.Int8Params(weight.clone(), requires_grad=False, has_fp16_weights=False)
     theirs.bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
     expected = theirs.eval().to("cpu")(x)
-    assert int8_outlier_linear_class()(weight, bias, threshold)(x).equal(expected)
+    assert Int8OutlierLinear(weight, bias, threshold)(x).equal(expected)
 
 
 @pytest.mark.parametrize("dtype", UNIT)
@@ -108,7 +108,7 @@ def test_nf4_layers_compute_what_the_library_s_own_do(
     theirs.bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
     theirs = theirs.eval().to("cpu")
     for packed in (False, True):
-        ours = nf4_linear_class()(weight, bias, double, packed)
+        ours = Nf4Linear(weight, bias, double, packed)
         theirs.support_avx512bf16_for_cpu = ours.fused
         if (
             packed and not double

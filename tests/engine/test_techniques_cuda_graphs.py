@@ -10,8 +10,7 @@ from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.compilation import cuda_graphs
-from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs, recording
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
@@ -20,14 +19,14 @@ from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, Task
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "record_cuda_graph", record_by_hand)
+    monkeypatch.setattr(recording, "record_cuda_graph", record_by_hand)
 
 
 @EVERY_FAMILY
@@ -110,7 +109,7 @@ def test_a_recorded_step_refuses_another_batch_and_another_cache() -> None:
     runtime = runtime_of("path:gpt2", CudaGraphs())
     runtime.generate(prompt(2), NEW_TOKENS)
     for batch, new_tokens in ((1, NEW_TOKENS), (2, 2 * NEW_TOKENS)):
-        with pytest.raises(ReplicateError, match="What cuda_graphs made takes the batch size"):
+        with pytest.raises(ReplicateError, match="What cuda_graphs made takes only the batch size"):
             runtime.generate(prompt(batch), new_tokens)
 
 

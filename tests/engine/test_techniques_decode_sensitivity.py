@@ -9,15 +9,13 @@ from optigpu.models.loading.self_written import sampled
 from optigpu.quality.divergence import divergence
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.decoding.native_decode.families import HEAD
+from optigpu.techniques.decoding.native_decode.requirements import HEAD
 from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
-from tests.engine.decoder_models import one_thread, packed
+from tests.engine.decoder_models import packed
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def test_more_bytes_go_where_the_divergence_is_largest() -> None:
@@ -68,7 +66,7 @@ def test_information_is_the_mean_square_of_gradients(family: str) -> None:
         model.zero_grad()
         model(input_ids=row[None], labels=row[None], use_cache=False).loss.mul(len(row) - 1).backward()
         for place in places:
-            gradient = place.layer.weight.grad
+            gradient: Any = place.layer.weight.grad
             turned = type(place.layer).__name__ == "Conv1D"
             sums[place.path] += (gradient.T if turned else gradient).square()
     predicted = SEQUENCES * (tokens.shape[1] - 1)

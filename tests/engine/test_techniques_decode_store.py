@@ -1,8 +1,8 @@
 """Packed weights are kept as they were, found again by what they were made of, and within a bound."""
 
-import ast
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from transformers import PreTrainedConfig
 
 import optigpu
 from optigpu.models.loading.load import load_model
@@ -27,6 +28,7 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
     most_bytes,
     save,
 )
+from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
 
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
@@ -152,24 +154,14 @@ for dtype in {dtypes!r}:
     assert output.split() == keys, errors
 
 
-def test_whatever_the_packing_depends_on_changes_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_the_packing_depends_on_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [key_of(model(), OPTIONS), key_of(model("bfloat16"), OPTIONS), key_of(model(seed=1), OPTIONS)]
     keys += [key_of(model(), OPTIONS | {"group": 64}), key_of(model(), OPTIONS | {"head": "w8"})]
     keys += [key_of(changed, OPTIONS) for changed in changed_models()]
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "2.99.0")
         keys.append(key_of(model(), OPTIONS))
-    for index, source in enumerate(decode_store.SOURCES):
-        other = tmp_path / "source.py"
-        other.write_bytes(source.read_bytes() + b"\n")
-        sources = list(decode_store.SOURCES)
-        sources[index] = other
-        monkeypatch.setattr(decode_store, "SOURCES", tuple(sources))
-        keys.append(key_of(model(), OPTIONS))
-        monkeypatch.undo()
-    assert len(set(keys)) == len(keys) == 17 + len(decode_store.SOURCES)
+    assert len(set(keys)) == len(keys) == 17
 
 
 def changed_models() -> Iterator[Any]:
@@ -224,27 +216,105 @@ def test_a_key_of_many_pieces_is_that_of_one(monkeypatch: pytest.MonkeyPatch) ->
     assert key_of(model(), OPTIONS) == whole
 
 
-NOT_PACKING = {
-    *("ops.naming", "vocabulary", "documents.result"),  # words of refusals and records
-    *("models.facts", "techniques.base"),  # what is asked before, and how a technique is called
-    # where packed weights lie, and who reads them
-    *("ops.decode.cpu.arena", "ops.decode.cpu.decoder", "ops.decode.cuda.decoder"),
-    *("hardware.cpu", "techniques.decoding.native_decode.packed_store"),
-}
-"""Of what the sources import, all that decides nothing of what is packed."""
+DECIDING = (
+    "models/loading/self_written.py",
+    "ops/decode/cpu/packing.py",
+    "ops/decode/cuda/packing.py",
+    "ops/decode/program.py",
+    "ops/four_bits/compensated.py",
+    "ops/four_bits/descent.py",
+    "ops/four_bits/quantize.py",
+    "surgery/bit_allocation.py",
+    "surgery/places.py",
+    "techniques/decoding/native_decode/calibration.py",
+    "techniques/decoding/native_decode/layers.py",
+    "techniques/decoding/native_decode/packing.py",
+    "techniques/decoding/native_decode/sensitivity.py",
+)
+"""Some of what decides what is packed."""
+UNRELATED = (
+    "run.py",
+    "ops/__init__.py",
+    "ops/decode/cpu/decoder.py",
+    "ops/linear/int8_linear.py",
+    "surgery/smoothing.py",
+    "techniques/decoding/native_decode/loop.py",
+    "techniques/decoding/native_decode/technique.py",
+    "techniques/quantization/int4_weight_only.py",
+)
+"""Some of what decides nothing of it, though some of it is imported by the same process."""
 
 
-def test_what_the_sources_import_is_among_them_or_decides_nothing() -> None:
-    root = Path(optigpu.__file__).parent
-    known = {".".join(path.relative_to(root).with_suffix("").parts) for path in decode_store.SOURCES}
-    imported = {
-        node.module.removeprefix("optigpu.")
-        for path in decode_store.SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("optigpu.")
-        if node.module
+@pytest.mark.parametrize(
+    ("changed", "matters"), [*((name, True) for name in DECIDING), *((name, False) for name in UNRELATED)]
+)
+def test_a_change_of_a_source_changes_the_key_where_it_decides_what_is_packed(
+    changed: str, matters: bool, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_store, "sources_of", lambda module: sources_of.__wrapped__(module, package))
+    before = key_of(nothing(), OPTIONS)
+    path = package / changed
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n")
+    try:
+        assert (key_of(nothing(), OPTIONS) != before) is matters
+    finally:
+        path.write_bytes(content)
+    assert key_of(nothing(), OPTIONS) == before
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the engine's sources."""
+    copy = tmp_path_factory.mktemp("sources") / "optigpu"
+    shutil.copytree(
+        Path(optigpu.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+    )
+    return copy
+
+
+def nothing() -> Any:
+    """A model without weights: its key is that of the options and the sources."""
+    empty: Any = torch.nn.Module()
+    empty.config = PreTrainedConfig()
+    return empty
+
+
+def test_sources_are_found_by_what_is_imported_however_it_is_written(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    written = {
+        "__init__.py": "",
+        "start.py": """
+import os
+import pkg.plain
+from pkg import module_of_a_package, parts
+from pkg.names import one, two
+from . import relative
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from pkg import for_types
+else:
+    from pkg import otherwise
+def later():
+    from pkg.within import a_function
+""",
+        "plain.py": "import pkg.start",  # a circle
+        "module_of_a_package.py": "",
+        "parts/__init__.py": "from pkg.parts.first import thing",
+        "parts/first.py": "",
+        "parts/second.py": "",
+        "names.py": "",
+        "relative.py": "from .parts.second import other",
+        "for_types.py": "",
+        "otherwise.py": "",
+        "within.py": "",
+        "unrelated.py": "import pkg.start",
     }
-    assert imported - known <= NOT_PACKING
+    for name, text in written.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    found = {str(path.relative_to(package)) for path in sources_of("pkg.start", package)}
+    assert found == set(written) - {"__init__.py", "for_types.py", "unrelated.py"}
 
 
 def test_no_bit_of_a_file_may_change(folder: Path) -> None:
@@ -393,7 +463,9 @@ def test_the_environment_bounds_the_folder(monkeypatch: pytest.MonkeyPatch, text
 def test_a_bound_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(MOST_GIB, text)
     for ask in (most_bytes, lambda: load("key"), lambda: save("key", some(), FACTS)):
-        with pytest.raises(UnsupportedError, match=f"{MOST_GIB} is how many GiB .* '{text}' is no such"):
+        with pytest.raises(
+            UnsupportedError, match=f"{MOST_GIB} must be a number of GiB from 0 on, not '{text}'"
+        ):
             ask()
 
 
@@ -438,10 +510,3 @@ def child(code: str) -> "subprocess.Popen[str]":
     """A process of its own with the same cache folder."""
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def test_importing_the_store_loads_no_torch() -> None:
-    code = (
-        "import sys, optigpu.techniques.decoding.native_decode.packed_store; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,7 +18,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
 
 

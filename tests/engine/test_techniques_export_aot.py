@@ -10,9 +10,8 @@ import pytest
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Technique
-from optigpu.techniques.compilation.export_aot import ExportAot
+from optigpu.techniques.compilation.export_aot import ExportAot, exported
 from optigpu.techniques.compilation.export_aot import package as aot_package
-from optigpu.techniques.compilation.export_aot import technique as export_aot
 from optigpu.techniques.compilation.export_aot.package import Package
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
@@ -23,7 +22,7 @@ from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 NEW_TOKENS = 6
 LAYERS = 2
 LINEAR_LAYERS = 7 * LAYERS + 1
@@ -38,14 +37,14 @@ def test_an_exported_graph_decodes_right_again_and_again(
     family: str, others: tuple[Technique, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run by the interpreter, operator by operator: compiling takes long and is tested once."""
-    monkeypatch.setattr(export_aot, "load_package", interpreted)
+    monkeypatch.setattr(exported, "load_package", interpreted)
     runtime = runtime_of(f"path:{family}", ExportAot(), *others)
     plain = runtime_of(f"path:{family}", StaticKvCache(), *others)
     for _ in range(2):
         tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
         assert tokens.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
     assert_same_logits(runtime, plain, family)
-    with pytest.raises(ReplicateError, match="What export_aot made takes the batch size"):
+    with pytest.raises(ReplicateError, match="What export_aot made takes only the batch size"):
         runtime.generate(prompt(1), NEW_TOKENS)
 
 

@@ -12,7 +12,8 @@ from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.fp8 import LARGEST, STEP, Fp8, fp8_linear_class, quantize_fp8
+from optigpu.techniques.quantization.fp8 import Fp8
+from optigpu.techniques.quantization.fp8.layers import E4M3_LARGEST, STEP, Fp8Linear, quantize_fp8
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.engine.rounding import (
@@ -23,7 +24,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = [(1, 64, 48), (1, 1, 1), (3, 17, 5), (5, 96, 33), (20, 130, 16), (33, 31, 100)]
 """Rows, inner, outputs: multiples of what the operator takes on CUDA, and remainders."""
 
@@ -50,7 +51,14 @@ def test_rows_are_rounded_to_the_nearest_8_bit_float() -> None:
     assert scale[2] == 1
     quotient = (x / scale[:, None]).double()
     assert torch.equal(q.double(), e4m3(quotient))
-    assert q.double().abs().amax(dim=1).tolist() == [LARGEST, LARGEST, 0, LARGEST, LARGEST, LARGEST]
+    assert q.double().abs().amax(dim=1).tolist() == [
+        E4M3_LARGEST,
+        E4M3_LARGEST,
+        0,
+        E4M3_LARGEST,
+        E4M3_LARGEST,
+        E4M3_LARGEST,
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -63,7 +71,7 @@ def test_a_layer_agrees_with_float64(rows: int, inner: int, outputs: int, dtype:
         torch.randn(outputs, generator=generator),
     )
     x = torch.randn(rows, inner, generator=generator).to(dtype)
-    layer = fp8_linear_class()(weight, bias)
+    layer = Fp8Linear(weight, bias)
     y = layer(x)
     (q, q_scale), (w, w_scale) = quantize_fp8(x), quantize_fp8(weight)
     scales = q_scale.double()[:, None] * w_scale.double()
@@ -77,7 +85,7 @@ def test_a_layer_agrees_with_float64(rows: int, inner: int, outputs: int, dtype:
 
 
 def test_nan_and_infinity_are_not_hidden() -> None:
-    layer = fp8_linear_class()(torch.randn(4, 20), None)
+    layer = Fp8Linear(torch.randn(4, 20), None)
     x = torch.randn(3, 20)
     x[0, 3], x[1, 2] = torch.nan, torch.inf
     y = layer(x)
@@ -106,7 +114,7 @@ def test_fp8_takes_a_quarter_of_the_bytes_of_every_linear_layer(family: str) -> 
 
 
 def test_sizes_are_filled_up_for_cuda() -> None:
-    layer = fp8_linear_class()(torch.randn(STEP + 1, 3), None)
+    layer = Fp8Linear(torch.randn(STEP + 1, 3), None)
     assert layer.q.shape == (2 * STEP, STEP)
     assert not layer.q[STEP + 1 :].float().any()
     assert not layer.q[:, 3:].float().any()
@@ -162,7 +170,10 @@ def test_fp8_refuses_what_it_cannot_quantize_and_leaves_it() -> None:
     with torch.no_grad():
         damaged.lm_head.weight[3, 5] = torch.inf
     Fp8().modules(twice, Notes())
-    for model, sentence in [(damaged, "lm_head are not all finite"), (twice, "quantized already")]:
+    for model, sentence in [
+        (damaged, "lm_head has weights that are NaN or infinite"),
+        (twice, "quantized already"),
+    ]:
         before = [type(module) for module in model.modules()]
         with pytest.raises(UnsupportedError, match=sentence):
             Fp8().modules(model, Notes())

@@ -14,7 +14,7 @@ from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int8_linear import TILE, pack, quantize_rows
-from optigpu.surgery.int8_layers import int8_embedding_class, int16_linear_class
+from optigpu.surgery.int8_layers import Int8Embedding, Int16Linear
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -30,14 +30,14 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
 def test_sixteen_bits_are_two_int8_matrices_and_closer_than_bfloat16() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(37, 91, generator=generator), torch.randn(37, generator=generator)
     x = torch.randn(5, 91, generator=generator)
-    layer = int16_linear_class()(weight, bias)
+    layer = Int16Linear(weight, bias)
     exact = x.double() @ weight.double().T + bias.double()
     size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
     half_step = layer.low_scale.double() / 2
@@ -55,8 +55,8 @@ def test_an_int8_table_is_looked_up_in_both_layouts(dtype: torch.dtype) -> None:
     q, scale = quantize_rows(embedding.weight)
     rows = (q.double() * scale.double()[:, None]).to(dtype)
     ids = torch.tensor([[0, 2 * TILE + 2, TILE], [TILE - 1, 5, 5]])
-    layouts = [int8_embedding_class()(table, scale, dtype) for table in (q, pack(q))]
-    for lookup in (*layouts, int8_embedding_class().of(embedding)):
+    layouts = [Int8Embedding(table, scale, dtype) for table in (q, pack(q))]
+    for lookup in (*layouts, Int8Embedding.of(embedding)):
         found = lookup(ids)
         assert found.dtype is dtype
         torch.testing.assert_close(found, rows[ids], rtol=2 * torch.finfo(dtype).eps, atol=0)
@@ -195,7 +195,7 @@ def gpt2_of_some_size() -> Any:
 def test_a_target_that_cannot_be_met_is_refused_with_the_least_that_can(bits: Any) -> None:
     model = tiny_model("gpt2")
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(UnsupportedError, match=f"with {bits} bits this model takes at least") as refusal:
+    with pytest.raises(UnsupportedError, match=f"with {bits} bits this model needs at least") as refusal:
         Int8Hybrid(bits=bits, memory_target=0.05, smoothing=0.5).modules(model, Notes())
     assert len(linear_places(model)) == 9
     assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
@@ -238,8 +238,8 @@ def test_what_cannot_be_quantized_is_refused_and_left_as_it_was() -> None:
         layer.model.layers[1].mlp.up_proj.weight[0, 0] = torch.inf
     Int8Dynamic().modules(twice, Notes())
     refused = [
-        (embedding, "embed_tokens are not all finite"),
-        (layer, "up_proj are not all finite"),
+        (embedding, "embed_tokens has weights that are NaN or infinite"),
+        (layer, "up_proj has weights that are NaN or infinite"),
         (twice, "quantized already"),
     ]
     for model, sentence in refused:

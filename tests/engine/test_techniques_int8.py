@@ -24,7 +24,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,12 +105,12 @@ def test_what_cannot_be_quantized_is_refused_and_left_as_it_was() -> None:
     with torch.no_grad():
         damaged.transformer.h[1].mlp.c_fc.weight[3, 5] = torch.nan
     Int8Dynamic().modules(twice, Notes())
-    wide = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(MOST_INNER + 1, 1))
+    wide: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(MOST_INNER + 1, 1))
     refused = [
         (torch.nn.Sequential(torch.nn.LayerNorm(4)), "no linear layer"),
-        (damaged, "c_fc are not all finite"),
+        (damaged, "c_fc has weights that are NaN or infinite"),
         (twice, "quantized already"),
-        (wide, f"1 has {MOST_INNER + 1} inputs"),
+        (wide, f"hold up to {MOST_INNER} inputs; 1 has {MOST_INNER + 1}"),
     ]
     for model, sentence in refused:
         before = [type(module) for module in model.modules()]

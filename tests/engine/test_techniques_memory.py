@@ -42,7 +42,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 WINDOW = SlidingKvCache(window=4, sinks=2)
 
 
@@ -150,11 +150,11 @@ def test_the_roofline_counts_the_bytes_that_the_cache_holds(stack: tuple[Techniq
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        (KvCache(), NoKvCache(), "there is a cache or there is none"),
+        (KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
         (KvCache(), StaticKvCache(), "grows"),
         (KvCache(), TorchCompile(), "never changes"),
-        (Int8KvCache(), NoKvCache(), "there is a cache or there is none"),
-        (WINDOW, NoKvCache(), "there is a cache or there is none"),
+        (Int8KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
+        (WINDOW, NoKvCache(), "one asks for a cache and the other for none"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

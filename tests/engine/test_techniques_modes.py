@@ -31,6 +31,7 @@ from tests.engine.model_calls import (
     sequence_of,
     tensors_of,
 )
+from tests.engine.pairs import pairwise
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
     in_float64,
@@ -39,7 +40,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,11 +123,11 @@ def test_autocast_in_float16_is_for_gpus() -> None:
     assert "bfloat16" in str(Autocast(dtype="float16").check(environment, DeviceKind.CPU, None))
 
 
-@pytest.mark.parametrize("hook", ["execution", "modules"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("others", LOOPS[:2], ids=LOOP_NAMES[:2])
+@pytest.mark.parametrize(
+    ("hook", "family", "others"), pairwise(["execution", "modules"], [*FAMILIES], LOOPS[:2])
+)
 def test_grad_enabled_keeps_more_with_every_token(
-    family: str, others: tuple[Technique, ...], hook: str
+    hook: str, family: str, others: tuple[Technique, ...]
 ) -> None:
     tokens = runtime_of(f"path:{family}").generate(prompt(), NEW_TOKENS).tokens
 
@@ -178,12 +179,12 @@ def test_a_compiled_step_computes_under_autocast() -> None:
     [
         (InferenceMode(), GradEnabled(), "one autograd mode"),
         (Autocast(), Bf16(), "one precision"),
-        (Autocast(), Int8WeightOnly(), "does not reach it"),
+        (Autocast(), Int8WeightOnly(), "which autocast does not change"),
         (GradEnabled(), StaticKvCache(), "earlier request"),
         (GradEnabled(), TorchCompile(), "in place"),
         (GradEnabled(), Int8WeightOnly(), "no gradient"),
         (GradEnabled(), Int8Dynamic(), "no gradient"),
-        (Autocast(), Int8Dynamic(), "does not reach it"),
+        (Autocast(), Int8Dynamic(), "which autocast does not change"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

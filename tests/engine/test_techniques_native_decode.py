@@ -25,7 +25,7 @@ from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.decoding.native_decode.layers import share
+from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, share
 from optigpu.techniques.decoding.native_decode.packed_store import MOST_GIB
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.inference_mode import InferenceMode
@@ -35,13 +35,11 @@ from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
-from tests.engine.decoder_models import configured, decoder_of, one_thread, packed
+from tests.engine.decoder_models import configured, decoder_of, packed
 from tests.engine.image_models import asked_to_pass, prefill_runtime
 from tests.engine.tiny_models import FAMILIES, asked, assert_needs_hook, prompt, runtime_of, tiny_model
 
-__all__ = ["one_thread"]
-
-pytestmark = pytest.mark.usefixtures("models_dir", "one_thread")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
@@ -113,7 +111,7 @@ def test_the_head_may_be_kept_in_more_bits(head: Any) -> None:
 def test_the_memory_meter_counts_what_is_packed(family: str, kind: WeightKind) -> None:
     plain = tiny_model(family)
     model, notes = packed(tiny_model(family), NativeDecode(calibration="none", weights=kind))
-    layers = [place.layer for place in linear_places(plain)]
+    layers: list[Any] = [place.layer for place in linear_places(plain)]
     embedding = plain.get_input_embeddings().weight
     gone = sum(4 * layer.weight.numel() for layer in layers if layer.weight is not embedding)
     gone += sum(4 * layer.bias.numel() for layer in layers if layer.bias is not None)
@@ -265,17 +263,17 @@ def test_check_knows_the_family_the_groups_and_the_compiler() -> None:
     assert "does not divide" not in str(
         reason("preset:llama-3.2-1b", NativeDecode(calibration="none", group=128))
     )
-    assert "inputs, which groups of 128 do not divide" in str(
+    assert "inputs are a multiple of 128" in str(
         NativeDecode(calibration="none", group=128).check(
             probe(), DeviceKind.CPU, loaded_facts(tiny_model("llama"))
         )
     )
-    assert "and not smollm3" in str(
+    assert "mistral, qwen2, not smollm3" in str(
         NativeDecode(calibration="none").check(
             probe(), DeviceKind.CPU, with_family(loaded_facts(tiny_model("llama")), "smollm3")
         )
     )
-    assert "no compiler; install g++" in str(reason("preset:gpt2", compiler=None))
+    assert "none was found; install g++" in str(reason("preset:gpt2", compiler=None))
     environment = probe().model_copy(update={"compiler": None})
     assert NativeDecode(calibration="none").check(environment, DeviceKind.CUDA, None) is None
     assert not NativeDecode(calibration="none").suits(environment, DeviceKind.CUDA)
@@ -293,7 +291,7 @@ def with_family(facts: Any, family: str) -> Any:
         ({"kv": "fp8"}, "'bf16' or 'int8'"),
         ({"extra_bytes": -0.1}, "greater than or equal to 0"),
         ({"extra_bytes": 1.5}, "less than or equal to 1"),
-        ({"extra_bytes": 0.1, "weights": "w8"}, "leave it out, or ask for weights w4"),
+        ({"extra_bytes": 0.1, "weights": "w8"}, "leave it out, or set weights to w4"),
         ({"tokens_at_once": 0}, "greater than or equal to 1"),
         ({"threads": 2}, "Extra inputs"),
     ],
@@ -317,26 +315,15 @@ def test_layers_hold_their_parts_of_joined_matrices(kinds: tuple[WeightKind, ...
     weights = [torch.randn(outputs, 64) for outputs in (24, 8, 8)]
     biases = [None, torch.ones(8), None]
     matrices = [pack_for_cuda(*parts, 32) for parts in zip(weights, biases, kinds, strict=True)]
-    layers = [Held(matrix) for matrix in matrices]
+    layers = [DecodeLinear(matrix) for matrix in matrices]
     together = joined(matrices)
     share(layers, together)
     storages = {matrix.numbers.untyped_storage().data_ptr() for matrix in together}
     for layer, matrix in zip(layers, matrices, strict=True):
         assert layer.numbers.untyped_storage().data_ptr() in storages
-        assert unpack_from_cuda(layer.matrix(matrix)).equal(unpack_from_cuda(matrix))
+        assert unpack_from_cuda(layer.matrix).equal(unpack_from_cuda(matrix))
         bias = torch.zeros(layer.outputs) if matrix.bias is None else matrix.bias
-        assert (layer.bias is None and not bias.any()) or layer.bias.equal(bias)
-
-
-class Held:
-    """What a layer with a packed matrix has."""
-
-    def __init__(self, matrix: Any) -> None:
-        self.numbers, self.scale, self.bias = matrix.numbers, matrix.scale, matrix.bias
-        self.outputs = matrix.outputs
-
-    def matrix(self, like: Any) -> Any:
-        return replace(like, numbers=self.numbers, scale=self.scale, bias=self.bias)
+        assert not bias.any() if layer.bias is None else layer.bias.equal(bias)
 
 
 def decoded(decoder: CpuDecoder, given: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -415,7 +402,7 @@ def test_weights_are_packed_once_and_then_read(
     technique = NativeDecode(head="w8", extra_bytes=0.1)
     first, notes = packed(tiny_model(family), technique)
     assert len(list(kept.glob("*.safetensors"))) == 1
-    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.technique.exchange_linears", never)
+    monkeypatch.setattr("optigpu.techniques.decoding.native_decode.packing.exchange_linears", never)
     again, other_notes = packed(tiny_model(family), technique)
     assert other_notes.facts == notes.facts
     expected, found = dict(first.named_buffers()), dict(again.named_buffers())

@@ -7,7 +7,8 @@ import pytest
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.ops.norm import fused_norm
-from optigpu.surgery.norm_families import CONFLICTS
+from optigpu.surgery import fused_blocks
+from optigpu.surgery.conflicts import FUSED_NORMS
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.kernels.fused_gelu import FusedGelu
@@ -31,7 +32,7 @@ from tests.engine.rounding import (
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("normed_models")
+pytestmark = pytest.mark.usefixtures("normed_models", "one_torch_thread")
 LAYERS = 2
 FUSED = {name: FusedLayernorm() for name in LAYER_NORMED} | {name: FusedRmsnorm() for name in RMS_NORMED}
 EACH = pytest.mark.parametrize("name", FUSED)
@@ -196,10 +197,10 @@ def test_an_opt_without_a_final_norm_adds_by_itself_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("technique", "family", "changes", "sentence"),
     [
-        (FusedRmsnorm(), "gpt2", {}, "gpt2 models have no RMSNorm; take fused_layernorm"),
-        (FusedLayernorm(), "qwen2", {}, "qwen2 models have no LayerNorm; take fused_rmsnorm"),
-        (FusedRmsnorm(), "gemma", {}, "knows the blocks of llama, mistral, .*, and not those of gemma"),
-        (FusedLayernorm(), "opt", {"do_layer_norm_before": False}, "norms after its additions"),
+        (FusedRmsnorm(), "gpt2", {}, "gpt2 models have no RMSNorm; use fused_layernorm"),
+        (FusedLayernorm(), "qwen2", {}, "qwen2 models have no LayerNorm; use fused_rmsnorm"),
+        (FusedRmsnorm(), "gemma", {}, "supports the families llama, mistral, .*, not gemma"),
+        (FusedLayernorm(), "opt", {"do_layer_norm_before": False}, "this OPT model has them after"),
         (FusedLayernorm(), "gpt2", {"add_cross_attention": True}, "cross-attention"),
     ],
 )
@@ -213,7 +214,11 @@ def test_blocks_that_are_not_known_are_refused_and_left(
 def test_blocks_that_were_changed_before_are_refused_and_left() -> None:
     model = normed_model("llama")
     FusedRmsnorm().modules(model, Notes())
-    assert_refused(FusedRmsnorm(), model, "are FusedBlock and no LlamaDecoderLayer any more")
+    assert_refused(
+        FusedRmsnorm(),
+        model,
+        "blocks of the class LlamaDecoderLayer; this model's are FusedLlamaBlockOfLlamaDecoderLayer",
+    )
 
 
 def test_a_model_without_a_head_is_refused_and_left() -> None:
@@ -222,7 +227,7 @@ def test_a_model_without_a_head_is_refused_and_left() -> None:
 
 def test_norms_without_a_kernel_are_refused_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fused_norm._BACKENDS, "cpu", "torch")
-    monkeypatch.setattr(fused_norm, "native_norm_reason", lambda: "There is no g++ on PATH.")
+    monkeypatch.setattr(fused_blocks, "native_norm_reason", lambda: "There is no g++ on PATH.")
     assert_refused(FusedLayernorm(), normed_model("gpt2"), r"has no kernel here\. There is no g\+\+")
 
 
@@ -241,12 +246,12 @@ def test_what_can_be_said_before_a_model_is_loaded() -> None:
     assert rms.check(bare, DeviceKind.CUDA, None) is None
 
 
-@pytest.mark.parametrize("other", CONFLICTS)
+@pytest.mark.parametrize("other", FUSED_NORMS)
 def test_what_it_cannot_be_combined_with_is_refused_with_the_reason(other: str) -> None:
     from optigpu.techniques import TECHNIQUES
 
     for technique in (FusedLayernorm(), FusedRmsnorm()):
-        with pytest.raises(SpecError, match=CONFLICTS[other]):
+        with pytest.raises(SpecError, match=FUSED_NORMS[other]):
             resolve((technique, TECHNIQUES[other](name=other)), "generate")
 
 

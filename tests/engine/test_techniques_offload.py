@@ -11,8 +11,7 @@ from optigpu.backends.torch.stack import load_options
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.memory.cpu_offload import CpuOffload
-from optigpu.techniques.memory.cpu_offload import technique as cpu_offload
+from optigpu.techniques.memory.cpu_offload import CpuOffload, streaming
 from optigpu.techniques.memory.cpu_offload.streaming import ALIGNMENT, PlainLane, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
@@ -22,6 +21,7 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, assert_needs_hook, ignore, prompt, runtime_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LAYERS = [1, 2, 3, 4]
 NEW_TOKENS = 3
 
@@ -160,7 +160,8 @@ def test_a_layer_that_fails_leaves_its_weights_at_home() -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a kernel failed")
 
-    handle = decoder_layers(model)[1].mlp.register_forward_hook(fail)
+    block: Any = decoder_layers(model)[1]
+    handle = block.mlp.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="a kernel failed"):
         outputs_once(model)
     handle.remove()
@@ -188,7 +189,7 @@ def test_a_host_without_memory_leaves_the_model_as_it_was() -> None:
 def test_a_model_without_decoder_layers_is_refused() -> None:
     model = model_of("gpt2", 2)
     model.config.n_layer = 7
-    with pytest.raises(UnsupportedError, match="no list of decoder layers"):
+    with pytest.raises(UnsupportedError, match="a list of decoder layers, and this one has none"):
         place(model, PlainLane())
 
 
@@ -212,7 +213,7 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places are the host, and the copies are plain."""
     import torch
 
-    monkeypatch.setattr(cpu_offload, "destination", lambda: (torch.device("cpu"), StrictLane()))
+    monkeypatch.setattr(streaming, "destination", lambda: (torch.device("cpu"), StrictLane()))
 
 
 @pytest.mark.usefixtures("models_dir", "on_the_host")
@@ -273,9 +274,9 @@ def test_cpu_offload_is_for_gpus_and_only_when_it_is_asked_for() -> None:
     ("other", "reason"),
     [
         ("autocast", "converted copy"),
-        ("int8_dynamic", "for the host"),
+        ("int8_dynamic", "loaded on the CPU"),
         ("torch_compile", "where its weights lie"),
-        ("int8_weight_only", "for the host"),
+        ("int8_weight_only", "loaded on the CPU"),
         ("grad_enabled", "in their place"),
     ],
 )

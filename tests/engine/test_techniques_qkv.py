@@ -32,7 +32,7 @@ from tests.engine.rounding import in_float64
 from tests.engine.test_techniques_quantization import quantize_in_place
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("biased_models")
+pytestmark = pytest.mark.usefixtures("biased_models", "one_torch_thread")
 LAYERS = 2
 THREE = ("q_proj", "k_proj", "v_proj")
 FAMILIES = ("llama", "mistral", "opt", "qwen2")
@@ -180,9 +180,9 @@ def one_module_twice(model: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("gpt2", nothing, "The attention of gpt2 has one matrix for queries, keys and values already"),
-        ("qwen2", quantized, "layers.0.self_attn.q_proj is a Int8Linear and no plain Linear of torch"),
-        ("qwen2", merged_already, "knows the attention of .*Qwen2"),
+        ("gpt2", nothing, "the attention of gpt2 has one matrix for queries, keys and values already"),
+        ("qwen2", quantized, "plain torch Linear layers, and .*layers.0.self_attn.q_proj is a Int8Linear"),
+        ("qwen2", merged_already, "found no attention of the family qwen2"),
         ("llama", two_types, "differ in dtype, device, inputs or bias"),
         ("llama", without_one_bias, "differ in dtype, device, inputs or bias"),
         ("llama", tied, "layers.0.self_attn.k_proj shares its weights with another layer"),

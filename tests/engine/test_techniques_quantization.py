@@ -19,7 +19,7 @@ from tests.engine.rounding import (
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
-pytestmark = pytest.mark.usefixtures("models_dir")
+pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 HALVES = [(Bf16(), "bfloat16"), (Fp16(), "float16")]
 EMBEDDING = "get_input_embeddings"
 
@@ -96,7 +96,7 @@ def test_int8_refuses_a_model_without_linear_layers_and_leaves_it() -> None:
 
     from optigpu.techniques.base import Notes
 
-    model = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.LayerNorm(4))
+    model: Any = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.LayerNorm(4))
     with pytest.raises(UnsupportedError, match="no linear layer"):
         Int8WeightOnly().modules(model, Notes())
     assert [type(module).__name__ for module in model] == ["Embedding", "LayerNorm"]

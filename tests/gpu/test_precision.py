@@ -15,7 +15,8 @@ from optigpu.ops.linear.int8_linear import quantize_rows
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.techniques.quantization.fp8 import Fp8, fp8_linear_class, quantize_fp8
+from optigpu.techniques.quantization.fp8 import Fp8
+from optigpu.techniques.quantization.fp8.layers import Fp8Linear, quantize_fp8
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.techniques.quantization.tf32 import Tf32
@@ -51,7 +52,8 @@ def test_tf32_rounds_what_goes_into_a_product_to_11_bits_and_no_further() -> Non
         return float((((a @ b).double() - exact).abs() / size).max())
 
     plain = error()
-    Tf32().modules(torch.nn.Module(), Notes())
+    model: Any = torch.nn.Module()
+    Tf32().modules(model, Notes())
     rounded = error()
     assert plain <= 1024 * 2.0**-24
     assert rounded <= 1024 * 2.0**-24 + 4 * 2.0**-11
@@ -87,9 +89,9 @@ def test_fp8_products_are_close_to_float64(rows: int, inner: int, outputs: int, 
     x = torch.randn(rows, inner, device="cuda").to(dtype)
     if Fp8().check(probe(), DeviceKind.CUDA, None) is not None:
         with pytest.raises(RuntimeError):
-            fp8_linear_class()(weight, bias)(x)
+            Fp8Linear(weight, bias)(x)
         return
-    y = fp8_linear_class()(weight, bias)(x)
+    y = Fp8Linear(weight, bias)(x)
     (q, q_scale), (w, w_scale) = quantize_fp8(x), quantize_fp8(weight)
     scales = q_scale.double()[:, None] * w_scale.double()
     exact = (q.double() @ w.double().T) * scales + bias.double()

@@ -287,7 +287,7 @@ def test_parameters_follow_the_technique() -> None:
             "workload.matmul.sizes.0: Input should be a valid integer",
         ),
         ({"workload": "matmul", "model": "preset:gpt2"}, "matmul runs no model"),
-        ({"model": "preset:gpt5"}, "There is no preset 'gpt5'; the presets are gpt2,"),
+        ({"model": "preset:gpt5"}, "Unknown preset 'gpt5'; the presets are gpt2,"),
         ({"prompt_tokens": 0}, "workload.generate.prompt_tokens: Input should be greater than or equal to 1"),
         ({"min_seconds": 5.0, "max_seconds": 1.0}, "min_seconds must not exceed max_seconds"),
     ],

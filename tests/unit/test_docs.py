@@ -128,5 +128,6 @@ def test_the_example_changes_a_model(example: type[Technique]) -> None:
     example(name="regional_compile").modules(model, notes)
     assert notes.facts == {"compiled_modules": 2}
     assert all(block.mlp._compiled_call_impl is not None for block in model.transformer.h)
+    other: Any = nn.Linear(2, 2)
     with pytest.raises(UnsupportedError, match="no MLP"):
-        example(name="regional_compile").modules(nn.Linear(2, 2), notes)
+        example(name="regional_compile").modules(other, notes)

@@ -15,6 +15,7 @@ from transformers import Cache, PreTrainedModel
 from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.modes import Mode
+from optigpu.models.families import family_of
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError
 
@@ -113,7 +114,7 @@ class DecodeStep:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._wants_mask = model.config.model_type == "opt"
+        self._wants_mask = family_of(model.config.model_type).needs_mask
 
     def __call__(
         self, tokens: torch.Tensor, position: torch.Tensor, cache: Cache

@@ -1,45 +1,26 @@
-"""The text that a quantization is calibrated with: which text may be asked for, and its tokens."""
+"""The tokens that a quantization is calibrated with."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from optigpu.quality.text import FILE, SELF, check_name, read_source
+from transformers import AutoTokenizer, PreTrainedModel
+
+from optigpu.quality.text import SELF, read_source
+from optigpu.surgery.gptqmodel.recipe import Calibration
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """`samples` sequences of `length` tokens: drawn from the model itself with `seed`, or cut from a file."""
-
-    text: str
-    samples: int
-    length: int
-    seed: int
-
-
-def check_text(text: str) -> str:
-    """The name itself. Raises ValueError for what is no text to calibrate with.
-
-    The datasets that quality is measured on are none: a model that was calibrated on them would look better than it is.
-    """
-    if text != SELF and not text.startswith(FILE):
-        raise ValueError(f"{text!r} is no text to calibrate with; write {SELF} or {FILE}NAME")
-    return check_name(text)
-
-
-def calibration_ids(model: Any, calibration: Calibration, technique: str) -> list[list[int]]:
+def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique: str) -> list[list[int]]:
     """The sequences of ids, all of one length.
 
-    Raises UnsupportedError when the model takes no sequences of that length, when the text is too short or not there,
-    and when the model has no tokenizer or one that gives ids which it does not have.
+    Raises UnsupportedError when the sequences are longer than the model's context, when the text is too short or
+    missing, and when the model has no tokenizer or one whose ids are out of its range.
     """
     config = model.config.get_text_config(decoder=True)
     if calibration.length > config.max_position_embeddings:
         raise UnsupportedError(
-            f"{technique}: sequences of {calibration.length} tokens are too long to calibrate with, this model takes "
-            f"{config.max_position_embeddings}; ask for a smaller length."
+            f"{technique}: calibration sequences of {calibration.length} tokens are longer than this model's context "
+            f"of {config.max_position_embeddings}; choose a smaller length."
         )
     if calibration.text == SELF:
         from optigpu.models.loading.self_written import sampled
@@ -55,13 +36,12 @@ def digest_of(ids: list[list[int]]) -> str:
     return hashlib.sha256(repr(ids).encode()).hexdigest()
 
 
-def _encoded(model: Any, vocabulary: int, text: str, technique: str) -> list[int]:
-    from transformers import AutoTokenizer
-
+def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str) -> list[int]:
     name = model.name_or_path
     if not name:
         raise UnsupportedError(
-            f"{technique}: a model with random weights has no tokenizer to read {text} with; calibrate with {SELF}."
+            f"{technique} needs a tokenizer to read {text}, and a model with random weights has none; set calibration "
+            f"to {SELF}."
         )
     try:
         words = read_source(text).words()
@@ -74,8 +54,8 @@ def _encoded(model: Any, vocabulary: int, text: str, technique: str) -> list[int
     ids: list[int] = tokenizer.encode(words, add_special_tokens=False)
     if max(ids, default=0) >= vocabulary:
         raise UnsupportedError(
-            f"{technique}: the tokenizer gives id {max(ids)} and the model has {vocabulary}; put the tokenizer that it "
-            "was trained with beside it."
+            f"{technique}: the tokenizer gives token id {max(ids)}, and this model's ids are 0 to {vocabulary - 1}; "
+            "put the tokenizer that the model was trained with beside it."
         )
     return ids
 
@@ -85,8 +65,8 @@ def _cut(ids: list[int], calibration: Calibration, technique: str) -> list[list[
     samples, length = calibration.samples, calibration.length
     if len(ids) < samples * length:
         raise UnsupportedError(
-            f"{technique}: {calibration.text} has {len(ids)} tokens and {samples} sequences of {length} are "
-            f"{samples * length}; ask for fewer samples or a longer text."
+            f"{technique}: {samples} calibration sequences of {length} tokens need {samples * length} tokens, and "
+            f"{calibration.text} has {len(ids)}; choose fewer samples or a longer text."
         )
     step = len(ids) // samples
     return [ids[start : start + length] for start in range(0, samples * step, step)]

@@ -4,62 +4,42 @@ Either way the numbers come into our own layers (optigpu.ops), so that computing
 in a process of its own, and what it made stays in the cache folder: another process with the same weights reads it.
 """
 
-import copy
-import functools
 import hashlib
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optigpu.documents.result import Environment
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
+from optigpu.ops.linear.int4_linear import int4_linear_backend
 from optigpu.paths import cache_dir
-from optigpu.surgery.gptqmodel.calibration import Calibration, calibration_ids, digest_of
-from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, Request
-from optigpu.surgery.int4_layers import int4_linear_with
-from optigpu.surgery.places import checked_places, weight_of
+from optigpu.surgery.gptqmodel.calibration import calibration_ids, digest_of
+from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, QuantizationRequest
+from optigpu.surgery.gptqmodel.recipe import Recipe
+from optigpu.surgery.gptqmodel.requirements import LIBRARY, require_quantizable
+from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError, canonical_json
 
-if TYPE_CHECKING:
-    from optigpu.models.loading.packed_checkpoints import Unpacked
-
-LIBRARY = "gptqmodel"
-INSTALL = "gptqmodel is not installed; install it with: pip install -e '.[gptq]'."
-AWQ_OUTPUTS = 64
-"""How many outputs the library looks at together when it seeks where to clip."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a model that is not quantized yet becomes one of 4-bit numbers."""
-
-    method: str
-    group_size: int
-    calibration: Calibration
-
-
-def missing(environment: Environment) -> str | None:
-    """Why nothing can be quantized here, in one sentence, or None."""
-    return None if LIBRARY in environment.software else INSTALL
-
-
-def compute_in_four_bits(model: Any, recipe: Recipe, notes: Notes) -> None:
+def compute_in_four_bits(model: PreTrainedModel, recipe: Recipe, notes: Notes) -> None:
     """Exchanges the packed layers of a ready checkpoint, or quantizes the model by the recipe; records what it did.
 
     Raises UnsupportedError, with the model left as it was, when it can do neither.
     """
-    from optigpu.models.loading.packed_checkpoints import packed_layers
 
     packed = dict(packed_layers(model))
     if packed:
@@ -75,7 +55,8 @@ def compute_in_four_bits(model: Any, recipe: Recipe, notes: Notes) -> None:
         )
         return
     started = time.perf_counter()
-    ids = _checked_ids(model, recipe)
+    require_quantizable(model, recipe)
+    ids = calibration_ids(model, recipe.calibration, recipe.method)
     folder, is_new = _quantized(model, recipe, ids)
     count = _take_over(model, recipe, folder)
     _record(
@@ -89,9 +70,7 @@ def compute_in_four_bits(model: Any, recipe: Recipe, notes: Notes) -> None:
     )
 
 
-def _record(model: Any, notes: Notes, **facts: Any) -> None:
-    from optigpu.ops.linear.int4_linear import int4_linear_backend
-
+def _record(model: PreTrainedModel, notes: Notes, **facts: object) -> None:
     notes.record(int4_backend=int4_linear_backend(model.device, model.dtype), **facts)
 
 
@@ -101,8 +80,6 @@ def int4_weights_of(unpacked: "Unpacked") -> Int4Weights:
     That moves no weight by more than 1/16 of a step: scale and offset by 1/256 of at most eight steps each.
     Without zero points (8 everywhere) there are no offsets.
     """
-    import torch
-
     q, scale, zero, _ = unpacked
     offset = None
     if bool((zero != INT4_ZERO).any()):
@@ -110,10 +87,8 @@ def int4_weights_of(unpacked: "Unpacked") -> Int4Weights:
     return Int4Weights(q, scale.to(torch.bfloat16), offset)
 
 
-def result_digest(model: Any, recipe: Recipe, ids: list[list[int]]) -> str:
+def result_digest(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> str:
     """SHA-256 of all that makes the result another one: model, recipe, calibration text and library."""
-    import torch
-
     facts = [asdict(recipe), ids, version(LIBRARY), model.config.to_json_string()]
     found = hashlib.sha256(canonical_json(facts).encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -122,38 +97,7 @@ def result_digest(model: Any, recipe: Recipe, ids: list[list[int]]) -> str:
     return found.hexdigest()
 
 
-def _checked_ids(model: Any, recipe: Recipe) -> list[list[int]]:
-    """What to calibrate with, once it is clear that the model can be quantized."""
-    if importlib.util.find_spec(LIBRARY) is None:
-        raise UnsupportedError(INSTALL)
-    head = model.get_output_embeddings()
-    for place in checked_places(model, recipe.method, recipe.group_size):
-        outputs = weight_of(place.layer).shape[0]
-        if recipe.method == "awq" and place.layer is not head and outputs % AWQ_OUTPUTS:
-            raise UnsupportedError(
-                f"GPTQModel's AWQ takes outputs in multiples of {AWQ_OUTPUTS}, and {place.path} has {outputs}; take "
-                "gptq."
-            )
-    _require_own_parameters(model, recipe.method)
-    return calibration_ids(model, recipe.calibration, recipe.method)
-
-
-def _require_own_parameters(model: Any, technique: str) -> None:
-    """GPTQModel knows each family's own layers, so none of them may have been merged or moved before."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
-    names = [{name for name, _ in each.named_parameters()} for each in (plain, model)]
-    if names[0] != names[1]:
-        raise UnsupportedError(
-            f"{technique} quantizes a model with the parameters of its family, and {min(names[0] ^ names[1])} was "
-            "taken out or put in before; leave out the technique that did so."
-        )
-
-
-def _quantized(model: Any, recipe: Recipe, ids: list[list[int]]) -> tuple[Path, bool]:
+def _quantized(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> tuple[Path, bool]:
     """The folder of the quantized model, and whether it was made just now."""
     folder = cache_dir() / "quantized"
     target = folder / result_digest(model, recipe, ids)
@@ -162,12 +106,12 @@ def _quantized(model: Any, recipe: Recipe, ids: list[list[int]]) -> tuple[Path, 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="draft-") as name:
         draft = Path(name)
-        request = Request(
+        request = QuantizationRequest(
             method=recipe.method,
             group_size=recipe.group_size,
             device=str(model.device),
             dtype=_dtype(model, recipe.method),
-            threads=_threads(),
+            threads=torch.get_num_threads(),
         )
         (draft / REQUEST).write_text(request.model_dump_json(), "utf-8")
         (draft / IDS).write_text(canonical_json(ids), "utf-8")
@@ -192,40 +136,29 @@ def _run(folder: Path, method: str) -> None:
         status = process.wait()
     if status:
         lines = _COLOURS.sub("", log.read_text("utf-8", "replace")).strip().splitlines()
-        why = next((line.strip() for line in reversed(lines) if "Error" in line), f"status {status}").rstrip(
-            "."
-        )
+        why = next((line.strip() for line in reversed(lines) if "Error" in line), f"status {status}")
         raise UnsupportedError(
-            f"GPTQModel cannot quantize this model by {method} ({why}); leave {method} out."
+            f"GPTQModel cannot quantize this model by {method} ({why.rstrip('.')}); leave {method} out."
         )
 
 
-def _dtype(model: Any, method: str) -> str:
+def _dtype(model: PreTrainedModel, method: str) -> str:
     """What the library computes in: the model's dtype, but for AWQ, which knows 16 bits alone."""
     name = str(model.dtype).removeprefix("torch.")
     return "float16" if method == "awq" and name == "float32" else name
 
 
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _take_over(model: Any, recipe: Recipe, folder: Path) -> int:
+def _take_over(model: PreTrainedModel, recipe: Recipe, folder: Path) -> int:
     """Puts what GPTQModel made into the model, and returns how many layers.
 
     AWQ has scaled what stands before the layers as well (norms, biases); GPTQ has left all else as it was.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    from optigpu.models.loading.packed_checkpoints import packed_layers, packing_of, read_packed
 
     packing = packing_of(config)
     if packing is None:
         raise UnsupportedError(
-            f"GPTQModel left {folder.name} without packed layers; remove it from the cache folder."
+            f"GPTQModel wrote {folder} without packed layers; remove that folder and measure again."
         )
     twin = read_packed(
         packing,
@@ -233,7 +166,8 @@ def _take_over(model: Any, recipe: Recipe, folder: Path) -> int:
         lambda known: AutoModelForCausalLM.from_pretrained(
             folder, config=known, dtype=model.dtype, use_safetensors=True, local_files_only=True
         ),
-    ).to(model.device)
+    )
+    torch.nn.Module.to(twin, model.device)
     packed = dict(packed_layers(twin))
     _require_readable(packed)
     rescaled = recipe.method == "awq"
@@ -249,43 +183,37 @@ def _take_over(model: Any, recipe: Recipe, folder: Path) -> int:
 
 
 def _require_readable(packed: dict[str, Any]) -> None:
-    """Raises UnsupportedError when a layer's scales are no numbers, or its groups are not of one size."""
+    """Raises UnsupportedError when a layer's scales are NaN or infinite, or its groups are not of one size."""
     for path, layer in packed.items():
         layer.order()
         if not bool(layer.scales.isfinite().all()):
             raise UnsupportedError(
-                f"The scales of {path} are not all finite numbers; the model's files are damaged."
+                f"The scales of {path} are NaN or infinite; the model's files are damaged."
             )
 
 
-def _exchange(model: Any, packed: dict[str, Any], biases: dict[str, Any]) -> None:
+def _exchange(model: PreTrainedModel, packed: dict[str, Any], biases: dict[str, Any]) -> None:
     """Puts a layer of ours where each packed one stands in its model, one after the other."""
     for path, layer in packed.items():
         parent, _, name = path.rpartition(".")
         unpacked = layer.unpacked()
-        ours = int4_linear_with(int4_weights_of(unpacked), biases[path], model.dtype)
+        ours: torch.nn.Module = Int4Linear.holding(int4_weights_of(unpacked), biases[path], model.dtype)
         if unpacked.order is not None:
-            ours = _reordered_class()(ours, unpacked.order)
+            ours = Reordered(ours, unpacked.order)
         setattr(model.get_submodule(parent), name, ours.eval())
 
 
-@functools.cache
-def _reordered_class() -> Any:
-    import torch
+class Reordered(torch.nn.Module):
+    """A linear layer whose inputs were sorted by their groups: with act-order GPTQ went by their importance."""
 
-    class Reordered(torch.nn.Module):
-        """A linear layer whose inputs were sorted by their groups: with act-order GPTQ went by their importance."""
+    holds_quantized_weights = True
+    order: torch.Tensor
 
-        holds_quantized_weights = True
-        order: torch.Tensor
+    def __init__(self, layer: torch.nn.Module, order: torch.Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("order", order)
 
-        def __init__(self, layer: torch.nn.Module, order: torch.Tensor) -> None:
-            super().__init__()
-            self.layer = layer
-            self.register_buffer("order", order)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.layer(x[..., self.order])
-            return y
-
-    return Reordered
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x[..., self.order])
+        return y

@@ -10,14 +10,17 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from optigpu.vocabulary import Frozen
+
+if TYPE_CHECKING:
+    from gptqmodel import QuantizeConfig
 
 REQUEST, IDS, PLAIN, QUANTIZED = "request.json", "calibration.json", "plain", "quantized"
 
 
-class Request(Frozen):
+class QuantizationRequest(Frozen):
     """How to quantize: 4 bits, `group_size` inputs for each scale, on `device` with `threads`, weights in `dtype`."""
 
     method: str
@@ -29,7 +32,7 @@ class Request(Frozen):
 
 def main(folder: Path) -> None:
     """Quantizes what lies in the folder."""
-    request = Request.model_validate_json((folder / REQUEST).read_text("utf-8"))
+    request = QuantizationRequest.model_validate_json((folder / REQUEST).read_text("utf-8"))
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     # Read by the library, which wants two workers and more, and by transformers when they are imported.
     os.environ.update(GPTQMODEL_CPU_WORKERS=str(max(2, request.threads)), HF_HUB_OFFLINE="1")
@@ -57,7 +60,7 @@ def _write_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), **special).save_pretrained(folder)
 
 
-def _config(request: Request) -> Any:
+def _config(request: QuantizationRequest) -> "QuantizeConfig":
     """AWQ has zero points, as its paper does; GPTQ is symmetric, which is the library's default."""
     from gptqmodel import QuantizeConfig
     from gptqmodel.quantization import FORMAT, METHOD

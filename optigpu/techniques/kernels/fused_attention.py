@@ -1,6 +1,6 @@
 """fused_attention: scaled dot-product attention in one kernel."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
@@ -15,6 +15,9 @@ from optigpu.techniques.base import (
     Technique,
 )
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FLASH_HEAD_SIZE = 256
 """The largest head that the flash kernels for CUDA take."""
@@ -35,7 +38,9 @@ class FusedAttention(Technique):
     citation: ClassVar[str] = (
         "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"
     )
-    expected: ClassVar[str] = "nothing at short lengths; memory linear instead of quadratic in the length"
+    expected: ClassVar[str] = (
+        "no change for short sequences; memory grows linearly with the length instead of quadratically"
+    )
     compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
     later: ClassVar[tuple[str, ...]] = ("kernel",)
 
@@ -50,8 +55,8 @@ class FusedAttention(Technique):
             return None
         if model and model.head_size > FLASH_HEAD_SIZE:
             return (
-                f"Flash attention takes heads of up to {FLASH_HEAD_SIZE} and this model's have {model.head_size}; "
-                "ask fused_attention for memory_efficient or math."
+                f"Flash attention needs a head size of at most {FLASH_HEAD_SIZE}; this model has {model.head_size}. "
+                "Set kernel to memory_efficient or math."
             )
         if self.kernel == "flash_3":
             return _not_hopper(environment)
@@ -65,7 +70,7 @@ class FusedAttention(Technique):
         """The one kernel that may run."""
         return options.but(attention_kernel=self.kernel)
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Puts FlashAttention-3 in the place of torch's own kernel, for this process, where it is asked for.
 
         Raises UnsupportedError when this torch does not know it, or its package is missing.
@@ -76,21 +81,21 @@ class FusedAttention(Technique):
 
     def _reason_on_cpu(self) -> str | None:
         if self.kernel == "memory_efficient":
-            return "torch has no memory-efficient attention kernel for CPUs; ask fused_attention for flash or math."
+            return "torch has no memory-efficient attention kernel for CPUs; set kernel to flash or math."
         if self.kernel == "flash_3":
-            return "FlashAttention-3 is for Hopper GPUs; ask fused_attention for flash or math on a CPU."
+            return "FlashAttention-3 needs a Hopper GPU; set kernel to flash or math on a CPU."
         return None
 
 
 def _not_hopper(environment: Environment) -> str | None:
-    """Why the first GPU is none that FlashAttention-3 is written for, or None."""
+    """Why FlashAttention-3 cannot run on the first GPU, or None."""
     reason = needs_capability(environment, (9, 0), "FlashAttention-3 kernels")
     capability = None if reason else environment.accelerators[0].compute_capability
     if reason or capability in (None, "9.0"):
         return reason
     return (
-        f"FlashAttention-3 is for Hopper GPUs (compute capability 9.0) and this one has {capability}; ask "
-        "fused_attention for flash."
+        f"FlashAttention-3 needs a Hopper GPU (compute capability 9.0), and this one has {capability}; set kernel to "
+        "flash."
     )
 
 
@@ -99,11 +104,13 @@ def _activate_flash_3() -> None:
 
     activate = getattr(attention, "activate_flash_attention_impl", None)
     if activate is None:
-        raise UnsupportedError("This torch does not offer FlashAttention-3; upgrade it, or ask for flash.")
+        raise UnsupportedError(
+            "This torch does not offer FlashAttention-3; upgrade it, or set kernel to flash."
+        )
     try:
         activate("FA3")
     except (ImportError, RuntimeError, ValueError) as error:
         raise UnsupportedError(
             f"FlashAttention-3 cannot be loaded here ({error}); install flash-attn-3 from "
-            "download.pytorch.org/whl/flash-attn-3, or ask fused_attention for flash."
+            "download.pytorch.org/whl/flash-attn-3, or set kernel to flash."
         ) from error

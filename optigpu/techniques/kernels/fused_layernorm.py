@@ -1,14 +1,17 @@
 """fused_layernorm: the addition of the residual and LayerNorm as one operation."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.fused_blocks import fuse_norms
-from optigpu.surgery.norm_families import CONFLICTS, norm_reason
+from optigpu.surgery.conflicts import FUSED_NORMS
+from optigpu.surgery.norm_blocks import norm_reason
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class FusedLayernorm(Technique):
@@ -23,10 +26,10 @@ class FusedLayernorm(Technique):
     summary: ClassVar[str] = "adding the residual and LayerNorm in one kernel"
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (Deep-Fusion)"
     expected: ClassVar[str] = (
-        "little: one launch less for each norm on a GPU; on a CPU nothing that is seen beside the matrix products, and "
-        "under torch_compile, which fuses these by itself, nothing"
+        "little: one launch fewer for each norm on a GPU; on a CPU no measurable change beside the matrix products, "
+        "and no change under torch_compile, which fuses these itself"
     )
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+    conflicts: ClassVar[Mapping[str, str]] = FUSED_NORMS
 
     name: Literal["fused_layernorm"] = "fused_layernorm"
 
@@ -38,10 +41,12 @@ class FusedLayernorm(Technique):
         """The gain is too small to be tried unasked."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Exchanges the classes of blocks and norms in place.
 
         Raises UnsupportedError, with the model left as it was, for blocks that are not known or without LayerNorms, and
         where there is no kernel but torch's own.
         """
+        from optigpu.surgery.fused_blocks import fuse_norms
+
         notes.record(**fuse_norms(model, "LayerNorm"))

@@ -1,14 +1,17 @@
 """fused_rmsnorm: the addition of the residual and RMSNorm as one operation."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.fused_blocks import fuse_norms
-from optigpu.surgery.norm_families import CONFLICTS, norm_reason
+from optigpu.surgery.conflicts import FUSED_NORMS
+from optigpu.surgery.norm_blocks import norm_reason
 from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class FusedRmsnorm(Technique):
@@ -23,10 +26,10 @@ class FusedRmsnorm(Technique):
     summary: ClassVar[str] = "adding the residual and RMSNorm in one kernel"
     citation: ClassVar[str] = "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989"
     expected: ClassVar[str] = (
-        "seven operators less for each norm: a few percent where launches dominate (small models, batch 1); under "
-        "torch_compile, which fuses these by itself, nothing"
+        "seven operators fewer for each norm: a few percent where launches dominate (small models, batch 1); no change "
+        "under torch_compile, which fuses these itself"
     )
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+    conflicts: ClassVar[Mapping[str, str]] = FUSED_NORMS
 
     name: Literal["fused_rmsnorm"] = "fused_rmsnorm"
 
@@ -38,10 +41,12 @@ class FusedRmsnorm(Technique):
         """A compiled step, the better rung, fuses norms by itself."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Exchanges the classes of blocks and norms in place.
 
         Raises UnsupportedError, with the model left as it was, for blocks that are not known or without RMSNorms, and
         where there is no kernel but torch's own.
         """
+        from optigpu.surgery.fused_blocks import fuse_norms
+
         notes.record(**fuse_norms(model, "RMSNorm"))

@@ -1,12 +1,15 @@
 """autocast: float32 weights whose products are computed in a narrower type."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Autocast(Technique):
@@ -22,12 +25,12 @@ class Autocast(Technique):
     summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
     expected: ClassVar[str] = (
-        "what half precision gains, less the conversion of all weights before each request's first token, and with one "
-        "and a half times fp32's memory; loses in short requests, and wherever every token converts them"
+        "the speed of half precision, less the time to convert all weights before each request's first token, at one "
+        "and a half times fp32's memory; slower for short requests, and wherever each token converts the weights"
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("int8_weight_only", "int8_dynamic", "fp8"),
-        "its operator takes activations as they come, and autocast does not reach it",
+        "its operator computes in the dtype of its inputs, which autocast does not change",
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
 
@@ -37,7 +40,9 @@ class Autocast(Technique):
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """float16 is for GPUs."""
         if device is DeviceKind.CPU and self.dtype == "float16":
-            return "CPUs have no float16 arithmetic worth the name; ask autocast for dtype bfloat16."
+            return (
+                "autocast in float16 needs a GPU, since CPUs compute float16 slowly; set dtype to bfloat16."
+            )
         return None
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
@@ -48,7 +53,7 @@ class Autocast(Technique):
         """torch.autocast around every forward pass."""
         return options.but(autocast=self.dtype)
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""
         for weight in model.parameters():
             weight.requires_grad_(weight.is_floating_point())

@@ -1,14 +1,17 @@
 """grad_enabled: a cautionary rung that decodes as if it were training."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class GradEnabled(Technique):
-    """Leaves gradients on, with weights that require them: what a forward pass does when nobody says no_grad.
+    """Leaves gradients on, with weights that require them: what a forward pass does without no_grad.
 
     Each request keeps all of its activations, and the growing cache keeps each of its earlier states.
     """
@@ -20,7 +23,7 @@ class GradEnabled(Technique):
     citation: ClassVar[str] = (
         "Paszke et al., PyTorch, NeurIPS 2019, arXiv:1912.01703 (automatic differentiation)"
     )
-    expected: ClassVar[str] = "slower, and memory that grows with the square of the tokens"
+    expected: ClassVar[str] = "slower, with memory that grows with the square of the number of tokens"
     conflicts: ClassVar[Mapping[str, str]] = {
         "static_kv_cache": "a cache that is kept and written in place would keep every earlier request's gradients",
         "torch_compile": "the compiled decode step writes its cache in place, which would keep every gradient",
@@ -35,7 +38,7 @@ class GradEnabled(Technique):
         """torch.enable_grad around every forward pass."""
         return options.but(autograd="grad")
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, as those of a model that was just read do."""
         weights = [weight for weight in model.parameters() if weight.is_floating_point()]
         for weight in weights:

@@ -13,11 +13,13 @@ class InferenceMode(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.EXECUTION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    summary: ClassVar[str] = "no gradients, and no version counters and views that autograd could ask for"
+    summary: ClassVar[str] = (
+        "no gradients, and none of the version counters and view tracking that autograd needs"
+    )
     citation: ClassVar[str] = (
         "PyTorch 1.9, 2021, pytorch.org/docs/stable/notes/autograd.html (inference mode)"
     )
-    expected: ClassVar[str] = "a few percent where operators are tiny, nothing where they are large"
+    expected: ClassVar[str] = "a few percent where operators are tiny, no change where they are large"
     choices: ClassVar[tuple[Choice, ...]] = (Choice.AUTOGRAD,)
 
     name: Literal["inference_mode"] = "inference_mode"

@@ -19,10 +19,10 @@ class Int8KvCache(Technique):
         "Hooper et al., KVQuant, 2024, arXiv:2401.18079 (their keys have a scale per channel)"
     )
     expected: ClassVar[str] = (
-        "about a quarter of fp32's cache, so room for longer contexts and larger batches; widening costs time at every "
-        "step, on a CPU most of all"
+        "a cache of about a quarter of fp32's size, so longer contexts and larger batches fit; converting it back "
+        "costs time at every step, most of all on a CPU"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
 
     name: Literal["int8_kv_cache"] = "int8_kv_cache"
 

@@ -19,11 +19,11 @@ class KvCache(Technique):
     summary: ClassVar[str] = "keys and values of earlier tokens are kept, so that a step computes one token"
     citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
     expected: ClassVar[str] = (
-        "faster than without, the more so the longer the sequence; nothing over the default"
+        "faster than without a cache, and more so for longer sequences; no change from the default"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
-        "no_kv_cache": "there is a cache or there is none",
-        "static_kv_cache": "a cache grows or it has its full length from the start",
+        "no_kv_cache": "one asks for a cache and the other for none",
+        "static_kv_cache": "one cache grows, and the other has its full length from the start",
         "torch_compile": "a compiled decode step needs a cache whose shape never changes",
         "export_aot": "an exported decode step needs a cache whose shape never changes",
         "cuda_graphs": "a recorded decode step needs a cache whose shape never changes",

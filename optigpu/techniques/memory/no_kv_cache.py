@@ -13,7 +13,7 @@ class NoKvCache(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     summary: ClassVar[str] = "decodes without a cache: the whole sequence again for each token"
     citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
-    expected: ClassVar[str] = "slower, the more so the longer the sequence"
+    expected: ClassVar[str] = "slower, and more so for longer sequences"
     cautionary: ClassVar[bool] = True
 
     name: Literal["no_kv_cache"] = "no_kv_cache"

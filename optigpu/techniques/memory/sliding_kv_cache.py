@@ -20,19 +20,19 @@ class SlidingKvCache(Technique):
 
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
-    summary: ClassVar[str] = "keys and values of the first tokens and of the last ones alone"
+    summary: ClassVar[str] = "only the keys and values of the first and the last tokens are kept"
     citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
     expected: ClassVar[str] = (
-        "a cache and a time per token that stop growing at the window; what lies between is forgotten"
+        "memory and time per token stop growing at the window; the model forgets what lies between"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "there is a cache or there is none"}
+    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
 
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)
     sinks: int = Field(4, ge=0, le=2**20)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """It forgets, and whether that matters is the reader's to say."""
+        """It forgets tokens, and whether that matters depends on the use."""
         return False
 
     def cache(self, options: CacheOptions) -> CacheOptions:

@@ -1,24 +1,24 @@
 """awq: 4-bit weights, scaled before so that those which meet large activations are rounded finer."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.gptqmodel.calibration import Calibration, check_text
-from optigpu.surgery.gptqmodel.checkpoints import Recipe, compute_in_four_bits, missing
-from optigpu.surgery.int4_layers import CONFLICTS
+from optigpu.surgery.conflicts import FOUR_BITS
+from optigpu.surgery.extras import missing
+from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, check_text, conv1d_reason
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
-_CONV1D = "GPTQModel's AWQ does not know the Conv1D layers of GPT-2; take gptq, or another family."
-_NO_RELU = "GPTQModel's AWQ scales an OPT model as if its activation were ReLU, and it is {}; take gptq."
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Awq(Technique):
-    """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes a while.
+    """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes minutes.
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
     itself with `seed` ("self"), or out of a file in the folder of datasets ("file:NAME"). The head stays as it is.
@@ -28,12 +28,12 @@ class Awq(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
-    summary: ClassVar[str] = "4-bit weights, finer where calibration text has large activations"
+    summary: ClassVar[str] = "4-bit weights, rounded more finely where calibration text has large activations"
     citation: ClassVar[str] = "Lin et al., AWQ, 2023, arXiv:2306.00978"
     expected: ClassVar[str] = (
         "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"
     )
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+    conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["awq"] = "awq"
@@ -50,10 +50,10 @@ class Awq(Technique):
         return check_text(calibration)
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """A model that is known before it is loaded is no ready checkpoint, and quantizing needs the extra."""
+        """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
         if model is None:
             return None
-        return _CONV1D if model.family == "gpt2" else missing(environment)
+        return conv1d_reason(model.family) or missing("gptqmodel", environment)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Quantizing takes minutes, and its loss depends on the text."""
@@ -63,18 +63,13 @@ class Awq(Technique):
         """The layers of an AWQ checkpoint stay packed."""
         return options.but(packed="awq")
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Puts 4-bit layers in the place of the linear ones.
 
         Raises UnsupportedError, with the model left as it was, when it is quantized already in another way, when
         GPTQModel is not there or cannot quantize it, and when the calibration text does not fit it.
         """
-        from transformers.pytorch_utils import Conv1D
+        from optigpu.surgery.gptqmodel.checkpoints import compute_in_four_bits
 
-        if any(isinstance(module, Conv1D) for module in model.modules()):
-            raise UnsupportedError(_CONV1D)
-        activation = getattr(model.config, "activation_function", "relu")
-        if model.config.model_type == "opt" and activation != "relu":
-            raise UnsupportedError(_NO_RELU.format(activation))
         calibration = Calibration(self.calibration, self.samples, self.length, self.seed)
         compute_in_four_bits(model, Recipe("awq", self.group_size, calibration), notes)

@@ -21,7 +21,7 @@ class Fp16(Technique):
     name: Literal["fp16"] = "fp16"
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """CPUs have no half-precision arithmetic worth the name; on GPUs bf16 has the same speed and more range."""
+        """CPUs compute float16 slowly; on GPUs bf16 has the same speed and more range."""
         return False
 
     def load(self, options: LoadOptions) -> LoadOptions:

@@ -1,21 +1,24 @@
 """gptq: 4-bit weights, each column rounded so that the next ones make up for its error on calibration text."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.gptqmodel.calibration import Calibration, check_text
-from optigpu.surgery.gptqmodel.checkpoints import Recipe, compute_in_four_bits, missing
-from optigpu.surgery.int4_layers import CONFLICTS
+from optigpu.surgery.conflicts import FOUR_BITS
+from optigpu.surgery.extras import missing
+from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, check_text
 from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class Gptq(Technique):
-    """Computes with the 4-bit layers of a GPTQ checkpoint; any other model is quantized first, which takes a while.
+    """Computes with the 4-bit layers of a GPTQ checkpoint; any other model is quantized first, which takes minutes.
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
     itself with `seed` ("self"), or out of a file in the folder of datasets ("file:NAME"). The head stays as it is.
@@ -30,8 +33,8 @@ class Gptq(Technique):
     expected: ClassVar[str] = (
         "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"
     )
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS | {
-        "magnitude_pruning": "what makes up for rounding errors would fill the zeros again",
+    conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS | {
+        "magnitude_pruning": "the corrections for rounding errors would fill the zeros again",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
@@ -49,8 +52,8 @@ class Gptq(Technique):
         return check_text(calibration)
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """A model that is known before it is loaded is no ready checkpoint, and quantizing needs the extra."""
-        return missing(environment) if model else None
+        """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
+        return missing("gptqmodel", environment) if model else None
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Quantizing takes minutes, and its loss depends on the text."""
@@ -60,11 +63,13 @@ class Gptq(Technique):
         """The layers of a GPTQ checkpoint stay packed."""
         return options.but(packed="gptq")
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Puts 4-bit layers in the place of the linear ones.
 
         Raises UnsupportedError, with the model left as it was, when it is quantized already in another way, when
         GPTQModel is not there or cannot quantize it, and when the calibration text does not fit it.
         """
+        from optigpu.surgery.gptqmodel.checkpoints import compute_in_four_bits
+
         calibration = Calibration(self.calibration, self.samples, self.length, self.seed)
         compute_in_four_bits(model, Recipe("gptq", self.group_size, calibration), notes)

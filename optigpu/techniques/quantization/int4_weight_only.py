@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery.int4_layers import CONFLICTS, int4_linear_of
-from optigpu.surgery.places import checked_places, exchange, weight_of
+from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GroupSize = Literal[32, 64, 128]
 
@@ -34,10 +35,10 @@ class Int4WeightOnly(Technique):
         "mobiusml.github.io/hqq_blog"
     )
     expected: ClassVar[str] = (
-        "a seventh of the fp32 bytes; up to 1.8x of int8_weight_only where decoding is bound by memory, at a cost in "
-        "quality that is larger the smaller the model"
+        "a seventh of the fp32 bytes; up to 1.8x as fast as int8_weight_only where decoding is bound by memory; small "
+        "models lose more quality than large ones"
     )
-    conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+    conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["int4_weight_only"] = "int4_weight_only"
@@ -53,33 +54,40 @@ class Int4WeightOnly(Technique):
         if not wrong:
             return None
         fitting = [size for size in get_args(GroupSize) if not any(number % size for number in inputs)]
-        advice = f"ask for group_size {' or '.join(map(str, fitting))}" if fitting else "leave it out"
+        advice = (
+            f"Set group_size to {' or '.join(map(str, fitting))}" if fitting else "Leave it out of the stack"
+        )
         return (
-            f"{self.name}: the model has layers with {wrong[0]} inputs, which groups of {self.group_size} do not "
-            f"divide; {advice}."
+            f"{self.name} needs layers whose inputs are a multiple of group_size {self.group_size}; this model has "
+            f"layers with {wrong[0]}. {advice}."
         )
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Weights are quantized once, and int8_weight_only costs less quality."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers, or
+        Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite, or
         inputs that the groups do not divide.
         """
+        from optigpu.ops.four_bits.scheme import Int4Scheme
         from optigpu.ops.linear.int4_linear import int4_linear_backend
+        from optigpu.surgery.int4_layers import Int4Linear
+        from optigpu.surgery.places import checked_places, exchange, weight_of
 
         places = checked_places(model, self.name, self.group_size)
         if not self.head:
             places = [place for place in places if place.layer is not model.get_output_embeddings()]
         if not places:
-            raise UnsupportedError(f"{self.name} found nothing but a head in this model; ask for head=True.")
+            raise UnsupportedError(
+                f"{self.name} leaves the head as it is, and this model has no other linear layer; set head to true."
+            )
         scheme = Int4Scheme(self.group_size, self.symmetric, self.solver)
         weight = weight_of(places[0].layer)
         backend = int4_linear_backend(weight.device, weight.dtype)
-        exchange(places, partial(int4_linear_of, scheme=scheme))
+        exchange(places, partial(Int4Linear.of, scheme=scheme))
         notes.record(int4_layers=len(places), int4_backend=backend, int4_bits_per_weight=scheme.bits)
 
 

@@ -1,17 +1,17 @@
 """int8_dynamic: int8 weights, and activations that are quantized to int8 as they come."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.int8_layers import int8_dynamic_linear_of
-from optigpu.surgery.places import checked_places, exchange, weight_of
-from optigpu.surgery.smoothing import own_text, smooth
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NEEDED_CAPABILITY = (7, 5)
 """Turing was the first with matrix units for int8."""
@@ -44,7 +44,7 @@ class Int8Dynamic(Technique):
     smoothing: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """A GPU needs matrix units for int8; every CPU can."""
+        """A GPU needs matrix units for int8; every CPU will do."""
         if device is DeviceKind.CPU:
             return None
         return needs_capability(environment, NEEDED_CAPABILITY, "int8 matrix products")
@@ -53,23 +53,26 @@ class Int8Dynamic(Technique):
         """int8_weight_only decodes as fast with a smaller error."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError when the model has none, is quantized already, has weights that are no numbers or a
+        Raises UnsupportedError when the model has none, is quantized already, has weights that are NaN or infinite or a
         layer with more inputs than 32-bit sums allow, and when it cannot be smoothed as asked.
         """
         from optigpu.ops.linear.int8_dynamic import MOST_INNER, int8_dynamic_backend
+        from optigpu.surgery.int8_layers import Int8DynamicLinear
+        from optigpu.surgery.places import checked_places, exchange, weight_of
+        from optigpu.surgery.smoothing import own_text, smooth
 
         places = checked_places(model, self.name)
         for place in places:
             inner = weight_of(place.layer).shape[1]
             if inner > MOST_INNER:
                 raise UnsupportedError(
-                    f"{self.name}: {place.path} has {inner} inputs and 32-bit sums allow {MOST_INNER}; take "
-                    "int8_weight_only."
+                    f"{self.name} sums in 32 bits, which hold up to {MOST_INNER} inputs; {place.path} has {inner}. Use "
+                    "int8_weight_only instead."
                 )
         if self.smoothing is not None:
             notes.record(smoothed_norms=smooth(model, own_text(model), self.smoothing))
-        exchange(places, int8_dynamic_linear_of)
+        exchange(places, Int8DynamicLinear.of)
         notes.record(int8_layers=len(places), int8_backend=int8_dynamic_backend(model.device))

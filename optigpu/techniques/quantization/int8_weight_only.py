@@ -1,11 +1,12 @@
 """int8_weight_only: weights as int8 with one scale for each output channel, activations as they are."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from optigpu.surgery.int8_layers import int8_linear_of
-from optigpu.surgery.places import checked_places, exchange
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Int8WeightOnly(Technique):
@@ -27,13 +28,15 @@ class Int8WeightOnly(Technique):
 
     name: Literal["int8_weight_only"] = "int8_weight_only"
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
 
-        Raises UnsupportedError when the model has none, is quantized already, or has weights that are no numbers.
+        Raises UnsupportedError when the model has none, is quantized already, or has weights that are NaN or infinite.
         """
         from optigpu.ops.linear.int8_linear import int8_linear_backend
+        from optigpu.surgery.int8_layers import Int8Linear
+        from optigpu.surgery.places import checked_places, exchange
 
         places = checked_places(model, self.name)
-        exchange(places, int8_linear_of)
+        exchange(places, Int8Linear.of)
         notes.record(int8_layers=len(places), int8_backend=int8_linear_backend(model.device))

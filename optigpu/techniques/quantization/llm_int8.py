@@ -1,18 +1,20 @@
 """llm_int8: int8 weights and activations of bitsandbytes, with the columns of outliers in 16 or 32 bits."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.bitsandbytes_layers import int8_outlier_linear_of, missing, places_but_the_head
-from optigpu.surgery.places import exchange, weight_of
+from optigpu.surgery.extras import missing
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
-LARGEST = 65504.0
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FLOAT16_LARGEST = 65504.0
 """Of float16, from which the library quantizes."""
 
 
@@ -33,7 +35,7 @@ class LlmInt8(Technique):
         "since looking for outliers costs more than int8 saves"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
-        "autocast": "the int8 operators take activations as they come, and autocast does not reach them",
+        "autocast": "the int8 operators compute in the dtype of their inputs, which autocast does not change",
         "cuda_graphs": "how many columns hold outliers depends on the data, which no recording can follow",
         "grad_enabled": "int8 weights have no gradient",
     }
@@ -44,24 +46,29 @@ class LlmInt8(Technique):
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """The library is an extra."""
-        return missing(environment)
+        return missing("bitsandbytes", environment)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
 
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
         has weights that float16 does not hold.
         """
+        from optigpu.surgery.bitsandbytes_layers import Int8OutlierLinear, places_but_the_head
+        from optigpu.surgery.places import exchange, weight_of
+
         places = places_but_the_head(model, self.name)
         for place in places:
-            if float(weight_of(place.layer).abs().max()) > LARGEST:
+            if float(weight_of(place.layer).abs().max()) > FLOAT16_LARGEST:
                 raise UnsupportedError(
-                    f"{self.name} quantizes from float16, and {place.path} has weights beyond its range; take "
-                    "int8_weight_only."
+                    f"{self.name} quantizes from float16, and {place.path} has weights beyond its range; use "
+                    "int8_weight_only instead."
                 )
-        exchange(places, int8_outlier_linear_of(self.threshold))
+        exchange(
+            places, lambda layer: Int8OutlierLinear(weight_of(layer), layer.bias, threshold=self.threshold)
+        )
         notes.record(int8_layers=len(places), int8_backend="bitsandbytes", outlier_threshold=self.threshold)

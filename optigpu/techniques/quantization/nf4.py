@@ -1,14 +1,16 @@
 """nf4: 4-bit NormalFloat weights of bitsandbytes, whose statistics may be quantized as well."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts
-from optigpu.surgery.bitsandbytes_layers import missing, nf4_linear_of, places_but_the_head
-from optigpu.surgery.places import exchange
+from optigpu.surgery.extras import missing
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Nf4(Technique):
@@ -25,12 +27,12 @@ class Nf4(Technique):
     summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
     expected: ClassVar[str] = (
-        "an eighth of the fp32 bytes, closer to the weights than 4-bit integers of that size; faster than bf16 at "
-        "small batches with fused kernels, slower where each product widens the weights first"
+        "an eighth of the fp32 bytes with smaller errors than 4-bit integers; faster than bf16 at small batches with "
+        "fused kernels, slower where each product widens the weights first"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
-        "autocast": "the 4-bit operators take activations as they come, and autocast does not reach all of them",
-        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "autocast": "not all 4-bit operators compute in the dtype that autocast asks for",
+        "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
         "grad_enabled": "4-bit weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
@@ -41,21 +43,28 @@ class Nf4(Technique):
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """The library is an extra."""
-        return missing(environment)
+        return missing("bitsandbytes", environment)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for memory, and costs quality."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place, and records which kernel each kind of layer has.
 
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
-        has weights that are no numbers.
+        has weights that are NaN or infinite.
         """
+        from optigpu.surgery.bitsandbytes_layers import Nf4Linear, places_but_the_head
+        from optigpu.surgery.places import weight_of
+
         places = places_but_the_head(model, self.name)
-        exchange(places, lambda layer: nf4_linear_of(layer, self.double_quantization, self.packing))
-        layers = [place.layer for place in places]
+        layers = []
+        for place in places:
+            layer = place.layer
+            twin = Nf4Linear(weight_of(layer), layer.bias, self.double_quantization, self.packing)
+            place.put(twin)
+            layers.append(twin)
         notes.record(
             nf4_layers=len(layers),
             nf4_fused_layers=sum(layer.fused for layer in layers),

@@ -1,12 +1,15 @@
 """tf32: float32 matrix products on tensor cores, with 10 bits of mantissa."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.hardware.capability import needs_capability
 from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NEEDED_CAPABILITY = (8, 0)
 """Ampere."""
@@ -18,14 +21,16 @@ class Tf32(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
-    summary: ClassVar[str] = "float32 matrix products on tensor cores with 10 bits of mantissa; as many bytes"
+    summary: ClassVar[str] = (
+        "float32 matrix products on tensor cores with 10 bits of mantissa; weights keep their size"
+    )
     citation: ClassVar[str] = (
         "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "
         "doi:10.1109/MM.2021.3061394"
     )
     expected: ClassVar[str] = (
-        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); nothing where memory bounds "
-        "decoding"
+        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); no change where decoding is "
+        "bound by memory"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
@@ -40,7 +45,7 @@ class Tf32(Technique):
         """bf16 is as fast there and halves the bytes as well; a stack holds one precision."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Sets what torch computes float32 with, for the whole process; the model itself stays as it is."""
         import torch
 

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
+from filelock import FileLock  # torch itself depends on it
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import UnsupportedError
@@ -25,24 +28,25 @@ CONFIG = {
 }
 
 
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Package:
     """A loaded package: `run([inputs])` returns the outputs, flat. `hit` says that it was compiled before."""
 
-    run: Callable[[list[Any]], list[Any]]
+    run: Run
     hit: bool
     build_s: float
     load_s: float
     size_bytes: int
 
 
-def load_package(exported: Any) -> Package:
+def load_package(exported: torch.export.ExportedProgram) -> Package:
     """Compiles an exported program, unless that was done before, and loads it around the tensors that it was made of.
 
     Raises UnsupportedError when it cannot be compiled or loaded here, with the compiler's first line.
     """
-    import torch
-
     started = time.perf_counter()
     path = folder() / f"{_digest(exported)}.pt2"
     hit = path.is_file()
@@ -54,11 +58,12 @@ def load_package(exported: Any) -> Package:
     except (OSError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
         raise UnsupportedError(f"AOTInductor cannot compile this model here: {why}.") from error
-    tensors: Mapping[str, Any] = {**exported.state_dict, **exported.constants}
+    tensors: Mapping[str, torch.Tensor] = {**exported.state_dict, **exported.constants}
     names = loaded.get_constant_fqns()
     if unknown := set(names) - set(tensors):
         raise UnsupportedError(
-            f"AOTInductor made tensors of its own that are no weights: {', '.join(sorted(unknown))}."
+            f"AOTInductor made constants that are not weights of this model ({', '.join(sorted(unknown))}); leave "
+            "export_aot out of the stack."
         )
     wanted = {name: tensors[name] for name in names}
     loaded.load_constants(wanted, check_full_update=True, user_managed=True)
@@ -74,19 +79,16 @@ def folder() -> Path:
 class _Holding:
     """Runs what knows the addresses of tensors, and keeps these tensors."""
 
-    def __init__(self, run: Callable[[list[Any]], list[Any]], tensors: Mapping[str, Any]) -> None:
+    def __init__(self, run: Run, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run = run
         self._tensors = tensors
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._run(inputs)
 
 
-def _build(exported: Any, target: Path) -> None:
-    """Compiles next to `target` and renames, so that nobody ever loads half a file."""
-    import torch
-    from filelock import FileLock  # torch itself depends on it
-
+def _build(exported: torch.export.ExportedProgram, target: Path) -> None:
+    """Compiles next to `target` and renames, so that half a file is never loaded."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = target.with_name(f"{target.stem}.{os.getpid()}.pt2")
     with FileLock(target.with_suffix(".lock"), timeout=BUILD_TIMEOUT_S):
@@ -101,11 +103,8 @@ def _build(exported: Any, target: Path) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _digest(exported: Any) -> str:
+def _digest(exported: torch.export.ExportedProgram) -> str:
     """Of everything that the code depends on: the graph, its tensors' layouts, and what it is compiled with and for."""
-    import torch
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     layouts = [(str(value.dtype), str(value.device), value.shape, value.stride()) for value in values]
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None

@@ -1,7 +1,8 @@
 """What torch spends on compiling: seconds by stage, graphs, breaks, and what it found in its caches."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from torch._dynamo.utils import calculate_time_spent, counters
 
 _AUTOTUNING = ("autotun", "tuning", "benchmark")
 """Parts of the names under which TorchInductor times the trying of kernels."""
@@ -31,8 +32,8 @@ class CompileTimes:
         """What was added."""
         return CompileTimes(*(vars(self)[name] - vars(earlier)[name] for name in vars(self)))
 
-    def facts(self) -> dict[str, Any]:
-        """For a result's facts. These seconds are part of `compile_s` and of no request that is timed."""
+    def facts(self) -> dict[str, int | float]:
+        """For a result's details. These seconds are part of `compile_s` and of no request that is timed."""
         return {
             "compiled_graphs": self.graphs,
             "graph_breaks": self.breaks,
@@ -48,8 +49,6 @@ class CompileTimes:
 
 def compile_times() -> CompileTimes:
     """Reads torch's own counters, which hold for the whole process."""
-    from torch._dynamo.utils import calculate_time_spent, counters
-
     seconds = calculate_time_spent()
     whole, backend = seconds.get("entire_frame_compile", 0.0), seconds.get("backend_compile", 0.0)
     tuning = (spent for name, spent in seconds.items() if any(part in name for part in _AUTOTUNING))

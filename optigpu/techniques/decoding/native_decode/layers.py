@@ -1,26 +1,79 @@
 """Layers with a decoder's packed weights, that take the place of a model's own, and how many bits each of them has.
 
-The decoder reads the packed weights by itself. The layers hold them where whoever counts a model's bytes finds them,
-and compute with them, slowly, for whoever still calls the model. Each class is made at its first use: its base is
-torch's.
+The decoder reads the packed weights by itself. The layers hold them, so that a count of the model's bytes includes
+them, and compute with them, slowly, when the model itself is called.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+import torch
+from transformers import PreTrainedModel
+
+from optigpu.ops.decode.cpu.arena import Arena
+from optigpu.ops.decode.cpu.packing import pack, packed_bytes, unpack
+from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import Matrix, WeightKind
+from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
-from optigpu.surgery.places import Place, weight_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.decode.cpu.arena import Arena
-    from optigpu.ops.four_bits.compensated import Compensation
+from optigpu.surgery.places import LinearLayer, Place, weight_of
 
 BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
 """Of a weight, its share of a scale apart."""
+
+
+class DecodeLinear(torch.nn.Module):
+    """y = x @ weight.T + bias with the weights that a packed matrix stands for, in the dtype of x."""
+
+    holds_quantized_weights = True
+    numbers: torch.Tensor
+    scale: torch.Tensor | None
+    bias: torch.Tensor | None
+    unit: torch.Tensor | None
+
+    def __init__(self, matrix: Matrix) -> None:
+        super().__init__()
+        self.kind, self.group = matrix.kind, matrix.group
+        self.outputs, self.inputs = matrix.outputs, matrix.inputs
+        self.register_buffer("numbers", matrix.numbers)
+        self.register_buffer("scale", matrix.scale)
+        self.register_buffer("bias", matrix.bias)
+        self.register_buffer("unit", matrix.unit)
+
+    @classmethod
+    def of(
+        cls,
+        layer: LinearLayer,
+        kind: WeightKind,
+        group: int,
+        arena: Arena | None,
+        known: Compensation | None,
+    ) -> Self:
+        """The twin of a Linear or a Conv1D."""
+        return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
+
+    @property
+    def matrix(self) -> Matrix:
+        about = (self.kind, self.outputs, self.inputs, self.group)
+        return Matrix(*about, self.numbers, self.scale, self.bias, self.unit)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias[: self.outputs].to(x.dtype)
+        return torch.nn.functional.linear(x, _unpack(self.matrix).to(x.dtype), bias)
+
+
+class DecodeEmbedding(torch.nn.Embedding):
+    """Row i of a bfloat16 table, in the dtype of the embedding that it was made of."""
+
+    def __init__(self, embedding: torch.nn.Embedding) -> None:
+        super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
+        # A buffer: a model takes the dtype of its first parameter for its own.
+        del self.weight
+        self.register_buffer("weight", embedding.weight.detach().to(torch.bfloat16).contiguous())
+        self.dtype = embedding.weight.dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids).to(self.dtype)
 
 
 def candidates_of(
@@ -44,26 +97,24 @@ def exchange_linears(
     places: Sequence[Place],
     kinds: Mapping[str, WeightKind],
     group: int,
-    arena: "Arena | None",
-    moments: "Mapping[str, torch.Tensor]",
+    arena: Arena | None,
+    moments: Mapping[str, torch.Tensor],
 ) -> None:
     """Puts a layer with packed weights where each of the linear layers stood; on a CPU they are taken from the arena.
 
     `kinds` has each layer's by its path. Those of 4 bits whose inputs' `moments` are known have their errors make up
     for each other.
     """
-    from optigpu.ops.four_bits.compensated import compensation
-
-    last: Any = None  # queries, keys and values have the same inputs
+    last: torch.Tensor | None = None  # queries, keys and values have the same inputs
     known = None
     for place in places:
         moment = moments.get(place.path)
         if moment is not last:
             last, known = moment, None if moment is None else compensation(moment)
-        place.put(_decode_linear_class().of(place.layer, kinds[place.path], group, arena, known))
+        place.put(DecodeLinear.of(place.layer, kinds[place.path], group, arena, known))
 
 
-def packed_tensors(model: Any, paths: Sequence[str]) -> "dict[str, torch.Tensor]":
+def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, torch.Tensor]:
     """What the DecodeLinears at some paths hold, each by its path and its own name."""
     return {
         f"{path}.{name}": tensor
@@ -76,8 +127,8 @@ def restore_linears(
     places: Sequence[Place],
     kinds: Mapping[str, WeightKind],
     group: int,
-    arena: "Arena | None",
-    tensors: "Mapping[str, torch.Tensor]",
+    arena: Arena | None,
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """As `exchange_linears`, with what `packed_tensors` gave of such layers."""
     for place in places:
@@ -93,29 +144,22 @@ def restore_linears(
                 found[name] = arena.take(tuple(tensor.shape), tensor.dtype).copy_(tensor)
         outputs, inputs = weight.shape
         matrix = Matrix(kind, outputs, inputs, 0 if kind == "bf16" else group, **found)
-        place.put(_decode_linear_class()(matrix))
+        place.put(DecodeLinear(matrix))
 
 
-def exchange_embedding(place: Place) -> None:
-    """Puts a bfloat16 table where an embedding stood; what is looked up has the dtype that it had."""
-    place.put(_decode_embedding_class()(place.layer))
-
-
-def joined_matrices(layers: Sequence[Any]) -> tuple[Matrix, ...]:
+def joined_matrices(layers: Sequence[DecodeLinear]) -> tuple[Matrix, ...]:
     """The matrices of DecodeLinears whose outputs follow one another, in as few as their operator wants.
 
     On CUDA, where fewer are faster, the layers then hold parts of what was joined, so that nothing is there twice.
     """
     if layers[0].numbers.device.type == "cpu":
         return tuple(layer.matrix for layer in layers)
-    from optigpu.ops.decode.cuda.packing import joined
-
     matrices = joined([layer.matrix for layer in layers])
     share(layers, matrices)
     return matrices
 
 
-def share(layers: Sequence[Any], matrices: Sequence[Matrix]) -> None:
+def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
     """Has each of the layers hold its part of matrices for CUDA, whose outputs are theirs one after the other."""
     left = iter(matrices)
     matrix, start = next(left), 0
@@ -130,10 +174,8 @@ def share(layers: Sequence[Any], matrices: Sequence[Matrix]) -> None:
         start = rows.stop
 
 
-def _bytes(weight: Any, kind: WeightKind, group: int) -> int:
+def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
     """Of a packed matrix, with what fills it up."""
-    from optigpu.ops.decode.cpu.packing import packed_bytes
-
     outputs, inputs = weight.shape
     if weight.device.type == "cpu":
         return packed_bytes(outputs, inputs, kind, group)
@@ -142,89 +184,17 @@ def _bytes(weight: Any, kind: WeightKind, group: int) -> int:
 
 
 def _pack(
-    weight: "torch.Tensor",
-    bias: "torch.Tensor | None",
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
     kind: WeightKind,
     group: int,
-    arena: "Arena | None",
-    known: "Compensation | None",
+    arena: Arena | None,
+    known: Compensation | None,
 ) -> Matrix:
-    from optigpu.ops.decode.cpu.packing import pack
-    from optigpu.ops.decode.cuda.packing import pack_for_cuda
-
     if weight.device.type == "cpu":
         return pack(weight, bias, kind, group, arena, known)
     return pack_for_cuda(weight, bias, kind, group, known)
 
 
-def _unpack(matrix: Matrix) -> "torch.Tensor":
-    from optigpu.ops.decode.cpu.packing import unpack
-    from optigpu.ops.decode.cuda.packing import unpack_from_cuda
-
+def _unpack(matrix: Matrix) -> torch.Tensor:
     return unpack(matrix) if matrix.numbers.device.type == "cpu" else unpack_from_cuda(matrix)
-
-
-@functools.cache
-def _decode_linear_class() -> Any:
-    import torch
-
-    class DecodeLinear(torch.nn.Module):
-        """y = x @ weight.T + bias with the weights that a packed matrix stands for, in the dtype of x."""
-
-        holds_quantized_weights = True
-        numbers: torch.Tensor
-        scale: torch.Tensor | None
-        bias: torch.Tensor | None
-        unit: torch.Tensor | None
-
-        def __init__(self, matrix: Matrix) -> None:
-            super().__init__()
-            self.kind, self.group = matrix.kind, matrix.group
-            self.outputs, self.inputs = matrix.outputs, matrix.inputs
-            self.register_buffer("numbers", matrix.numbers)
-            self.register_buffer("scale", matrix.scale)
-            self.register_buffer("bias", matrix.bias)
-            self.register_buffer("unit", matrix.unit)
-
-        @classmethod
-        def of(
-            cls,
-            layer: Any,
-            kind: WeightKind,
-            group: int,
-            arena: "Arena | None",
-            known: "Compensation | None",
-        ) -> "DecodeLinear":
-            """The twin of a Linear or a Conv1D."""
-            return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
-
-        @property
-        def matrix(self) -> Matrix:
-            about = (self.kind, self.outputs, self.inputs, self.group)
-            return Matrix(*about, self.numbers, self.scale, self.bias, self.unit)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            bias = None if self.bias is None else self.bias[: self.outputs].to(x.dtype)
-            return torch.nn.functional.linear(x, _unpack(self.matrix).to(x.dtype), bias)
-
-    return DecodeLinear
-
-
-@functools.cache
-def _decode_embedding_class() -> Any:
-    import torch
-
-    class DecodeEmbedding(torch.nn.Embedding):
-        """Row i of a bfloat16 table, in the dtype of the embedding that it was made of."""
-
-        def __init__(self, embedding: torch.nn.Embedding) -> None:
-            super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")
-            # A buffer: a model takes the dtype of its first parameter for its own.
-            del self.weight
-            self.register_buffer("weight", embedding.weight.detach().to(torch.bfloat16).contiguous())
-            self.dtype = embedding.weight.dtype
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return super().forward(ids).to(self.dtype)
-
-    return DecodeEmbedding

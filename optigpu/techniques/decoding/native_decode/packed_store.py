@@ -1,31 +1,38 @@
 """A decoder's packed weights, kept in the cache folder: packing takes minutes where reading takes a second.
 
-    key = key_of(model, options)             # before anything of the model is exchanged
-    kept = load(key)                         # None: pack, and then
-    save(key, tensors, facts)
+    facts = pack_or_restore(model, places, options)
 
-What lies under a key is all that the key's model, options and sources make; the store knows tensors by name and no
-more of them. A lock lets one process write at a time. Works inside the measuring process alone.
+What lies under a key is all that the key's model, options and sources make. A lock lets one process write at a time.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from filelock import FileLock  # torch itself depends on it
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from optigpu.paths import cache_dir
+from optigpu.surgery.places import Place
+from optigpu.techniques.decoding.native_decode.layers import packed_tensors
+from optigpu.techniques.decoding.native_decode.packing import (
+    Packed,
+    PackingOptions,
+    pack_layers,
+    restore_layers,
+)
+from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
-
-if TYPE_CHECKING:
-    import torch
-
-    Tensors = dict[str, torch.Tensor]
 
 MOST_GIB = "OPTIGPU_DECODE_CACHE_GB"
 """The environment variable for another bound, in GiB; 0 turns the store off."""
@@ -37,30 +44,11 @@ AT_ONCE = 2**22
 """Bytes that are hashed together: they come from the accelerator in pieces of that size."""
 KEPT, LOCK, UNFINISHED = ".safetensors", ".lock", ".unfinished"
 
-_PACKAGE = Path(__file__).resolve().parents[3]
-SOURCES: tuple[Path, ...] = tuple(
-    _PACKAGE / name
-    for name in (
-        "models/loading/self_written.py",
-        "ops/decode/cuda/packing.py",
-        "ops/decode/cpu/packing.py",
-        "ops/decode/program.py",
-        "ops/four_bits/compensated.py",
-        "ops/four_bits/descent.py",
-        "ops/four_bits/quantize.py",
-        "ops/four_bits/scheme.py",
-        "ops/integers.py",
-        "techniques/decoding/native_decode/calibration.py",
-        "techniques/decoding/native_decode/families.py",
-        "techniques/decoding/native_decode/layers.py",
-        "techniques/decoding/native_decode/programs.py",
-        "techniques/decoding/native_decode/sensitivity.py",
-        "techniques/decoding/native_decode/technique.py",
-        "surgery/bit_allocation.py",
-        "surgery/places.py",
-    )
-)
-"""Whatever decides what is packed: what was kept before one of them was changed is not found any more."""
+PACKING = "optigpu.techniques.decoding.native_decode.packing"
+"""What decides what is packed, with all that it imports: what was kept before one of these files was changed is not
+found any more."""
+
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,14 +59,34 @@ class Kept:
     does not reach the file.
     """
 
-    tensors: "Tensors"
+    tensors: Tensors
     facts: dict[str, Any]
+
+
+def pack_or_restore(
+    model: PreTrainedModel, places: Sequence[Place], options: PackingOptions
+) -> dict[str, Any]:
+    """Exchanges the linear layers for packed ones, with what was kept where it was; returns what is recorded of them.
+
+    Only 4-bit weights are kept: making others anew takes no longer than reading them.
+    """
+    is_kept = options.weights == "w4" and most_bytes() > 0
+    key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None
+    kept = load(key) if key else None
+    if kept is not None:
+        packed = Packed(kept.facts["kinds"], kept.facts["facts"])
+        restore_layers(places, options, packed, kept.tensors)
+        return packed.facts
+    packed = pack_layers(model, places, options)
+    if key:
+        save(key, packed_tensors(model, list(packed.kinds)), {"kinds": packed.kinds, "facts": packed.facts})
+    return packed.facts
 
 
 def most_bytes() -> int:
     """What the folder may hold; 0 where the store is off, and then no key is needed either.
 
-    Raises UnsupportedError when the environment's bound is no number, or less than nothing.
+    Raises UnsupportedError when the environment's bound is not a number from 0 on.
     """
     text = os.environ.get(MOST_GIB)
     if not text:
@@ -89,21 +97,19 @@ def most_bytes() -> int:
         gib = math.nan
     if not 0 <= gib < math.inf:
         raise UnsupportedError(
-            f"{MOST_GIB} is how many GiB of packed weights may be kept, and {text!r} is no such number; 0 keeps none."
+            f"{MOST_GIB} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
         )
     return int(gib * 2**30)
 
 
-def key_of(model: Any, options: Mapping[str, Any]) -> str:
+def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
     """What a loaded transformers model, packed with `options` by these sources, is kept under; a second for each GB.
 
     `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
     """
-    import torch
-
     found = hashlib.blake2b(digest_size=20)
     _add(found, torch.__version__, model.config.to_json_string(), json.dumps(options, sort_keys=True))
-    for source in SOURCES:
+    for source in sources_of(PACKING):
         _add(found, source.read_bytes())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         _add_tensor(found, name, tensor)
@@ -115,8 +121,6 @@ def load(key: str) -> Kept | None:
 
     A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
     """
-    from safetensors import SafetensorError
-
     folder = _folder()
     if folder is None:
         return None
@@ -134,16 +138,13 @@ def load(key: str) -> Kept | None:
     return found
 
 
-def save(key: str, tensors: "Mapping[str, torch.Tensor]", facts: Mapping[str, Any]) -> bool:
+def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bool:
     """Keeps tensors, wherever they lie, and facts, which are JSON, in the place of what was kept under the key.
 
     False, with nothing kept, where the store is off, more than it may hold is asked for, the folder cannot be written,
     the disk is full, or others write for too long. Raises RuntimeError when two tensors overlap in memory, and
     UnsupportedError as `most_bytes` does.
     """
-    from filelock import FileLock  # torch itself depends on it
-    from safetensors import SafetensorError
-
     folder, most = _folder(), most_bytes()
     if folder is None or sum(tensor.nbytes for tensor in tensors.values()) > most:
         return False
@@ -163,30 +164,26 @@ def _folder() -> Path | None:
         return None
     try:
         return cache_dir() / "decode"
-    except RuntimeError:  # nobody's home folder
+    except RuntimeError:  # there is no home folder
         return None
 
 
 def _read(path: Path) -> Kept:
     """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         said = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     about = said.get("facts", "")
     if said.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
     return Kept(tensors, json.loads(about))
 
 
-def _write(path: Path, tensors: "Tensors", about: str, most: int) -> bool:
+def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
     """Whether the file is not larger than `most` bytes and so was kept. Only who holds the lock calls this.
 
-    Written under another name and renamed, so that nobody ever reads half a file.
+    Written under another name and renamed, so that half a file is never read.
     """
-    from safetensors.torch import save_file
-
     _clean(path.parent)
     unfinished = path.with_suffix(UNFINISHED)
     try:
@@ -219,7 +216,7 @@ def _make_room(path: Path, room: int) -> None:
         size -= known.st_size
 
 
-def _digest(tensors: "Tensors", about: str) -> str:
+def _digest(tensors: Tensors, about: str) -> str:
     """Of a file's content: a disk that forgets, and a machine that lost its power, leave files of the right length."""
     found = hashlib.blake2b(digest_size=20)
     _add(found, about)
@@ -228,16 +225,14 @@ def _digest(tensors: "Tensors", about: str) -> str:
     return found.hexdigest()
 
 
-def _add_tensor(found: "hashlib.blake2b", name: str, tensor: "torch.Tensor") -> None:
+def _add_tensor(found: hashlib.blake2b, name: str, tensor: torch.Tensor) -> None:
     """Adds its bytes where they lie, so that of a contiguous tensor no more than a piece is ever there twice."""
-    import torch
-
     _add(found, f"{name} {tensor.dtype} {list(tensor.shape)}")
     for piece in tensor.detach().reshape(-1).view(torch.uint8).split(AT_ONCE):
         found.update(piece.cpu().numpy())
 
 
-def _add(found: "hashlib.blake2b", *parts: str | bytes) -> None:
+def _add(found: hashlib.blake2b, *parts: str | bytes) -> None:
     """Adds each with its length, so that no two lists of parts give the same bytes."""
     for part in parts:
         content = part.encode() if isinstance(part, str) else part

@@ -1,64 +1,74 @@
 """How a decoder's program is filled from a transformers model."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optigpu.ops.decode.program import Block, Matrix, Norm, Program
-from optigpu.surgery.places import Place
-from optigpu.techniques.decoding.native_decode.families import ACTIVATIONS, FAMILIES, HEAD, Family
-from optigpu.techniques.decoding.native_decode.layers import joined_matrices
+import torch
+from torch.nn import Embedding, LayerNorm, Module
+from transformers import PreTrainedConfig, PreTrainedModel
 
-if TYPE_CHECKING:
-    import torch
-
-    from optigpu.ops.decode.program import RotaryTable
+from optigpu.ops.decode.program import Block, Norm, Program
+from optigpu.surgery.places import Place, storage_of, weight_of
+from optigpu.techniques.decoding.native_decode.layers import DecodeEmbedding, DecodeLinear, joined_matrices
+from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
+from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD
 
 ATTACHED = "native_decode"
 """The name under which a model holds what its program has copies of."""
 
 
-def embedding_place(model: Any) -> Place:
-    """Where the embedding of a model of a known family stands."""
-    family = FAMILIES[model.config.model_type]
-    return Place(
-        f"{family.decoder}.{family.embedding}", model.get_submodule(family.decoder), family.embedding
-    )
+class Attached(Module):
+    """A program, and those of its tensors that the rest of the model does not hold."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
 
 
-def attach(model: Any) -> Program:
+def exchange_embedding(model: PreTrainedModel) -> None:
+    """Puts a bfloat16 table where the embedding stood; what is looked up has the dtype that it had."""
+    parts = _family(model).decoder
+    decoder = model.get_submodule(parts.path)
+    place = Place(f"{parts.path}.{parts.embedding}", decoder, parts.embedding)
+    place.put(DecodeEmbedding(getattr(decoder, parts.embedding)))
+
+
+def attach(model: PreTrainedModel) -> Program:
     """Fills a program from a model whose linear layers are DecodeLinears, and has the model keep it.
 
     Tensors that the model did not hold, float32 copies of what came in 16 bits, are counted with its weights.
     """
-    from torch.nn import Embedding, Module
-
-    program, kept = program_of(model), Module()
-    held = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    program = program_of(model)
+    kept = Attached(program)
+    held = {storage_of(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     for name, tensor in _norm_tensors(program):
-        if tensor.untyped_storage().data_ptr() not in held:
+        if storage_of(tensor) not in held:
             kept.register_buffer(name, tensor)
     positions = program.positions
-    if positions is not None and positions.untyped_storage().data_ptr() not in held:
+    if positions is not None and storage_of(positions) not in held:
         # A table, of which a token reads one row.
         kept.add_module("positions", Embedding.from_pretrained(positions))
     model.add_module(ATTACHED, kept)
-    model.decode_program = program
     return program
 
 
-def attached(model: Any) -> Program:
+def attached(model: PreTrainedModel) -> Program:
     """The program that a model keeps."""
-    program: Program = model.decode_program
-    return program
+    kept = model.get_submodule(ATTACHED)
+    assert isinstance(kept, Attached)
+    return kept.program
 
 
-def program_of(model: Any) -> Program:
+def program_of(model: PreTrainedModel) -> Program:
     """The program of a model that nothing refuses and whose linear layers are DecodeLinears."""
-    config, family = model.config, FAMILIES[model.config.model_type]
-    decoder = model.get_submodule(family.decoder)
-    blocks = tuple(_block(config, family, block) for block in getattr(decoder, family.blocks))
-    attention = getattr(decoder, family.blocks)[0].get_submodule(family.attention)
-    embedding, positions = getattr(decoder, family.embedding).weight, _positions(decoder, family)
+    config, family = model.config, _family(model)
+    parts = family.decoder
+    decoder = model.get_submodule(parts.path)
+    stack: list[Module] = list(getattr(decoder, parts.blocks))
+    blocks = tuple(_block(config, family, block) for block in stack)
+    embedding, positions = weight_of(getattr(decoder, parts.embedding)), _positions(decoder, parts.positions)
+    rotary: Module | None = getattr(decoder, "rotary_emb", None)
+    attention: Any = stack[0].get_submodule(family.attention.path)
     return Program(
         width=embedding.shape[1],
         heads=config.num_attention_heads,
@@ -67,65 +77,67 @@ def program_of(model: Any) -> Program:
         inner=blocks[0].up.outputs,
         vocabulary=embedding.shape[0],
         context=config.max_position_embeddings if positions is None else positions.shape[0],
-        activation=ACTIVATIONS[getattr(config, family.activation)],
+        activation=ACTIVATIONS[getattr(config, family.family.keys.activation)],
         embedding=embedding,
         positions=positions,
-        rotary=_rotary(decoder.rotary_emb, embedding.device) if hasattr(decoder, "rotary_emb") else None,
+        rotary=None if rotary is None else _rotary(rotary, embedding.device),
         blocks=blocks,
-        final=_norm(getattr(decoder, family.final)),
-        head=model.get_submodule(HEAD).matrix,
+        final=_norm(getattr(decoder, parts.final)),
+        head=_decode_linear(model, HEAD).matrix,
     )
 
 
-def _block(config: Any, family: Family, block: Any) -> Block:
-    attention = block.get_submodule(family.attention)
+def _family(model: PreTrainedModel) -> Runnable:
+    found = runnable(model.config.model_type)
+    assert found is not None  # or the model was refused
+    return found
 
-    def matrix(path: str) -> Matrix:
-        found: Matrix = block.get_submodule(path).matrix
-        return found
 
+def _decode_linear(parent: Module, path: str) -> DecodeLinear:
+    found = parent.get_submodule(path)
+    assert isinstance(found, DecodeLinear)
+    return found
+
+
+def _block(config: PreTrainedConfig, family: Runnable, block: Module) -> Block:
+    attention: Any = block.get_submodule(family.attention.path)
     return Block(
-        first=_norm(block.get_submodule(family.first)),
-        qkv=joined_matrices([block.get_submodule(path) for path in family.qkv]),
-        output=matrix(family.output),
-        second=_norm(block.get_submodule(family.second)),
-        gate=matrix(family.gate) if family.gate else None,
-        up=matrix(family.up),
-        down=matrix(family.down),
+        first=_norm(block.get_submodule(family.decoder.first)),
+        qkv=joined_matrices([_decode_linear(block, path) for path in family.qkv]),
+        output=_decode_linear(block, family.output).matrix,
+        second=_norm(block.get_submodule(family.decoder.second)),
+        gate=_decode_linear(block, family.gate).matrix if family.gate else None,
+        up=_decode_linear(block, family.up).matrix,
+        down=_decode_linear(block, family.down).matrix,
         scale=float(attention.scaling),
-        window=_window(config, attention),
+        window=_window(config, family, attention),
     )
 
 
-def _window(config: Any, attention: Any) -> int | None:
-    """Mistral has one window for all layers, Qwen one for some."""
-    told = config if config.model_type == "mistral" else attention
-    window: int | None = getattr(told, "sliding_window", None)
+def _window(config: PreTrainedConfig, family: Runnable, attention: Module) -> int | None:
+    """Some families have one window for all layers, others one for some of them."""
+    holder = config if family.attention.window_in == "config" else attention
+    window: int | None = getattr(holder, "sliding_window", None)
     return window
 
 
 def _norm(norm: Any) -> Norm:
-    from torch.nn import LayerNorm
-
-    weight, bias = norm.weight.detach().float(), getattr(norm, "bias", None)
+    weight, bias = weight_of(norm).detach().float(), getattr(norm, "bias", None)
     if isinstance(norm, LayerNorm):
         return Norm("layer", weight, None if bias is None else bias.detach().float(), norm.eps)
     return Norm("rms", weight, None, norm.variance_epsilon)
 
 
-def _positions(decoder: Any, family: Family) -> "torch.Tensor | None":
+def _positions(decoder: Module, name: str | None) -> torch.Tensor | None:
     """OPT's table begins with two rows that no position has."""
-    if family.positions is None:
+    if name is None:
         return None
-    table = getattr(decoder, family.positions)
-    found: torch.Tensor = table.weight.detach()[getattr(table, "offset", 0) :].float()
-    return found
+    table: Module = getattr(decoder, name)
+    return weight_of(table).detach()[getattr(table, "offset", 0) :].float()
 
 
-def _rotary(embedding: Any, device: Any) -> "Callable[[int], RotaryTable]":
-    def table(length: int) -> "RotaryTable":
-        import torch
-
+def _rotary(embedding: Module, device: torch.device) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    def table(length: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(length, device=device).unsqueeze(0)
         cosines, sines = embedding(torch.empty(0, device=device), positions)
         half = cosines.shape[-1] // 2
@@ -134,7 +146,7 @@ def _rotary(embedding: Any, device: Any) -> "Callable[[int], RotaryTable]":
     return table
 
 
-def _norm_tensors(program: Program) -> "Iterator[tuple[str, torch.Tensor]]":
+def _norm_tensors(program: Program) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights and biases of all norms, each with a name."""
     norms = {"final": program.final}
     for index, block in enumerate(program.blocks):

@@ -1,6 +1,15 @@
 """Who guesses the next tokens for speculative decoding: the sequence itself, or a smaller model."""
 
-from typing import Any, Protocol
+from typing import Protocol
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from optigpu.models.loading.load import count_weights, load_model, loaded_facts
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Notes
+from optigpu.techniques.decoding.speculative_decoding.technique import other_vocabulary
+from optigpu.vocabulary import UnsupportedError
 
 
 class Draft(Protocol):
@@ -38,24 +47,20 @@ class PromptLookup:
 class DraftModel:
     """Greedy decoding by a smaller model with a cache of its own, which is cropped to what was right."""
 
-    def __init__(self, model: Any, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, context: int) -> None:
         """`context` is the most tokens that the model can take."""
         self._model = model
         self._context = context
-        self._cache: Any = None
+        self._cache = DynamicCache(config=model.config)
         self._cached: list[int] = []
 
     def begin(self) -> None:
-        """An empty cache: the prompt of one request is none of the next, even where they are equal."""
-        from transformers import DynamicCache
-
+        """Empties the cache: nothing is kept from one request to the next, even where their prompts are equal."""
         self._cache = DynamicCache(config=self._model.config)
         self._cached = []
 
     def guess(self, sequence: list[int], limit: int) -> list[int]:
         """One pass over what it has not seen yet, then one for each further guess; the device is waited for once."""
-        import torch
-
         limit = min(limit, self._context - len(sequence))
         if limit < 1:
             return []
@@ -83,3 +88,19 @@ class DraftModel:
         if wrong:
             self._cache.crop(-wrong)
         self._cached = self._cached[:known]
+
+
+def load_draft(draft: str, model: PreTrainedModel, notes: Notes) -> DraftModel:
+    """The draft model, as a part of the model: its weights are in memory as well, and are counted.
+
+    Raises UnsupportedError when it cannot be loaded or has another vocabulary.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    drafting = load_model(parse_reference(draft), device=str(model.device), dtype=dtype)
+    facts = loaded_facts(drafting)
+    problem = other_vocabulary(draft, facts.vocabulary, model.config.get_text_config(decoder=True).vocab_size)
+    if problem:
+        raise UnsupportedError(problem)
+    model.add_module("speculative_draft", drafting)
+    notes.record(draft_weights=count_weights(drafting))
+    return DraftModel(drafting, facts.context)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
 from optigpu.techniques.base import Loop, Notes
 from optigpu.techniques.decoding.speculative_decoding.drafts import Draft
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -25,8 +28,8 @@ class Tally:
     guessed: int = 0
     accepted: int = 0
 
-    def facts(self) -> dict[str, Any]:
-        """For a result's facts."""
+    def facts(self) -> dict[str, float | None]:
+        """For a result's details."""
         return {
             "acceptance_rate": self.accepted / self.guessed if self.guessed else None,
             "tokens_per_pass": self.tokens / self.passes if self.passes else None,
@@ -36,7 +39,9 @@ class Tally:
 class SpeculativeLoop:
     """A Loop that decodes one sequence, and has `score`."""
 
-    def __init__(self, plain: Loop, model: Any, draft: Draft, lookahead: int, notes: Notes) -> None:
+    def __init__(
+        self, plain: Loop, model: PreTrainedModel, draft: Draft, lookahead: int, notes: Notes
+    ) -> None:
         self._plain = plain
         self._model = model
         self._draft = draft
@@ -45,18 +50,15 @@ class SpeculativeLoop:
         self._tally = Tally()
         self._compared = False
 
-    def __call__(self, prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+    def __call__(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[torch.Tensor, list[Any]]:
         """Greedy tokens int64 [1, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [1, prompt_tokens].
 
         Raises UnsupportedError for a batch, and ReplicateError when the first request's tokens are not those of greedy
         decoding and rounding does not explain it.
         """
-        import torch
-
         if prompt.shape[0] != 1:
             raise UnsupportedError(
-                f"speculative_decoding decodes one sequence at a time and not {prompt.shape[0]}; ask for a batch size "
-                "of 1."
+                f"speculative_decoding needs a batch size of 1, not {prompt.shape[0]}; set batch_size to 1."
             )
         decoded, marks = self._decode(prompt, new_tokens, clock)
         tokens = torch.tensor([decoded], device=prompt.device)
@@ -67,7 +69,7 @@ class SpeculativeLoop:
             self._compared = True
         return tokens, marks
 
-    def score(self, tokens: Any, prefill: int) -> Iterator[Any]:
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
         """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary].
 
         By the passes that verify, as long as they can be: what is scored is what would have been guessed.
@@ -81,9 +83,7 @@ class SpeculativeLoop:
             for index in range(logits.shape[1]):
                 yield logits[:, index].detach().float()
 
-    def _decode(self, prompt: Any, new_tokens: int, clock: Any) -> tuple[list[int], list[Any]]:
-        import torch
-
+    def _decode(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[list[int], list[Any]]:
         marks = [clock.mark()]
         self._draft.begin()
         cache = self._new_cache()
@@ -109,10 +109,10 @@ class SpeculativeLoop:
         self._tally.guessed += guessed
         self._tally.accepted += right
 
-    def _comparison(self, prompt: Any, tokens: Any, expected: Any) -> dict[str, Any]:
+    def _comparison(
+        self, prompt: torch.Tensor, tokens: torch.Tensor, expected: torch.Tensor
+    ) -> dict[str, float]:
         """The share of tokens up to the first that plain greedy decoding chooses otherwise; after a tie texts part."""
-        import torch
-
         differing = (tokens != expected)[0].nonzero()
         if not len(differing):
             return {"speculation_agreement": 1.0}
@@ -124,15 +124,13 @@ class SpeculativeLoop:
         if apart > SAFETY * rounding:
             raise ReplicateError(
                 f"speculative_decoding chose token {int(tokens[0, first])} where greedy decoding chooses "
-                f"{int(expected[0, first])}; their logits are {apart:.3g} apart, and rounding explains "
+                f"{int(expected[0, first])}; their logits differ by {apart:.3g}, and rounding explains only "
                 f"{SAFETY * rounding:.3g}."
             )
         return {"speculation_agreement": first / tokens.shape[1], "speculation_tie": apart}
 
-    def _rounding(self, context: Any, whole: Any) -> float:
+    def _rounding(self, context: torch.Tensor, whole: torch.Tensor) -> float:
         """How far apart the plain model's logits are when it gets there at once and token by token."""
-        import torch
-
         cache = self._new_cache()
         stepwise = self._pass(context[:, :1], cache, keep=1)
         for token in context[:, 1:].split(1, dim=1):
@@ -140,16 +138,14 @@ class SpeculativeLoop:
         unit = torch.finfo(self._model.dtype).eps * float(whole.abs().max())
         return max(unit, float((stepwise[0, -1].float() - whole).abs().max()))
 
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
+    def _new_cache(self) -> DynamicCache:
         return DynamicCache(config=self._model.config)
 
-    def _pass(self, tokens: Any, cache: Any, keep: int) -> Any:
+    def _pass(self, tokens: torch.Tensor, cache: Cache, keep: int) -> torch.Tensor:
         """Logits after the last `keep` of the tokens, 0 for all; the cache takes them all in."""
-        return self._model(
-            input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=keep
-        ).logits
+        output = self._model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        logits: torch.Tensor = output.logits
+        return logits
 
 
 def _agreeing(guesses: list[int], chosen: list[int]) -> int:

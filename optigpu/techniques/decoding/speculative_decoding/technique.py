@@ -1,7 +1,7 @@
 """speculative_decoding: several tokens are guessed, and one pass of the model says how many of them are right."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,9 +9,10 @@ from optigpu.documents.result import Environment
 from optigpu.models.facts import ModelFacts, facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Loop, Notes, Phase, Technique
-from optigpu.techniques.decoding.speculative_decoding.drafts import Draft, DraftModel, PromptLookup
-from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
-from optigpu.vocabulary import DeviceKind, Layer, SpecError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Layer, SpecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NGRAM = 3
 _OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
@@ -39,7 +40,7 @@ class SpeculativeDecoding(Technique):
     )
     expected: ClassVar[str] = (
         "2x to 3x at batch 1 where most guesses are right: text that repeats its prompt, or a good draft; slower where "
-        "they are wrong. Models with random weights repeat themselves, so a preset flatters it"
+        "they are wrong. Models with random weights repeat themselves, so presets overstate the gain"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "guesses are verified against a cache",
@@ -69,54 +70,49 @@ class SpeculativeDecoding(Technique):
     def _either_way(self) -> Self:
         if self.draft is not None and self.ngram != NGRAM:
             raise ValueError(
-                "ngram is for guesses from the sequence itself: leave it out, or leave draft out"
+                "ngram applies only to guesses from the sequence itself; leave out either ngram or draft"
             )
         return self
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """The draft speaks the model's vocabulary, as far as both are known before they are loaded."""
+        """The draft must have the model's vocabulary, as far as both are known before they are loaded."""
         drafting = facts_of(parse_reference(self.draft)) if self.draft else None
         if drafting is None or model is None:
             return None
-        return _other_vocabulary(str(self.draft), drafting.vocabulary, model.vocabulary)
+        return other_vocabulary(str(self.draft), drafting.vocabulary, model.vocabulary)
 
     def fits(self, workload: Any) -> str | None:
         """Sequences of a batch would go on at different lengths."""
         sizes = (getattr(workload, "batch_size", 1), *getattr(workload, "batch_sizes", ()))
         if max(sizes) > 1:
-            return "speculative_decoding decodes one sequence at a time; ask for a batch size of 1."
+            return "speculative_decoding decodes one sequence at a time; set batch_size to 1."
         return None
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """What it buys depends on the text."""
         return False
 
-    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+    def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """Guesses and verifies.
 
-        Raises UnsupportedError, with the model left as it was, when the draft cannot be had or has another vocabulary.
+        Raises UnsupportedError, with the model left as it was, when the draft cannot be loaded or has another
+        vocabulary.
         """
-        draft: Draft = PromptLookup(self.ngram) if self.draft is None else _loaded(self.draft, model, notes)
+        from optigpu.techniques.decoding.speculative_decoding.drafts import Draft, PromptLookup, load_draft
+        from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
+
+        draft: Draft = (
+            PromptLookup(self.ngram) if self.draft is None else load_draft(self.draft, model, notes)
+        )
         notes.record(speculation=self.draft or f"prompt lookup of up to {self.ngram} tokens")
         return SpeculativeLoop(loop, model, draft, self.lookahead, notes)
 
 
-def _loaded(draft: str, model: Any, notes: Notes) -> DraftModel:
-    """The draft model, as a part of the model: its weights are in memory as well, and are counted."""
-    from optigpu.models.loading.load import count_weights, load_model, loaded_facts
-
-    dtype = str(model.dtype).removeprefix("torch.")
-    drafting = load_model(parse_reference(draft), device=str(model.device), dtype=dtype)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    problem = _other_vocabulary(draft, loaded_facts(drafting).vocabulary, vocabulary)
-    if problem:
-        raise UnsupportedError(problem)
-    model.add_module("speculative_draft", drafting)
-    notes.record(draft_weights=count_weights(drafting))
-    return DraftModel(drafting, loaded_facts(drafting).context)
-
-
-def _other_vocabulary(draft: str, drafting: int, model: int) -> str | None:
+def other_vocabulary(draft: str, drafting: int, model: int) -> str | None:
+    """Why a draft of so many ids cannot guess for a model of so many, in one sentence, or None."""
     if drafting == model:
         return None
-    return f"The draft {draft} knows {drafting} tokens and the model {model}; name a draft with the same vocabulary."
+    return (
+        f"speculative_decoding needs a draft with the model's vocabulary; {draft} has {drafting} tokens and the model "
+        f"{model}. Name another draft."
+    )

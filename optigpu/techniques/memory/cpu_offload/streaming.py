@@ -7,7 +7,10 @@ memory and a stream of its own.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
 
 from optigpu.vocabulary import UnsupportedError
 
@@ -19,10 +22,10 @@ ALIGNMENT = 256
 class Lane(Protocol):
     """How bytes come to the device."""
 
-    def empty(self, size: int) -> Any:
+    def empty(self, size: int) -> torch.Tensor:
         """A new buffer of bytes on the host that `send` can read quickly."""
 
-    def send(self, source: Any, slot: int, target: Any) -> None:
+    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
         """Begins to copy into a slot, once what computes with it has ended."""
 
     def arrive(self, slot: int) -> None:
@@ -35,69 +38,57 @@ class Lane(Protocol):
 class PlainLane:
     """Copies that are complete when they return."""
 
-    def empty(self, size: int) -> Any:
-        import torch
-
+    def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def send(self, source: Any, slot: int, target: Any) -> None:
+    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
         target.copy_(source)
 
     def arrive(self, slot: int) -> None:
-        """It has arrived."""
+        pass
 
     def leave(self, slot: int) -> None:
-        """It has left."""
+        pass
 
 
 class CudaLane:
     """Copies out of pinned memory on a stream of their own, beside what is computed on the current one."""
 
     def __init__(self) -> None:
-        import torch
-
         self._stream = torch.cuda.Stream()
         self._arrived = [torch.cuda.Event() for _ in range(SLOTS)]
         self._left = [torch.cuda.Event() for _ in range(SLOTS)]
 
-    def empty(self, size: int) -> Any:
-        import torch
-
+    def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def send(self, source: Any, slot: int, target: Any) -> None:
-        import torch
-
+    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
         self._stream.wait_event(self._left[slot])
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             self._arrived[slot].record(self._stream)
 
     def arrive(self, slot: int) -> None:
-        import torch
-
         torch.cuda.current_stream().wait_event(self._arrived[slot])
 
     def leave(self, slot: int) -> None:
-        import torch
-
         self._left[slot].record(torch.cuda.current_stream())
 
 
 class Parcel:
     """One layer's tensors in one buffer of the host, and where they lie in each slot."""
 
-    def __init__(self, tensors: Sequence[Any], lane: Lane) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         self._tensors = tensors
         self.size = _size(tensors)
         self.buffer = lane.empty(self.size)
         self._home = _views(self.buffer, tensors)
-        self._staged: list[list[Any]] = []
+        self._staged: list[list[torch.Tensor]] = []
         for tensor, home in zip(tensors, self._home, strict=True):
             home.copy_(tensor.data)
         self.evict()
 
-    def know(self, slots: Sequence[Any]) -> None:
+    def know(self, slots: Sequence[torch.Tensor]) -> None:
         """Where its tensors will lie in each slot."""
         self._staged = [_views(slot, self._home) for slot in slots]
 
@@ -113,7 +104,7 @@ class Parcel:
 class Schedule:
     """Which layer lies in which slot, and when each is copied: the one that is asked for, and then its successor."""
 
-    def __init__(self, parcels: Sequence[Parcel], slots: Sequence[Any], lane: Lane) -> None:
+    def __init__(self, parcels: Sequence[Parcel], slots: Sequence[torch.Tensor], lane: Lane) -> None:
         self._parcels, self._slots, self._lane = parcels, slots, lane
         self._holds: list[int | None] = [None] * len(slots)
         for parcel in parcels:
@@ -144,32 +135,28 @@ class Schedule:
         return slot
 
 
-def decoder_layers(model: Any) -> Any:
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """The list of a transformers decoder's layers: the first one that is as long as the configuration says.
 
     Raises UnsupportedError when there is none.
     """
-    from torch.nn import ModuleList
-
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    lists = (module for module in model.modules() if isinstance(module, ModuleList))
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     found = next((module for module in lists if len(module) == count), None)
     if found is None:
         raise UnsupportedError(
-            "cpu_offload found no list of decoder layers in this model; leave it out of the stack."
+            "cpu_offload needs a model with a list of decoder layers, and this one has none; leave it out of the stack."
         )
     return found
 
 
-def offload(model: Any, device: Any, lane: Lane) -> dict[str, int]:
+def offload(model: PreTrainedModel, device: torch.device, lane: Lane) -> dict[str, int]:
     """Keeps the weights of a model's decoder layers on the host, and all others on `device`; returns facts in bytes.
 
     What a layer shares with the rest of the model stays on the device with it. Raises UnsupportedError when there are
     no decoder layers, or weights of a kind that cannot be laid into a buffer of bytes. On any error the model computes
     what it did, where it did.
     """
-    import torch
-
     layers = decoder_layers(model)
     within = set(layers.modules())
     rest = _unique(tensor for module in model.modules() if module not in within for tensor in _own(module))
@@ -196,39 +183,38 @@ def offload(model: Any, device: Any, lane: Lane) -> dict[str, int]:
     }
 
 
-def _hook(layers: Any, schedule: Schedule) -> None:
+def _hook(layers: torch.nn.ModuleList, schedule: Schedule) -> None:
     for number, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda *_, number=number: schedule.before(number))
         layer.register_forward_hook(lambda *_, number=number: schedule.after(number), always_call=True)
 
 
-def _own(module: Any) -> list[Any]:
+def _own(module: torch.nn.Module) -> list[torch.Tensor]:
     """A module's parameters and buffers, without those of its children."""
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
-def _unique(tensors: Iterable[Any]) -> list[Any]:
+def _unique(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Each tensor once; tensors have no useful equality."""
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _require_plain(tensors: Sequence[Any]) -> None:
-    import torch
-
+def _require_plain(tensors: Sequence[torch.Tensor]) -> None:
     kinds = {type(tensor) for tensor in tensors if type(tensor) not in (torch.Tensor, torch.nn.Parameter)}
     if kinds:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UnsupportedError(
-            f"cpu_offload copies plain tensors, and this model's layers hold {names}; leave out what made them."
+            f"cpu_offload copies plain tensors, and this model's layers hold {names}; leave out the technique that "
+            "made them."
         )
 
 
-def _point(tensors: Sequence[Any], data: Sequence[Any]) -> None:
+def _point(tensors: Sequence[torch.Tensor], data: Sequence[torch.Tensor]) -> None:
     for tensor, values in zip(tensors, data, strict=True):
         tensor.data = values
 
 
-def _views(buffer: Any, tensors: Sequence[Any]) -> list[Any]:
+def _views(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of the same types, shapes and orders of dimensions in a buffer of bytes, one behind the other."""
     views, begin = [], 0
     for tensor in tensors:
@@ -238,20 +224,23 @@ def _views(buffer: Any, tensors: Sequence[Any]) -> list[Any]:
     return views
 
 
-def _strides(tensor: Any) -> tuple[int, ...]:
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor's own where it fills its memory, in whatever order; those of a contiguous one where it has gaps."""
-    import torch
-
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     fills = last + 1 == tensor.numel()
     strides: tuple[int, ...] = tensor.stride() if fills else torch.empty(tensor.shape, device="meta").stride()
     return strides
 
 
-def _size(tensors: Sequence[Any]) -> int:
+def _size(tensors: Sequence[torch.Tensor]) -> int:
     return sum(map(_room, tensors))
 
 
-def _room(tensor: Any) -> int:
+def _room(tensor: torch.Tensor) -> int:
     """A tensor's bytes, and those up to the next one's beginning."""
     return -(-int(tensor.nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def destination() -> tuple[torch.device, Lane]:
+    """Where layers visit, and how they come there."""
+    return torch.device("cuda"), CudaLane()

@@ -1,12 +1,14 @@
 """cpu_offload: weights of decoder layers in the host's memory, copied to the GPU while the layer before computes."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import ON_TEXT, LoadOptions, Notes, Phase, Technique
-from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, Lane, offload
 from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CpuOffload(Technique):
@@ -23,17 +25,17 @@ class CpuOffload(Technique):
     )
     citation: ClassVar[str] = "Sheng et al., FlexGen, 2023, arXiv:2303.06865"
     expected: ClassVar[str] = (
-        "models that do not fit run at all; every step waits for all weights to cross the bus, 10x slower and more "
-        "at small batches"
+        "runs models that do not fit the GPU; every step waits for all weights to cross the bus, which is 10x slower "
+        "and more at small batches"
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     conflicts: ClassVar[Mapping[str, str]] = {
-        "torch_compile": "a compiled step knows where its weights lie",
-        "grad_enabled": "gradients need weights that stay in their place",
+        "torch_compile": "a compiled step needs weights that stay in place",
+        "grad_enabled": "gradients need weights that stay in place",
         "autocast": "it keeps a converted copy of every weight on the GPU",
         **dict.fromkeys(
             ("int8_weight_only", "int8_dynamic"),
-            "it lays its weights out for the host, where an offloaded model is loaded",
+            "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
         ),
     }
 
@@ -47,16 +49,11 @@ class CpuOffload(Technique):
         """Weights come in on the host, so that they need not fit the GPU."""
         return options.but(placement="host")
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Lays each layer's weights into a buffer of pinned memory and hooks its copies around the layer.
 
-        Raises UnsupportedError when the model has no decoder layers, or weights in tensors of a kind of their own.
+        Raises UnsupportedError when the model has no decoder layers, or weights that are not plain tensors.
         """
+        from optigpu.techniques.memory.cpu_offload.streaming import destination, offload
+
         notes.record(**offload(model, *destination()))
-
-
-def destination() -> tuple[Any, Lane]:
-    """Where layers visit, and how they come there."""
-    import torch
-
-    return torch.device("cuda"), CudaLane()

@@ -1,18 +1,29 @@
-"""What `int8_hybrid` decides on in a loaded model, and how its decisions are carried out.
-
-Works inside the measuring process alone.
-"""
+"""What `int8_hybrid` decides on in a loaded model, and how its decisions are carried out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+
+import torch
+from torch.nn import Embedding, ModuleList
+from transformers import PreTrainedModel
 
 from optigpu.ops.four_bits.scheme import Int4Scheme
+from optigpu.ops.linear.int4_linear import int4_linear_backend
+from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
 from optigpu.surgery.bit_allocation import Candidate, Decision, Level, Stage
-from optigpu.surgery.int4_layers import int4_bytes, int4_embedding_of, int4_linear_of
-from optigpu.surgery.int8_layers import int8_embedding_class, int8_linear_of, int16_linear_of
-from optigpu.surgery.places import Place, checked_places, exchange, weight_of
+from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
+from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
+from optigpu.surgery.places import (
+    LinearLayer,
+    Place,
+    checked_places,
+    damaged,
+    exchange,
+    places_of,
+    storage_of,
+    weight_of,
+)
 from optigpu.vocabulary import UnsupportedError
 
 SCHEME = Int4Scheme()
@@ -24,34 +35,30 @@ class Parts:
     """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
 
     `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
-    `embedding` where it is no plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
+    `embedding` where it is not a plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
     is the beginning of the paths in the first block, None where blocks are not known.
     """
 
-    model: Any
+    model: PreTrainedModel
     linears: tuple[Place, ...]
     head: Place | None
     embedding: Place | None
-    tables: tuple[Any, ...]
+    tables: tuple[Embedding, ...]
     first_block: str | None
 
 
-def parts_of(model: Any, technique: str) -> Parts:
+def parts_of(model: PreTrainedModel, technique: str) -> Parts:
     """The model taken apart; all weights are looked at and none is changed.
 
     Raises UnsupportedError when there is no linear layer, when the model is quantized already, and when a weight is NaN
     or infinite.
     """
-    from torch.nn import Embedding
-
     places = checked_places(model, technique)
     embedding = _embedding_place(model)
     tied = [place for place in places if embedding and place.layer.weight is embedding.layer.weight]
     head = tied[0] if tied else None
     if embedding is not None and head is None and not bool(embedding.layer.weight.isfinite().all()):
-        raise UnsupportedError(
-            f"{technique}: the weights of {embedding.path} are not all finite numbers; the model's files are damaged."
-        )
+        raise UnsupportedError(damaged(technique, embedding.path))
     input_embedding = _input_embedding(model)
     tables = [module for module in model.modules() if isinstance(module, Embedding)]
     return Parts(
@@ -78,9 +85,9 @@ def candidates_of(parts: Parts, bits: int, keep_first_block: bool) -> list[Candi
     return found
 
 
-def fp32_bytes(model: Any) -> int:
+def fp32_bytes(model: PreTrainedModel) -> int:
     """Bytes of a model's weights and buffers if all floating-point numbers were float32; what is shared counts once."""
-    tensors = {_address(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    tensors = {storage_of(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return sum(
         tensor.numel() * (4 if tensor.is_floating_point() else tensor.element_size())
         for tensor in tensors.values()
@@ -108,32 +115,34 @@ def carry_out(parts: Parts, decisions: Sequence[Decision]) -> None:
     if parts.embedding is not None:
         embedding, dtype = parts.embedding, parts.embedding.layer.weight.dtype
         if parts.head is None:
-            embedding.put(int8_embedding_class().of(embedding.layer))
+            embedding.put(Int8Embedding.of(embedding.layer))
         else:
             _share(parts.head, embedding, kinds[f"{embedding.path} + {parts.head.path}"], dtype)
     for table in parts.tables:
         _halve(table)
 
 
-_MAKERS: dict[str, Callable[[Any], Any]] = {
-    "int4": partial(int4_linear_of, scheme=SCHEME),
-    "int8": int8_linear_of,
-    "int8 + int8": int16_linear_of,
+_MAKERS: dict[str, Callable[[LinearLayer], torch.nn.Module]] = {
+    "int4": partial(Int4Linear.of, scheme=SCHEME),
+    "int8": Int8Linear.of,
+    "int8 + int8": Int16Linear.of,
 }
 """How a layer of each kind is made of a Linear or a Conv1D."""
 
 
-def _share(head: Place, embedding: Place, kind: str, dtype: Any) -> None:
+def _share(head: Place, embedding: Place, kind: str, dtype: torch.dtype) -> None:
     """Makes the head quantized, and the embedding look its rows up in the head's table."""
     if kind == "int4":
-        exchange([head], partial(int4_linear_of, scheme=SCHEME, readable=True))
-        embedding.put(int4_embedding_of(head.layer, dtype))
+        four = Int4Linear.of(head.layer, SCHEME, readable=True)
+        head.put(four)
+        embedding.put(Int4Embedding.sharing(four, dtype))
     else:
-        exchange([head], int8_linear_of)
-        embedding.put(int8_embedding_class().sharing(head.layer, dtype))
+        eight = Int8Linear.of(head.layer)
+        head.put(eight)
+        embedding.put(Int8Embedding.sharing(eight, dtype))
 
 
-def _levels(layer: Any, bits: int, readable: bool = False) -> tuple[Level, ...]:
+def _levels(layer: torch.nn.Module, bits: int, readable: bool = False) -> tuple[Level, ...]:
     """From the fewest bits on; groups of 4-bit numbers must divide a layer's inputs. `readable`: rows are looked up."""
     weight = weight_of(layer)
     whole = _int8_bytes(weight)
@@ -143,25 +152,21 @@ def _levels(layer: Any, bits: int, readable: bool = False) -> tuple[Level, ...]:
     return (Level("int4", 4, _int4_bytes(weight, readable)), *levels)
 
 
-def _int4_bytes(weight: Any, readable: bool) -> int:
-    from optigpu.ops.linear.int4_linear import int4_linear_backend
-
+def _int4_bytes(weight: torch.Tensor, readable: bool) -> int:
     if readable and int4_linear_backend(weight.device, weight.dtype) == "torch-int4pack":
         outputs, inner = weight.shape
         return int(outputs * (inner // 2 + 2 * (inner // SCHEME.group_size)))
     return int4_bytes(weight, SCHEME)
 
 
-def _int8_bytes(weight: Any) -> int:
+def _int8_bytes(weight: torch.Tensor) -> int:
     """Bytes of packed int8 weights and their scales, as optigpu.ops lays them out."""
-    from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
-
     tile = TILE if int8_linear_backend(weight.device).startswith("native") else 1
     outputs, inner = weight.shape
     return int(-(-outputs // tile) * tile * inner + 4 * outputs)
 
 
-def _sensitivity(layer: Any) -> float:
+def _sensitivity(layer: torch.nn.Module) -> float:
     """The relative error of rounding each row to steps of its largest weight / 127: evenly spread within a step."""
     weight = weight_of(layer).detach().float()
     largest, length = weight.abs().amax(dim=1), weight.norm()
@@ -169,7 +174,7 @@ def _sensitivity(layer: Any) -> float:
     return error / float(length) if float(length) else 0.0
 
 
-def _input_embedding(model: Any) -> Any:
+def _input_embedding(model: PreTrainedModel) -> torch.nn.Module | None:
     """What looks a model's inputs up; None for one of images that has no such thing."""
     try:
         return model.get_input_embeddings()
@@ -177,23 +182,14 @@ def _input_embedding(model: Any) -> Any:
         return None
 
 
-def _embedding_place(model: Any) -> Place | None:
-    from torch.nn import Embedding
-
+def _embedding_place(model: PreTrainedModel) -> Place | None:
     embedding = _input_embedding(model)
     if type(embedding) is not Embedding:
         return None
-    return next(
-        Place(f"{path}.{name}" if path else name, parent, name)
-        for path, parent in model.named_modules()
-        for name, child in parent.named_children()
-        if child is embedding
-    )
+    return places_of(model, lambda module: module is embedding)[0]
 
 
-def _first_block(model: Any) -> str | None:
-    from torch.nn import ModuleList
-
+def _first_block(model: PreTrainedModel) -> str | None:
     blocks = getattr(model.config, "num_hidden_layers", None)
     lists = [
         path
@@ -208,7 +204,7 @@ def _other_bytes(parts: Parts) -> int:
     places = [place for place in (*parts.linears, parts.head, parts.embedding) if place is not None]
     gone = {place.layer for place in places} | set(parts.tables)
     kept = {
-        _address(tensor): tensor.untyped_storage().nbytes()
+        storage_of(tensor): tensor.untyped_storage().nbytes()
         for module in parts.model.modules()
         if module not in gone
         for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]
@@ -217,20 +213,14 @@ def _other_bytes(parts: Parts) -> int:
     return int(sum(kept.values()) + sum(4 * bias.numel() for bias in biases if bias is not None))
 
 
-def _halve(table: Any) -> None:
+def _halve(table: Embedding) -> None:
     """Makes a table's weight bfloat16, and a buffer: a model takes the dtype of its first parameter for its own."""
-    import torch
-
     weight = table.weight.detach()
     if weight.element_size() > 2:
         del table.weight
         table.register_buffer("weight", weight.to(torch.bfloat16))
 
 
-def _bits_of(model: Any) -> int:
+def _bits_of(model: PreTrainedModel) -> int:
     size: int = next(model.parameters()).element_size()
     return 8 * size
-
-
-def _address(tensor: Any) -> int:
-    return int(tensor.untyped_storage().data_ptr())

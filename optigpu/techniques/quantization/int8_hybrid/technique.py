@@ -1,22 +1,17 @@
 """int8_hybrid: the least memory that a target asks for, with more bits where they are worth most."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
-from optigpu.surgery.smoothing import own_text, smooth
 from optigpu.techniques.base import ON_TEXT, Choice, Notes, Phase, Technique
-from optigpu.techniques.quantization.int8_hybrid.layers import (
-    candidates_of,
-    carry_out,
-    fp32_bytes,
-    parts_of,
-    rest_of,
-)
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
 """Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
@@ -49,8 +44,8 @@ class Int8Hybrid(Technique):
         "26% of the fp32 bytes (16% with 4 bits), embedding included; decoding as int8_weight_only (int4_weight_only)"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
-        "autocast": "its operators take activations as they come, and autocast does not reach them",
-        "cpu_offload": "it lays its weights out for the host, where an offloaded model is loaded",
+        "autocast": "its operators compute in the dtype of their inputs, which autocast does not change",
+        "cpu_offload": "weights are packed for the device that loads them, and an offloaded model is loaded on the CPU",
         "grad_enabled": "quantized weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
@@ -65,14 +60,22 @@ class Int8Hybrid(Technique):
         """int8_weight_only is as fast; this one is for those who need its memory."""
         return False
 
-    def modules(self, model: Any, notes: Notes) -> None:
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces linear layers and tables in place and records what was decided for each.
 
-        Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are no
-        numbers, cannot be smoothed as asked, or cannot be as small as asked.
+        Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are NaN
+        or infinite, cannot be smoothed as asked, or cannot be as small as asked.
         """
         from optigpu.ops.linear.int4_linear import int4_linear_backend
         from optigpu.ops.linear.int8_linear import int8_linear_backend
+        from optigpu.surgery.smoothing import own_text, smooth
+        from optigpu.techniques.quantization.int8_hybrid.layers import (
+            candidates_of,
+            carry_out,
+            fp32_bytes,
+            parts_of,
+            rest_of,
+        )
 
         parts = parts_of(model, self.name)
         whole, rest = fp32_bytes(model), rest_of(parts)
@@ -98,6 +101,6 @@ class Int8Hybrid(Technique):
         if least > budget:
             share = (self.memory_target or 0) + (least - budget) / whole
             raise UnsupportedError(
-                f"{self.name}: with {self.bits} bits this model takes at least {share:.2%} of its fp32 bytes, and "
-                f"memory_target is {self.memory_target:.2%}; raise it{', or take bits=4' if self.bits == 8 else ''}."
+                f"{self.name}: with {self.bits} bits this model needs at least {share:.2%} of its fp32 bytes, and "
+                f"memory_target is {self.memory_target:.2%}; raise it{', or set bits to 4' if self.bits == 8 else ''}."
             )

@@ -1,0 +1,253 @@
+"""The families of transformers models whose parts the engine knows: the one table that everything else asks.
+
+To add a family is to add one entry to `FAMILIES`. A part that is None is not known: what needs it refuses the family.
+Imports no torch: classes and modules are named here and looked up in a loaded model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+NormKind = Literal["LayerNorm", "RMSNorm"]
+Forwards = Literal["gpt2", "opt", "llama", "vit"]
+"""Whose `forward` functions a family's blocks and attentions have, by the family that had them first."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Where the parts of a causal language model stand.
+
+    `model`, `block` and `norm` are transformers' classes of the whole model, of a block and of its norms. `path` leads
+    from the model to the decoder; `embedding`, `positions` (None: no learned positions), `blocks` and `final` are names
+    in the decoder. `first` and `second` are a block's names for the norms before its attention and before its MLP.
+    """
+
+    model: str
+    path: str
+    embedding: str
+    positions: str | None
+    blocks: str
+    final: str
+    block: str
+    norm: str
+    norm_kind: NormKind
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A block's attention: transformers' class, its path from the block, and its linear layers by their names in it.
+
+    `qkv` is one layer where queries, keys and values are one matrix already. `window_in` says whose attribute
+    `sliding_window` the attention passes on, None where it has no window.
+    """
+
+    kind: str
+    path: str
+    qkv: tuple[str, ...]
+    output: str
+    window_in: Literal["config", "attention"] | None = None
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A block's MLP: transformers' class of the module that holds it, and that module's path from the block.
+
+    `gate` (None: not gated), `up`, `down` and `activation` are names in that module.
+    """
+
+    kind: str
+    path: str
+    up: str
+    down: str
+    activation: str
+    gate: str | None = None
+
+
+@dataclass(frozen=True)
+class ConfigKeys:
+    """What a family's configuration calls things, and what holds where it leaves them out.
+
+    `inner_size` is the width of the MLP (None: not known) and `activation` its function. `renamed` has the family's own
+    name for each of transformers' usual ones.
+    """
+
+    inner_size: str | None = None
+    activation: str = "hidden_act"
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: Mapping[str, int | bool] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """One family. `name` is transformers' model_type, `title` what people call it.
+
+    `forwards` is None where nothing of its forward passes is known. `mlps` are the classes under which versions of
+    transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights lie
+    as [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`:
+    an image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
+    GPTQModel's AWQ scales it correctly, None for any.
+    """
+
+    name: str
+    title: str
+    forwards: Forwards | None = None
+    decoder: Decoder | None = None
+    attention: Attention | None = None
+    mlps: tuple[Mlp, ...] = ()
+    keys: ConfigKeys = ConfigKeys()
+    conv1d: bool = False
+    needs_mask: bool = False
+    fixed_image_size: bool = False
+    gptqmodel_activation: str | None = None
+
+    @property
+    def mlp(self) -> Mlp | None:
+        """The MLP as transformers has it now; None where it is not known."""
+        return self.mlps[0] if self.mlps else None
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether it has an embedding of positions."""
+        return self.decoder is not None and self.decoder.positions is not None
+
+
+_THREE = ("q_proj", "k_proj", "v_proj")
+
+
+def _like_llama(
+    name: str, title: str, prefix: str, window_in: Literal["config", "attention"] | None = None
+) -> ModelFamily:
+    """A family whose classes differ from Llama's by the first part of their names alone."""
+    return ModelFamily(
+        name,
+        title,
+        forwards="llama",
+        decoder=_decoder_like_llama(prefix),
+        attention=Attention(f"{prefix}Attention", "self_attn", _THREE, "o_proj", window_in),
+        mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
+        keys=ConfigKeys(inner_size="intermediate_size"),
+    )
+
+
+def _blocks_like_llama(name: str, title: str, prefix: str) -> ModelFamily:
+    """A family whose blocks and norms stand as Llama's do, with another attention or MLP in them."""
+    return ModelFamily(name, title, forwards="llama", decoder=_decoder_like_llama(prefix))
+
+
+def _decoder_like_llama(prefix: str) -> Decoder:
+    return Decoder(
+        model=f"{prefix}ForCausalLM",
+        path="model",
+        embedding="embed_tokens",
+        positions=None,
+        blocks="layers",
+        final="norm",
+        block=f"{prefix}DecoderLayer",
+        norm=f"{prefix}RMSNorm",
+        norm_kind="RMSNorm",
+        first="input_layernorm",
+        second="post_attention_layernorm",
+    )
+
+
+_GPT2 = ModelFamily(
+    "gpt2",
+    "GPT-2",
+    forwards="gpt2",
+    decoder=Decoder(
+        model="GPT2LMHeadModel",
+        path="transformer",
+        embedding="wte",
+        positions="wpe",
+        blocks="h",
+        final="ln_f",
+        block="GPT2Block",
+        norm="LayerNorm",
+        norm_kind="LayerNorm",
+        first="ln_1",
+        second="ln_2",
+    ),
+    attention=Attention("GPT2Attention", "attn", ("c_attn",), "c_proj"),
+    mlps=(Mlp("GPT2MLP", "mlp", "c_fc", "c_proj", "act"),),
+    keys=ConfigKeys(
+        inner_size="n_inner",
+        activation="activation_function",
+        renamed=MappingProxyType(
+            {
+                "hidden_size": "n_embd",
+                "num_hidden_layers": "n_layer",
+                "num_attention_heads": "n_head",
+                "max_position_embeddings": "n_positions",
+            }
+        ),
+        defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
+    ),
+    conv1d=True,
+)
+_OPT = ModelFamily(
+    "opt",
+    "OPT",
+    forwards="opt",
+    decoder=Decoder(
+        model="OPTForCausalLM",
+        path="model.decoder",
+        embedding="embed_tokens",
+        positions="embed_positions",
+        blocks="layers",
+        final="final_layer_norm",
+        block="OPTDecoderLayer",
+        norm="LayerNorm",
+        norm_kind="LayerNorm",
+        first="self_attn_layer_norm",
+        second="final_layer_norm",
+    ),
+    attention=Attention("OPTAttention", "self_attn", _THREE, "out_proj"),
+    # The block itself holds its MLP's layers.
+    mlps=(Mlp("OPTDecoderLayer", "", "fc1", "fc2", "activation_fn"),),
+    keys=ConfigKeys(
+        inner_size="ffn_dim",
+        activation="activation_function",
+        defaults=MappingProxyType({"tie_word_embeddings": True}),
+    ),
+    needs_mask=True,
+    gptqmodel_activation="relu",
+)
+_VIT = ModelFamily(
+    "vit",
+    "ViT",
+    forwards="vit",
+    attention=Attention("ViTAttention", "attention", _THREE, "o_proj"),
+    mlps=(
+        Mlp("ViTMLP", "mlp", "fc1", "fc2", "activation_fn"),
+        Mlp("ViTIntermediate", "intermediate", "dense", "", "intermediate_act_fn"),
+    ),
+    fixed_image_size=True,
+)
+
+FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
+    {
+        family.name: family
+        for family in (
+            _GPT2,
+            _OPT,
+            _like_llama("llama", "Llama", "Llama"),
+            _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
+            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
+            _blocks_like_llama("phi3", "Phi-3", "Phi3"),
+            _blocks_like_llama("qwen3", "Qwen3", "Qwen3"),
+            _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3"),
+            _VIT,
+            ModelFamily("beit", "BEiT", fixed_image_size=True),
+            ModelFamily("deit", "DeiT", fixed_image_size=True),
+        )
+    }
+)
+"""By transformers' model_type."""
+
+
+def family_of(name: str) -> ModelFamily:
+    """The family of that model_type; one of which nothing is known, where the table has none."""
+    return FAMILIES.get(name) or ModelFamily(name, name)

@@ -1,0 +1,83 @@
+"""Which models have blocks whose residual additions and norms can be joined, and why the others have not.
+
+Read when a job is posted as well: imports no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from optigpu.documents.result import Environment
+from optigpu.models.facts import ModelFacts
+from optigpu.models.families import FAMILIES, Decoder, NormKind, family_of
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+TECHNIQUES: dict[NormKind, str] = {"LayerNorm": "fused_layernorm", "RMSNorm": "fused_rmsnorm"}
+"""What fuses each kind of norm."""
+
+
+def norm_reason(
+    kind: NormKind, environment: Environment, device: DeviceKind, model: ModelFacts | None
+) -> str | None:
+    """Why norms of one kind cannot be fused on this machine or in that model, in one sentence, or None."""
+    if device is DeviceKind.CPU and environment.compiler is None:
+        return f"{TECHNIQUES[kind]} needs a C++ compiler on a CPU, and none was found; install g++."
+    return _family_reason(kind, model.family) if model else None
+
+
+def checked_blocks(
+    model: "PreTrainedModel", kind: NormKind
+) -> tuple[Decoder, "list[torch.nn.Module]", "torch.nn.Module | None"]:
+    """Where the family's parts stand, its blocks and its final norm, None where a model has none.
+
+    Raises UnsupportedError for a model whose blocks are not known, have norms of the other kind, or are not those of
+    transformers any more.
+    """
+    name, technique = model.config.model_type, TECHNIQUES[kind]
+    reason = _family_reason(kind, name) or _variant_reason(model.config, technique)
+    if reason:
+        raise UnsupportedError(reason)
+    decoder = family_of(name).decoder
+    assert decoder is not None  # or there was a reason
+    try:
+        parts = model.get_submodule(decoder.path)
+        blocks = list(getattr(parts, decoder.blocks))
+        final: torch.nn.Module | None = getattr(parts, decoder.final)
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"{technique} needs a causal language model of the family {name}, and this is a {type(model).__name__}; "
+            "leave it out of the stack."
+        ) from error
+    changed = {type(block).__name__ for block in blocks} - {decoder.block}
+    if changed:
+        raise UnsupportedError(
+            f"{technique} needs blocks of the class {decoder.block}; this model's are {', '.join(sorted(changed))}. "
+            "Leave out the technique that changed them."
+        )
+    return decoder, blocks, final
+
+
+def _family_reason(kind: NormKind, name: str) -> str | None:
+    technique, decoder = TECHNIQUES[kind], family_of(name).decoder
+    if decoder is None:
+        known = ", ".join(
+            family.name for family in FAMILIES.values() if family.decoder and family.decoder.norm_kind == kind
+        )
+        return f"{technique} supports the families {known}, not {name}; leave it out of the stack."
+    if decoder.norm_kind != kind:
+        return f"{technique}: {name} models have no {kind}; use {TECHNIQUES[decoder.norm_kind]} instead."
+    return None
+
+
+def _variant_reason(config: "PreTrainedConfig", technique: str) -> str | None:
+    """Why a model of a known family has other blocks than its siblings, or None."""
+    if not getattr(config, "do_layer_norm_before", True):
+        return (
+            f"{technique} needs norms before attention and MLP; this OPT model has them after (do_layer_norm_before is "
+            "false). Leave it out of the stack."
+        )
+    if getattr(config, "add_cross_attention", False):
+        return f"{technique} does not support blocks with cross-attention; leave it out of the stack."
+    return None

@@ -1,0 +1,57 @@
+"""cuda_graphs: the decode step, or a whole forward pass, recorded once and replayed with one launch."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
+from optigpu.vocabulary import DeviceKind, Layer, Task
+
+
+class CudaGraphs(Technique):
+    """Records the kernels of the decode step as a CUDA graph and decodes in a lean greedy loop around its replay.
+
+    The recording has addresses and no values: tokens and position are copied to where it reads them, the static cache
+    stays where it is, and outputs stand where the last ones stood. What torch_compile made can be recorded as well,
+    unless its mode records graphs by itself.
+    """
+
+    layer: ClassVar[Layer] = Layer.COMPILATION
+    phase: ClassVar[Phase] = Phase.CAPTURE
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    summary: ClassVar[str] = (
+        "the decode step's kernels recorded as a CUDA graph and launched at once; without decoding, the forward pass's"
+    )
+    citation: ClassVar[str] = (
+        "Nguyen et al., Accelerating PyTorch with CUDA Graphs, 2021, "
+        "pytorch.org/blog/accelerating-pytorch-with-cuda-graphs"
+    )
+    expected: ClassVar[str] = (
+        "2x and more at batch 1, where launches take longer than the kernels; no change for large batches"
+    )
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "a recorded decode step needs a cache that stays in place",
+        "cpu_offload": "a recording holds addresses, and offloaded weights move each time",
+        "grad_enabled": "a recording keeps no gradients",
+    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.CAPTURE,)
+
+    name: Literal["cuda_graphs"] = "cuda_graphs"
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """torch_compile with mode reduce-overhead records graphs too, and fuses before."""
+        return False
+
+    def step(self, step: Step, notes: Notes) -> Step:
+        """The step as a graph."""
+        from optigpu.techniques.compilation.cuda_graphs.recording import Replayed, record_cuda_graph
+
+        return Replayed(step, notes, record_cuda_graph)
+
+    def forward(self, forward: Forward, notes: Notes) -> Forward:
+        """The pass as a graph."""
+        from optigpu.techniques.compilation.cuda_graphs.recording import Replayed, record_cuda_graph
+
+        return Replayed(forward, notes, record_cuda_graph)

@@ -1,0 +1,93 @@
+"""The loop, and the pass over a prompt, by the operator that runs a whole decode step."""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optigpu.hardware.cpu import one_cpu_of_each_core
+from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
+from optigpu.ops.decode.program import CacheKind, Program
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    from optigpu.ops.decode.cuda.decoder import CudaDecoder
+
+    Decoder = CpuDecoder | CudaDecoder
+
+
+class NativeLoop:
+    """A Loop around a decoder, and has `score`."""
+
+    def __init__(
+        self, decoder: "Decoder", tokens_at_once: int, facts: Mapping[str, Any], notes: Notes
+    ) -> None:
+        self._decoder = decoder
+        self._tokens_at_once = tokens_at_once
+        self._facts = facts
+        self._notes = notes
+
+    def __call__(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[torch.Tensor, list[Any]]:
+        """Greedy tokens int64 [batch, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [batch, prompt_tokens].
+
+        Tokens of one call share a mark. Raises UnsupportedError when the cache does not fit the memory.
+        """
+        self._notes.record(**self._facts)
+        marks = [clock.mark()]
+        self._decoder.begin(prompt.shape[0], prompt.shape[1] + new_tokens)
+        first = self._decoder.extend(prompt).argmax(dim=1, keepdim=True)
+        marks.append(clock.mark())
+        others = first.new_empty(prompt.shape[0], new_tokens - 1)
+        calls = self._decoder.decode_into(others, first, self._tokens_at_once) if new_tokens > 1 else ()
+        for chosen in calls:
+            marks += [clock.mark()] * chosen
+        return torch.cat([first, others], dim=1), marks
+
+    def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
+        """Logits after each of `tokens` ([batch, length]) from index `prefill` on, float32 [batch, vocabulary]."""
+        self._notes.record(**self._facts)
+        self._decoder.begin(*tokens.shape)
+        if prefill:
+            self._decoder.extend(tokens[:, :prefill])
+        for token in tokens[:, prefill:].split(1, dim=1):
+            yield self._decoder.extend(token).clone()
+
+
+class NativePass:
+    """A prompt through a decoder into an empty cache; the logits of its last token."""
+
+    def __init__(self, decoder: "Decoder", facts: Mapping[str, Any], notes: Notes) -> None:
+        self._decoder = decoder
+        self._facts = facts
+        self._notes = notes
+
+    def __call__(self, prompt: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [batch, vocabulary]. `prompt`: int64 [batch, length] of ids."""
+        self._notes.record(**self._facts)
+        self._decoder.begin(*prompt.shape)
+        return self._decoder.extend(prompt)
+
+
+def require_operator(device: torch.device) -> str:
+    """What the operator is on a device: Triton, or for a CPU the instruction set of its C++.
+
+    Raises UnsupportedError where it cannot be built or is not installed.
+    """
+    if device.type == "cpu":
+        return f"native-{best_instruction_set()}"
+    if find_spec("triton") is None:
+        raise UnsupportedError(
+            "native_decode needs Triton on CUDA, and it is not installed; install it with: pip install triton."
+        )
+    return "triton"
+
+
+def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
+    """A decoder where the program's weights lie, on a CPU with as many threads as torch has."""
+    if program.embedding.device.type != "cpu":
+        from optigpu.ops.decode.cuda.decoder import CudaDecoder  # imports Triton
+
+        return CudaDecoder(program, kv)
+    return CpuDecoder(program, kv, threads=torch.get_num_threads(), cpus=one_cpu_of_each_core())

@@ -1,0 +1,94 @@
+"""Packing a model's linear layers for the operator, or taking them as they were packed before.
+
+What is packed depends on the model, on `Request`, and on the sources that this file imports: see `packed_store.key_of`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from optigpu.ops.decode.cpu.arena import Arena
+from optigpu.ops.decode.program import WeightKind
+from optigpu.surgery.bit_allocation import Decision, decide, least_bytes, table, total_bytes
+from optigpu.surgery.places import Place, weight_of
+from optigpu.techniques.decoding.native_decode.calibration import moments_by_layer
+from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears, restore_linears
+from optigpu.techniques.decoding.native_decode.sensitivity import divergences
+
+
+@dataclass(frozen=True)
+class PackingOptions:
+    """What a model is packed by: the parameters of `native_decode` of the same names."""
+
+    weights: WeightKind
+    group: int
+    head: Literal["same", "w8", "bf16"]
+    extra_bytes: float
+    calibration: Literal["self", "none"]
+
+    def kind(self, model: PreTrainedModel, place: Place) -> WeightKind:
+        """What the weights of a layer are stored as if nothing is spent on it."""
+        is_head = place.layer is model.get_output_embeddings()
+        return self.head if is_head and self.head != "same" else self.weights
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was decided: the kind of each layer by its path, and what is recorded of them."""
+
+    kinds: dict[str, WeightKind]
+    facts: dict[str, Any]
+
+
+def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: PackingOptions) -> Packed:
+    """Exchanges the linear layers for packed ones, in place."""
+    kinds = [options.kind(model, place) for place in places]
+    costs = _costs(model, places, kinds, options) if options.extra_bytes else {}
+    candidates = candidates_of(places, kinds, options.group, costs)
+    decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
+    weights = sum(weight_of(place.layer).numel() for place in places)
+    chosen = _exchange(model, places, decisions, options)
+    facts = {
+        "decode_layers": table(decisions),
+        "decode_bytes": total_bytes(decisions),
+        "decode_bits_per_weight": 8 * total_bytes(decisions) / weights,
+    }
+    return Packed(chosen, facts)
+
+
+def restore_layers(
+    places: Sequence[Place], options: PackingOptions, packed: Packed, tensors: dict[str, torch.Tensor]
+) -> None:
+    """As `pack_layers`, with the tensors that such layers held."""
+    arena = _arena_for(places, packed.facts["decode_bytes"])
+    restore_linears(places, packed.kinds, options.group, arena, tensors)
+
+
+def _costs(
+    model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], options: PackingOptions
+) -> dict[str, float]:
+    """What it costs each layer of 4 bits that it has not 8."""
+    four = [place for place, kind in zip(places, kinds, strict=True) if kind == "w4"]
+    return divergences(model, four, options.group)
+
+
+def _exchange(
+    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[Decision], options: PackingOptions
+) -> dict[str, WeightKind]:
+    """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
+    kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
+    arena = _arena_for(places, total_bytes(decisions))
+    calibrated = [place for place in places if options.calibration == "self" and kinds[place.path] == "w4"]
+    for part, moments in moments_by_layer(model, calibrated):
+        exchange_linears(part, kinds, options.group, arena, moments)
+    others = [place for place in places if place not in calibrated]
+    exchange_linears(others, kinds, options.group, arena, {})
+    return kinds
+
+
+def _arena_for(places: Sequence[Place], size: int) -> Arena | None:
+    """One piece of memory for the layers' packed weights, on a CPU alone."""
+    return Arena(size) if weight_of(places[0].layer).device.type == "cpu" else None

@@ -1,0 +1,57 @@
+"""fused_gelu: the bias before an MLP's GELU and the GELU in one kernel."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from optigpu.documents.result import Environment
+from optigpu.models.facts import ModelFacts
+from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class FusedGelu(Technique):
+    """Replaces each MLP's activation by one that adds the bias itself, and its linear layer by one without a bias."""
+
+    layer: ClassVar[Layer] = Layer.KERNELS
+    phase: ClassVar[Phase] = Phase.KERNELS
+    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    summary: ClassVar[str] = "bias and GELU of an MLP in one kernel: one pass over its widest activation"
+    citation: ClassVar[str] = (
+        "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (fusing element-wise operators); "
+        "GELU: Hendrycks and Gimpel, 2016, arXiv:1606.08415"
+    )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "grad_enabled": "the fused activation has no gradient",
+        "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
+    }
+    expected: ClassVar[str] = (
+        "a few percent of an eager step, where the library's GELU is eight operators; no change under torch_compile, "
+        "which fuses them itself"
+    )
+
+    name: Literal["fused_gelu"] = "fused_gelu"
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The MLP must not be gated, and a CPU needs a compiler for the operator."""
+        if device is DeviceKind.CPU and environment.compiler is None:
+            return f"{self.name} needs a C++ compiler on a CPU, and none was found; install g++."
+        if model is not None and model.gated_mlp:
+            return f"{self.name} needs an MLP without a gate; {model.family} has a gated one. Use fused_swiglu instead."
+        return None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """What it replaces is fused by torch_compile as well, and the activation is a small part of a step."""
+        return False
+
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+        """Replaces the linear layer and the activation of every MLP in place; the weights stay where they are.
+
+        Raises UnsupportedError when there is no supported MLP, when its activation is not GELU, when the layer before
+        that is neither a torch Linear nor a Conv1D, and where there is no kernel but torch's own.
+        """
+        from optigpu.techniques.kernels.fused_gelu.layers import fuse
+
+        notes.record(**fuse(model, self.name))
