@@ -24,17 +24,17 @@ def runtime(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Torch
 
 def test_tokens_and_logits_are_those_of_the_model_in_numpy(runtime: TorchDecodingRuntime) -> None:
     made = runtime.generate(IDS, 4)
-    assert (made.tokens.dtype, made.tokens.shape, len(made.gaps_s)) == (np.int64, (2, 4), 4)
+    assert (made.tokens.dtype, made.tokens.shape, len(made.gaps_s)) == (np.dtype(np.int64), (2, 4), 4)
     assert np.array_equal(made.tokens, runtime.decoding.generate(prompt(), 4).tokens.numpy())
     logits = runtime.logits(IDS)
-    assert (logits.dtype, logits.shape) == (np.float32, (2, VOCABULARY))
+    assert (logits.dtype, logits.shape) == (np.dtype(np.float32), (2, VOCABULARY))
     assert np.array_equal(logits.argmax(axis=-1), made.tokens[:, 0])
     scored = list(runtime.score(IDS, 5))
     assert len(scored) == 3
     assert np.array_equal(scored[-1], logits)
     assert [each.shape for each in runtime.whole(IDS, 5)] == [(2, VOCABULARY)] * 3
     sampled = runtime.sample(3, 6)
-    assert (sampled.dtype, sampled.shape) == (np.int64, (3, 6))
+    assert (sampled.dtype, sampled.shape) == (np.dtype(np.int64), (3, 6))
     assert runtime.scoring_s(IDS, 5) > 0
 
 
