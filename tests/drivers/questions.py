@@ -51,7 +51,7 @@ METERS: dict[str, Meter] = {
 def metered(name: str) -> dict[str, Any]:
     """What a meter reads of a job on the GPU whose requests are `Burn`."""
     request = Burn()
-    scene = MeterContext(
+    context = MeterContext(
         runtime=cast(Runtime, SimpleNamespace(device=DeviceKind.CUDA)),
         request=cast(Request, request),
         workload=Generate(new_tokens=5, batch_size=2),
@@ -60,7 +60,7 @@ def metered(name: str) -> dict[str, Any]:
         seed=0,
         quality=QualityOptions(),
     )
-    reading: Reading = METERS[name].read(scene)
+    reading: Reading = METERS[name].read(context)
     artifacts = {kept: json.loads(path.read_text()) for kept, path in reading.artifacts.items()}
     threads = [thread.name for thread in threading.enumerate()]
     return vars(reading) | {

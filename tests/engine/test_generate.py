@@ -10,7 +10,7 @@ from optigpu.backends.torch.runtime import TorchDecodingRuntime
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.workloads.generate import Generate
-from tests.engine.quality_scenes import OwnLoop
+from tests.engine.quality_contexts import OwnLoop
 from tests.engine.tiny_models import VOCABULARY, asked, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")

@@ -13,7 +13,7 @@ from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from tests.drivers.nvml import ask, build
 from tests.drivers.questions import REQUEST_J
-from tests.engine.scenes import doing, fail, generating, tickers
+from tests.engine.meter_contexts import doing, fail, generating, tickers
 
 IDLE_W = 20.0
 RANGE_UJ = 262_143_328_850
@@ -67,9 +67,9 @@ def meter(root: Path) -> EnergyMeter:
 
 def test_a_request_s_energy_is_what_it_draws_above_idle(tmp_path: Path) -> None:
     package = Package(tmp_path)
-    scene, request = doing(tmp_path, package.request, Generate(new_tokens=5, batch_size=2))
+    context, request = doing(tmp_path, package.request, Generate(new_tokens=5, batch_size=2))
     with Ticker(package.show, 0.001):
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     facts = reading.facts.model_dump()["energy"]
     assert facts["idle_w"] == pytest.approx(IDLE_W, rel=0.2)
     assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.1)
@@ -86,9 +86,9 @@ def test_a_request_s_energy_is_what_it_draws_above_idle(tmp_path: Path) -> None:
 
 def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> None:
     package = Package(tmp_path)
-    scene, _ = doing(tmp_path, package.request)
+    context, _ = doing(tmp_path, package.request)
     with Ticker(package.show, 0.001):
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     assert set(reading.values) == {"energy_j", "power_w"}
     assert reading.reasons == {
         "j_per_token": "matmul generates no tokens",
@@ -98,9 +98,9 @@ def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> No
 
 def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
     package = Package(tmp_path)
-    scene, _ = doing(tmp_path, package.request, Classify(batch_size=4))
+    context, _ = doing(tmp_path, package.request, Classify(batch_size=4))
     with Ticker(package.show, 0.001):
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     assert reading.values["j_per_image"] == pytest.approx(reading.values["energy_j"] / 4)
     assert reading.reasons == {"j_per_token": "classify generates no tokens"}
 
@@ -108,24 +108,24 @@ def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
 def test_a_sweep_s_batch_shares_the_energy_of_its_request(tmp_path: Path) -> None:
     package = Package(tmp_path)
     (workload,) = BatchSweep(batch_sizes=(3,), new_tokens=2).expand()
-    scene, _ = doing(tmp_path, package.request, workload)
+    context, _ = doing(tmp_path, package.request, workload)
     with Ticker(package.show, 0.001):
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     assert reading.values["j_per_token"] == pytest.approx(reading.values["energy_j"] / 6)
 
 
 def test_a_request_that_draws_no_more_than_idle_has_no_energy(tmp_path: Path) -> None:
     package = Package(tmp_path)
-    scene, _ = doing(tmp_path, package.cool_request)
+    context, _ = doing(tmp_path, package.cool_request)
     with Ticker(package.show, 0.001):
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     assert set(reading.values) == {"power_w"}
     assert "no more than the idle device" in reading.reasons["energy_j"]
 
 
 def test_without_a_counter_the_reasons_come_at_once(tmp_path: Path) -> None:
-    scene, request = doing(tmp_path, fail)
-    reading = EnergyMeter(rest_s=3600, root=tmp_path).read(scene)
+    context, request = doing(tmp_path, fail)
+    reading = EnergyMeter(rest_s=3600, root=tmp_path).read(context)
     assert set(reading.reasons) == set(EnergyMeter.metrics)
     assert "no RAPL package" in reading.reasons["energy_j"]
     assert (reading.values, request.runs) == ({}, 0)
@@ -134,9 +134,9 @@ def test_without_a_counter_the_reasons_come_at_once(tmp_path: Path) -> None:
 def test_a_counter_that_vanishes_in_mid_run_is_a_reason_and_no_guess(tmp_path: Path) -> None:
     package = Package(tmp_path)
     shown = Ticker(package.show, 0.001)
-    scene, request = doing(tmp_path, package.vanish)
+    context, request = doing(tmp_path, package.vanish)
     with pytest.raises(OSError), shown:  # noqa: PT011 the made-up kernel finds no folder to write to
-        reading = meter(tmp_path).read(scene)
+        reading = meter(tmp_path).read(context)
     assert "cannot be read" in reading.reasons["energy_j"]
     assert (reading.values, request.runs) == ({}, 1)
     assert tickers() == 0
@@ -145,16 +145,16 @@ def test_a_counter_that_vanishes_in_mid_run_is_a_reason_and_no_guess(tmp_path: P
 def test_a_counter_that_stands_still_is_a_reason(tmp_path: Path) -> None:
     package = Package(tmp_path)
     package.show()
-    scene, _ = doing(tmp_path, package.request)
-    assert "stood still" in meter(tmp_path).read(scene).reasons["energy_j"]
+    context, _ = doing(tmp_path, package.request)
+    assert "stood still" in meter(tmp_path).read(context).reasons["energy_j"]
 
 
 def test_a_request_that_breaks_down_leaves_no_thread_behind(tmp_path: Path) -> None:
     package = Package(tmp_path)
-    scene, _ = doing(tmp_path, fail)
+    context, _ = doing(tmp_path, fail)
     with Ticker(package.show, 0.001):
         with pytest.raises(ZeroDivisionError):
-            meter(tmp_path).read(scene)
+            meter(tmp_path).read(context)
         assert tickers() == 1, "the made-up package's own"
 
 

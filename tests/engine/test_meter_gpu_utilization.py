@@ -6,7 +6,7 @@ import pytest
 
 from optigpu.meters.gpu_utilization import GpuUtilizationMeter
 from tests.drivers.nvml import ask, build
-from tests.engine.scenes import doing, fail
+from tests.engine.meter_contexts import doing, fail
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_gpu_that_does_not_tell_is_a_reason(library: Path, mode: str, reason: 
 
 
 def test_a_job_on_a_cpu_has_none_and_runs_nothing(tmp_path: Path) -> None:
-    scene, request = doing(tmp_path, fail)
-    reading = GpuUtilizationMeter().read(scene)
+    context, request = doing(tmp_path, fail)
+    reading = GpuUtilizationMeter().read(context)
     assert "runs on a CPU" in reading.reasons["gpu_utilization"]
     assert request.runs == 0

@@ -10,7 +10,7 @@ import pytest
 from optigpu.hardware.sensors import Ticker
 from optigpu.meters import memory
 from optigpu.meters.memory import MemoryMeter, ResidentPeak
-from tests.engine.scenes import doing, fail, generating, tickers
+from tests.engine.meter_contexts import doing, fail, generating, tickers
 
 HELD_BYTES = 64 * 2**20
 
@@ -41,9 +41,9 @@ def no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_allocation_within_a_request_is_in_the_host_s_peak(tmp_path: Path) -> None:
-    scene, request = doing(tmp_path, lambda: hold(0))
+    context, request = doing(tmp_path, lambda: hold(0))
     before = resident_bytes()
-    reading = MemoryMeter().read(scene)
+    reading = MemoryMeter().read(context)
     assert request.runs == 1
     assert reading.values["host_peak_bytes"] == pytest.approx(before + HELD_BYTES, abs=8 * 2**20)
     assert reading.facts.model_dump()["host_peak"]["source"].startswith("VmHWM")
@@ -51,17 +51,17 @@ def test_an_allocation_within_a_request_is_in_the_host_s_peak(tmp_path: Path) ->
 
 def test_what_was_held_before_the_request_and_given_back_is_not(tmp_path: Path) -> None:
     hold(0)
-    scene, _ = doing(tmp_path, lambda: None)
+    context, _ = doing(tmp_path, lambda: None)
     before = resident_bytes()
-    peak = MemoryMeter().read(scene).values["host_peak_bytes"]
+    peak = MemoryMeter().read(context).values["host_peak_bytes"]
     assert peak == pytest.approx(before, abs=8 * 2**20)
 
 
 @pytest.mark.usefixtures("no_reset")
 def test_where_the_mark_cannot_be_reset_samples_give_the_peak_and_say_so(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, lambda: hold(0.3))
+    context, _ = doing(tmp_path, lambda: hold(0.3))
     before = resident_bytes()
-    reading = MemoryMeter().read(scene)
+    reading = MemoryMeter().read(context)
     facts = reading.facts.model_dump()["host_peak"]
     assert reading.values["host_peak_bytes"] == facts["sampled_bytes"]
     assert facts["sampled_bytes"] == pytest.approx(before + HELD_BYTES, abs=8 * 2**20)
@@ -71,25 +71,25 @@ def test_where_the_mark_cannot_be_reset_samples_give_the_peak_and_say_so(tmp_pat
 
 
 def test_bytes_per_parameter_follow_from_the_weights(tmp_path: Path) -> None:
-    scene = generating(tmp_path)
-    values = MemoryMeter().read(scene).values
+    context = generating(tmp_path)
+    values = MemoryMeter().read(context).values
     assert values["params_total"] == 361_088
     assert values["bytes_per_param"] == values["weight_bytes"] / 361_088
     assert 4 * 361_088 <= values["weight_bytes"] < 4.01 * 361_088
 
 
 def test_every_metric_has_a_number_or_a_reason(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, lambda: None)
-    reading = MemoryMeter().read(scene)
+    context, _ = doing(tmp_path, lambda: None)
+    reading = MemoryMeter().read(context)
     assert {*reading.values, *reading.reasons} == set(MemoryMeter.metrics)
     assert "accelerator memory" in reading.reasons["peak_bytes"]
     assert "no model" in reading.reasons["weight_bytes"]
 
 
 def test_a_request_that_breaks_down_leaves_no_sampler_behind(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, fail)
+    context, _ = doing(tmp_path, fail)
     with pytest.raises(ZeroDivisionError):
-        MemoryMeter().read(scene)
+        MemoryMeter().read(context)
     assert tickers() == 0
 
 

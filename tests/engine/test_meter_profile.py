@@ -13,7 +13,7 @@ from optigpu.documents.roofline import Bound
 from optigpu.meters.base import MeterContext
 from optigpu.meters.profile import ProfileMeter
 from optigpu.vocabulary import DeviceKind
-from tests.engine.scenes import doing, fail, generating, multiplying
+from tests.engine.meter_contexts import doing, fail, generating, multiplying
 
 
 def attached(runtime: Any) -> list[str]:
@@ -24,21 +24,21 @@ def attached(runtime: Any) -> list[str]:
     return left + (["clock"] if type(runtime._place.clock).__name__ != "CpuClock" else [])
 
 
-def recorded(scene: MeterContext, steps: int) -> Recording:
+def recorded(context: MeterContext, steps: int) -> Recording:
     """One request, of which so many decode steps are recorded."""
-    runtime: Any = scene.runtime
+    runtime: Any = context.runtime
     recording = Recording(runtime._place.clock, DeviceKind.CPU, steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime._place, "clock", recording)
         recording.start()
-        scene.request.run()
+        context.request.run()
         recording.stop()
     return recording
 
 
 def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
-    scene = generating(tmp_path, new_tokens=6)
-    reading = ProfileMeter().read(scene)
+    context = generating(tmp_path, new_tokens=6)
+    reading = ProfileMeter().read(context)
     facts = reading.facts.model_dump()["recorded"]["profile"]
     rows = facts["table"]
     assert len(rows) <= 20
@@ -47,7 +47,7 @@ def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     assert rows[0]["name"].startswith("aten::")
     assert not {"aten::view", "aten::linear", "aten::empty"} & {row["name"] for row in rows}
     assert (facts["steps"], facts["steps_recorded"]) == (5, 5)
-    assert attached(scene.runtime) == []
+    assert attached(context.runtime) == []
 
 
 def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> None:
@@ -68,16 +68,16 @@ def test_launches_are_counted_for_each_step(tmp_path: Path) -> None:
 
 
 def test_every_operator_of_a_generation_is_recorded(tmp_path: Path) -> None:
-    scene = generating(tmp_path, new_tokens=6)
-    kernels = recorded(scene, steps=8).kernels()
+    context = generating(tmp_path, new_tokens=6)
+    kernels = recorded(context, steps=8).kernels()
     products = [kernel for kernel in kernels if kernel.name in ("aten::mm", "aten::bmm")]
     assert len(products) == 6 * (2 * 7 + 1), "two blocks of seven layers, and the head"
     assert {kernel.weight for kernel in kernels} == {1.0}
 
 
 def test_of_a_long_request_some_steps_stand_for_all(tmp_path: Path) -> None:
-    scene = generating(tmp_path, new_tokens=24)
-    whole, part = recorded(scene, steps=100), recorded(scene, steps=4)
+    context = generating(tmp_path, new_tokens=24)
+    whole, part = recorded(context, steps=100), recorded(context, steps=4)
     assert (whole.steps, whole.recorded_steps, part.steps, part.recorded_steps) == (23, 23, 23, 4)
     in_steps = [[kernel for kernel in run.kernels() if kernel.in_steps] for run in (whole, part)]
     assert len(in_steps[1]) < len(in_steps[0]) / 4
@@ -86,8 +86,8 @@ def test_of_a_long_request_some_steps_stand_for_all(tmp_path: Path) -> None:
 
 
 def test_the_trace_is_chrome_s_and_kept_under_the_job_s_folder(tmp_path: Path) -> None:
-    scene = generating(tmp_path)
-    readings = [ProfileMeter().read(scene) for _ in range(2)]
+    context = generating(tmp_path)
+    readings = [ProfileMeter().read(context) for _ in range(2)]
     paths = [reading.artifacts["trace.json.gz"] for reading in readings]
     assert paths[0] != paths[1]
     assert all(path.is_relative_to(tmp_path / "artifacts") for path in paths)
@@ -105,10 +105,10 @@ def test_a_trace_that_is_too_large_is_not_kept_and_the_numbers_are(tmp_path: Pat
 
 
 def test_a_request_that_breaks_down_leaves_no_profiler_behind(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, fail)
+    context, _ = doing(tmp_path, fail)
     with pytest.raises(ZeroDivisionError):
-        ProfileMeter().read(scene)
-    assert attached(scene.runtime) == []
+        ProfileMeter().read(context)
+    assert attached(context.runtime) == []
     assert ProfileMeter().read(multiplying(tmp_path)).values, "and the next one can be profiled"
 
 
@@ -118,16 +118,16 @@ def test_a_request_that_breaks_down_within_a_step_leaves_no_profiler_behind(tmp_
             runtime._place.clock.mark()
         fail()
 
-    scene, _ = doing(tmp_path, mark_and_fail)
-    runtime: Any = scene.runtime
+    context, _ = doing(tmp_path, mark_and_fail)
+    runtime: Any = context.runtime
     with pytest.raises(ZeroDivisionError):
-        ProfileMeter().read(scene)
-    assert attached(scene.runtime) == []
+        ProfileMeter().read(context)
+    assert attached(context.runtime) == []
 
 
 def test_a_request_without_kernels_is_a_reason(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, lambda: None)
-    reading = ProfileMeter().read(scene)
+    context, _ = doing(tmp_path, lambda: None)
+    reading = ProfileMeter().read(context)
     assert set(reading.reasons) == set(ProfileMeter.metrics)
     assert "saw no kernel on the cpu" in reading.reasons["launches_per_step"]
 

@@ -10,7 +10,7 @@ import pytest
 from optigpu.hardware.telemetry import Probes
 from optigpu.meters.telemetry import POINTS, Series, TelemetryMeter
 from tests.drivers.nvml import ask, build
-from tests.engine.scenes import doing, fail, tickers
+from tests.engine.meter_contexts import doing, fail, tickers
 from tests.engine.trees import tree
 
 CPU = "sys__devices__system__cpu__cpu{}__{}"
@@ -49,8 +49,8 @@ def test_the_cpu_s_series_are_in_si_units_and_kept_as_a_file(tmp_path: Path) -> 
         warmer.write_text("80000\n")
         warmer.replace(heat)
 
-    scene, request = doing(tmp_path, get_warmer)
-    reading = TelemetryMeter(window_s=0.5, root=root).read(scene)
+    context, request = doing(tmp_path, get_warmer)
+    reading = TelemetryMeter(window_s=0.5, root=root).read(context)
     facts = reading.facts.model_dump()["recorded"]["telemetry"]
     series = facts["series"]
     assert series["cpu_clock_hz"] == {"least": 3e9, "mean": 3e9, "most": 3e9}
@@ -70,8 +70,8 @@ def test_the_cpu_s_series_are_in_si_units_and_kept_as_a_file(tmp_path: Path) -> 
 def test_what_a_machine_does_not_show_is_null_with_its_reason(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    scene, _ = doing(tmp_path, lambda: None)
-    facts = TelemetryMeter(window_s=0.01, root=root).read(scene).facts.model_dump()["recorded"]["telemetry"]
+    context, _ = doing(tmp_path, lambda: None)
+    facts = TelemetryMeter(window_s=0.01, root=root).read(context).facts.model_dump()["recorded"]["telemetry"]
     assert facts["series"] == {}
     assert set(facts["reasons"]) == {
         "cpu_clock_hz",
@@ -89,8 +89,8 @@ def test_a_sensor_that_vanishes_is_null_from_then_on_and_spares_the_others(tmp_p
         time.sleep(0.3)
         (root / "sys/class/thermal/thermal_zone0/temp").unlink(missing_ok=True)
 
-    scene, _ = doing(tmp_path, unplug)
-    reading = TelemetryMeter(window_s=0.6, root=root).read(scene)
+    context, _ = doing(tmp_path, unplug)
+    reading = TelemetryMeter(window_s=0.6, root=root).read(context)
     document = json.loads(reading.artifacts["telemetry.json"].read_text())
     values = document["series"]["cpu_temperature_c.0.x86_pkg_temp"]
     assert (values[0], values[-1]) == (61.5, None)
@@ -138,7 +138,7 @@ def test_a_gpu_that_cannot_be_asked_leaves_the_host_s_series(library: Path) -> N
 
 
 def test_a_request_that_breaks_down_leaves_no_thread_behind(tmp_path: Path) -> None:
-    scene, _ = doing(tmp_path, fail)
+    context, _ = doing(tmp_path, fail)
     with pytest.raises(ZeroDivisionError):
-        TelemetryMeter(root=tmp_path).read(scene)
+        TelemetryMeter(root=tmp_path).read(context)
     assert tickers() == 0

@@ -19,17 +19,17 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.generate import Generate
-from tests.engine.quality_scenes import (
+from tests.engine.quality_contexts import (
     LENGTH,
     MODEL,
     VOCABULARY,
     Flattened,
     Spoiled,
     Spy,
+    context,
+    context_of,
     exact_model,
     measured,
-    scene,
-    scene_of,
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
@@ -74,7 +74,7 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
-    rounded = QualityMeter().read(scene(tmp_path, technique))
+    rounded = QualityMeter().read(context(tmp_path, technique))
     assert 100 * plain.values["kld_mean"] < rounded.values["kld_mean"] < 1e-3
     assert 0.95 < rounded.values["top1_agreement"] <= 1
 
@@ -123,7 +123,7 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
 def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> None:
     import torch
 
-    make_reference(scene(tmp_path))
+    make_reference(context(tmp_path))
     stored = np.fromfile(tmp_path / FOLDER / "logits.f32", np.float32).reshape(512, VOCABULARY)
     model, expected = exact_model(), []
     for tokens, first in passages_in(tmp_path):
@@ -206,7 +206,7 @@ def test_what_spoils_the_answers_is_an_accuracy_lost(
 ) -> None:
     fp32 = measured(tmp_path, text="hellaswag").values["accuracy"]
     spoiled = runtime_of(MODEL, Spoiled(noise=5.0))
-    found = QualityMeter().read(scene_of(spoiled, tmp_path, text="hellaswag")).values
+    found = QualityMeter().read(context_of(spoiled, tmp_path, text="hellaswag")).values
     assert found["accuracy"] == independent_accuracy(language_dir, trained_model, spoiled.model.double())
     assert found["accuracy"] < fp32
     assert found["accuracy_loss_percent"] == pytest.approx(100 * (1 - found["accuracy"] / fp32))
@@ -233,7 +233,7 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
 def test_the_real_hellaswag_runs(tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
     longer = Generate(prompt_tokens=50, new_tokens=46)
-    there = scene_of(runtime_of(MODEL), tmp_path, longer, text="hellaswag", items=5)
+    there = context_of(runtime_of(MODEL), tmp_path, longer, text="hellaswag", items=5)
     assert make_reference(there).reasons == {}
     reading = QualityMeter().read(there)
     assert reading.facts.model_dump()["quality"]["items"] == 5

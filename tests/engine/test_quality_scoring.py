@@ -13,17 +13,17 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
-from tests.engine.quality_scenes import (
+from tests.engine.quality_contexts import (
     LENGTH,
     MODEL,
     VOCABULARY,
     OwnLoop,
     Spy,
     assert_nothing,
+    context,
+    context_of,
     exact_model,
     measured,
-    scene,
-    scene_of,
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
@@ -85,11 +85,11 @@ def test_whole_passes_serve_few_positions_at_a_time_where_logits_are_many(
 def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 
-    make_reference(scene(tmp_path))
-    compiled = scene(tmp_path, TorchCompile(), Int8WeightOnly())
+    make_reference(context(tmp_path))
+    compiled = context(tmp_path, TorchCompile(), Int8WeightOnly())
     graphs = counters["stats"]["unique_graphs"]
     reading = QualityMeter().read(compiled)
-    plain = QualityMeter().read(scene(tmp_path, Int8WeightOnly()))
+    plain = QualityMeter().read(context(tmp_path, Int8WeightOnly()))
     assert counters["stats"]["unique_graphs"] == graphs
     assert reading.values["kld_mean"] == pytest.approx(plain.values["kld_mean"], rel=0.05)
     assert compiled.request.run()["tokens_per_s"] > 0
@@ -110,8 +110,8 @@ def test_a_loop_that_gives_no_logits_has_no_quality(tmp_path: Path) -> None:
 def test_a_cuda_graph_s_logits_are_copied_before_the_next_step_writes_over_them(tmp_path: Path) -> None:
     stack = resolve((TorchCompile(mode="reduce-overhead"),), "generate")
     plain = DecodingModel(MODEL, (), DeviceKind.CUDA, 0, ignore)
-    assert make_reference(scene_of(plain, tmp_path)).reasons == {}
+    assert make_reference(context_of(plain, tmp_path)).reasons == {}
     graphed = DecodingModel(MODEL, stack, DeviceKind.CUDA, 0, ignore)
-    reading = QualityMeter().read(scene_of(graphed, tmp_path))
+    reading = QualityMeter().read(context_of(graphed, tmp_path))
     assert reading.values["kld_mean"] <= 1e-6
     assert reading.values["top1_agreement"] > 0.99

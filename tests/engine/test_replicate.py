@@ -39,8 +39,8 @@ from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import Frozen, ReplicateError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+from tests.engine.meter_contexts import doing
 from tests.engine.processes import is_alive, wait_until
-from tests.engine.scenes import doing
 
 PROGRAM = (sys.executable, "-m", "optigpu.child.replicate")
 GENERATE = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4}

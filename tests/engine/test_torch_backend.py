@@ -17,7 +17,7 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 from optigpu.workloads.base import Check
-from tests.engine.scenes import doing, generating, multiplying
+from tests.engine.meter_contexts import doing, generating, multiplying
 from tests.engine.tiny_models import FAMILIES, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
@@ -142,9 +142,9 @@ def test_weights_are_counted_by_storage_and_what_is_tied_counts_once() -> None:
 
 
 def test_the_memory_meter_reads_a_model(tmp_path: Path) -> None:
-    scene = generating(tmp_path)
-    runtime: Any = scene.runtime
-    reading = METERS["memory"].read(scene)
+    context = generating(tmp_path)
+    runtime: Any = context.runtime
+    reading = METERS["memory"].read(context)
     count = sum(parameter.numel() for parameter in runtime.decoding.model.parameters())
     assert reading.values["params_total"] == count
     assert reading.values["bytes_per_param"] == pytest.approx(4, rel=0.001), (
@@ -164,7 +164,7 @@ def test_the_hosts_peak_is_that_of_the_request(tmp_path: Path) -> None:
     import torch
 
     small, large = (doing(tmp_path, partial(torch.ones, size))[0] for size in (1, 50_000_000))
-    peaks = [METERS["memory"].read(scene).values["host_peak_bytes"] for scene in (small, large)]
+    peaks = [METERS["memory"].read(context).values["host_peak_bytes"] for context in (small, large)]
     assert peaks[1] - peaks[0] > 150_000_000
 
 

@@ -23,7 +23,7 @@ from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCache
 from optigpu.workloads.quality import PREFILL, Quality
-from tests.engine.quality_scenes import OwnLoop, Spoiled
+from tests.engine.quality_contexts import OwnLoop, Spoiled
 from tests.engine.tiny_models import asked, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir")
@@ -184,25 +184,25 @@ class TestTheMeter:
 
     MODEL = "path:trained"
 
-    def scene(self, folder: Path, *stack: Technique, **options: Any) -> MeterContext:
+    def context(self, folder: Path, *stack: Technique, **options: Any) -> MeterContext:
         runtime, workload = asked(runtime_of(self.MODEL, *stack)), Quality(window=32, batch_size=2)
         request = workload.prepare(runtime)
         request.check()
         return MeterContext(runtime, request, workload, self.MODEL, folder, 0, QualityOptions(**options))
 
     def test_fp32_does_not_diverge_and_spoiled_weights_do(self, tmp_path: Path) -> None:
-        assert make_reference(self.scene(tmp_path)).reasons == {}
+        assert make_reference(self.context(tmp_path)).reasons == {}
         plain, rounded, spoiled = (
-            QualityMeter().read(self.scene(tmp_path, *stack)).values["kld_mean"]
+            QualityMeter().read(self.context(tmp_path, *stack)).values["kld_mean"]
             for stack in ((), (StaticKvCache(), Int8WeightOnly()), (Spoiled(noise=1.0),))
         )
         assert plain <= 1e-6 < rounded < 1e-3 < spoiled
 
     def test_the_meter_s_window_is_at_most_the_workload_s(self, tmp_path: Path) -> None:
-        make_reference(self.scene(tmp_path))
-        facts = QualityMeter().read(self.scene(tmp_path)).facts.model_dump()["quality"]
+        make_reference(self.context(tmp_path))
+        facts = QualityMeter().read(self.context(tmp_path)).facts.model_dump()["quality"]
         assert (facts["window"], facts["batch_size"], facts["positions"]) == (32, 2, 512)
-        reasons = make_reference(self.scene(tmp_path, window=33)).reasons
+        reasons = make_reference(self.context(tmp_path, window=33)).reasons
         assert "quality.window is 33 tokens and the workload decodes 32" in reasons["kld_mean"]
 
     def test_the_workloads_of_a_job_share_the_reference_and_the_window_of_the_first(
@@ -213,10 +213,10 @@ class TestTheMeter:
             runtime = asked(runtime_of(self.MODEL))
             request = workload.prepare(runtime)
             request.check()
-            scene = MeterContext(runtime, request, workload, self.MODEL, tmp_path, 0, QualityOptions())
+            context = MeterContext(runtime, request, workload, self.MODEL, tmp_path, 0, QualityOptions())
             if not found:
-                make_reference(scene)
-            found.append(QualityMeter().read(scene))
+                make_reference(context)
+            found.append(QualityMeter().read(context))
         assert [reading.values["top1_agreement"] for reading in found] == [1, 1]
         assert [reading.facts.model_dump()["quality"]["window"] for reading in found] == [16, 16]
 

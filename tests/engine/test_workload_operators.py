@@ -271,8 +271,10 @@ class TestMemory:
     @staticmethod
     def peak(workload: Workload, folder: Path) -> float:
         runtime = TorchOperatorRuntime(DeviceKind.CPU, seed=0)
-        scene = MeterContext(runtime, workload.prepare(runtime), workload, None, folder, 0, QualityOptions())
-        return MemoryMeter().read(scene).values["peak_bytes"]
+        context = MeterContext(
+            runtime, workload.prepare(runtime), workload, None, folder, 0, QualityOptions()
+        )
+        return MemoryMeter().read(context).values["peak_bytes"]
 
     def test_standard_attention_holds_two_matrices_of_scores_and_fused_none(self, tmp_path: Path) -> None:
         length = 512

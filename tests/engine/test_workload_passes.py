@@ -249,7 +249,7 @@ class TestQuality:
     pytestmark = pytest.mark.usefixtures("squares")
 
     @staticmethod
-    def scene(folder: Path, *stack: Technique, model: str = "path:squares", seed: int = 0) -> MeterContext:
+    def context(folder: Path, *stack: Technique, model: str = "path:squares", seed: int = 0) -> MeterContext:
         runtime = asked_to_pass(image_runtime(model, *stack), folder)
         workload = Classify(batch_size=24)
         return MeterContext(
@@ -257,8 +257,8 @@ class TestQuality:
         )
 
     def measured(self, folder: Path, *stack: Technique) -> Reading:
-        assert make_reference(self.scene(folder)).reasons == {}
-        return QualityMeter().read(self.scene(folder, *stack))
+        assert make_reference(self.context(folder)).reasons == {}
+        return QualityMeter().read(self.context(folder, *stack))
 
     def test_fp32_does_not_diverge_from_itself(self, tmp_path: Path) -> None:
         reading = self.measured(tmp_path)
@@ -273,25 +273,25 @@ class TestQuality:
         assert 0.8 < reading.values["top1_agreement"] <= 1
 
     def test_a_spoiled_model_shows(self, tmp_path: Path) -> None:
-        make_reference(self.scene(tmp_path))
-        spoiled: Any = self.scene(tmp_path)
+        make_reference(self.context(tmp_path))
+        spoiled: Any = self.context(tmp_path)
         spoiled.runtime.passing.model.classifier[1].weight.neg_()
         values = QualityMeter().read(spoiled).values
         assert values["kld_mean"] > 0.05
         assert values["top1_agreement"] < 0.9
 
     def test_another_seed_is_another_reference(self, tmp_path: Path) -> None:
-        make_reference(self.scene(tmp_path))
-        reading = QualityMeter().read(self.scene(tmp_path, seed=1))
+        make_reference(self.context(tmp_path))
+        reading = QualityMeter().read(self.context(tmp_path, seed=1))
         assert "made for other images" in reading.reasons["kld_mean"]
 
     def test_without_a_reference_there_is_a_reason(self, tmp_path: Path) -> None:
-        assert "no fp32 reference" in QualityMeter().read(self.scene(tmp_path)).reasons["kld_mean"]
+        assert "no fp32 reference" in QualityMeter().read(self.context(tmp_path)).reasons["kld_mean"]
 
     def test_random_weights_have_no_quality(self, tmp_path: Path) -> None:
-        scene = self.scene(tmp_path, model="preset:tiny-resnet-test")
-        assert set(make_reference(scene).reasons) == set(QualityMeter.metrics)
-        assert "random weights" in QualityMeter().read(scene).reasons["kld_mean"]
+        context = self.context(tmp_path, model="preset:tiny-resnet-test")
+        assert set(make_reference(context).reasons) == set(QualityMeter.metrics)
+        assert "random weights" in QualityMeter().read(context).reasons["kld_mean"]
 
     def test_the_images_have_the_spectrum_of_photographs(self) -> None:
         setting = ImageSetting(model="m", seed=3, images=4, batch_size=2, shape=(3, 64, 64), classes=10)

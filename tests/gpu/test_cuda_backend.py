@@ -83,10 +83,10 @@ def test_compiled_int8_gives_the_tokens_of_plain_int8(other: Technique | None) -
 def test_the_memory_meter_reads_the_accelerators_peaks(tmp_path: Path) -> None:
     runtime = asked(on_cuda("preset:tiny-llama-test"), tmp_path)
     workload = Generate(prompt_tokens=8, new_tokens=4)
-    scene = MeterContext(
+    context = MeterContext(
         runtime, workload.prepare(runtime), workload, "preset:tiny-llama-test", tmp_path, 0, QualityOptions()
     )
-    reading = METERS["memory"].read(scene)
+    reading = METERS["memory"].read(context)
     assert reading.reasons == {}
     assert (
         reading.values["weight_bytes"] < reading.values["peak_bytes"] <= reading.values["peak_reserved_bytes"]

@@ -54,8 +54,8 @@ def test_every_reading_of_the_driver_is_plausible() -> None:
 
 
 def test_work_draws_more_than_rest(tmp_path: Path) -> None:
-    scene = multiplying(tmp_path)
-    reading = EnergyMeter(window_s=3).read(scene)
+    context = multiplying(tmp_path)
+    reading = EnergyMeter(window_s=3).read(context)
     assert reading.reasons == {
         "j_per_token": "matmul generates no tokens",
         "j_per_image": "matmul classifies no images",
@@ -80,13 +80,13 @@ def test_telemetry_sees_the_gpu(tmp_path: Path) -> None:
 
 
 def test_the_profile_counts_kernels_of_the_gpu(tmp_path: Path) -> None:
-    scene = generating(tmp_path)
-    reading = ProfileMeter().read(scene)
+    context = generating(tmp_path)
+    reading = ProfileMeter().read(context)
     assert reading.values["launches_per_step"] > 14
     profile = reading.facts.model_dump()["recorded"]["profile"]
     assert profile["unknown_share"] < 0.2
     assert not any(row["name"].startswith("aten::") for row in profile["table"])
-    runtime: Any = scene.runtime
+    runtime: Any = context.runtime
     assert isinstance(runtime.decoding.clock, CudaClock)
 
 
@@ -104,9 +104,9 @@ def test_an_allocation_within_a_request_is_in_the_accelerator_s_peak(tmp_path: P
             torch.empty(held, dtype=torch.uint8, device="cuda")
             return {}
 
-    scene = replace(multiplying(tmp_path, size=64), request=Holding())  # type: ignore[arg-type]
+    context = replace(multiplying(tmp_path, size=64), request=Holding())  # type: ignore[arg-type]
     before = torch.cuda.memory_allocated()
-    values = MemoryMeter().read(scene).values
+    values = MemoryMeter().read(context).values
     assert values["peak_bytes"] == before + held
     assert values["peak_reserved_bytes"] >= values["peak_bytes"]
 

@@ -139,10 +139,10 @@ def test_standard_attention_takes_memory_with_the_square_of_the_length(tmp_path:
             lengths=(length,), implementations=(implementation,), dtype="bfloat16"
         ).expand()
         runtime = bare()
-        scene = MeterContext(
+        context = MeterContext(
             runtime, workload.prepare(runtime), workload, None, tmp_path, 0, QualityOptions()
         )
-        return MemoryMeter().read(scene).values["peak_bytes"]
+        return MemoryMeter().read(context).values["peak_bytes"]
 
     assert peak("standard", 4096) / peak("standard", 1024) > 8
     assert peak("fused", 4096) < peak("standard", 4096) / 4

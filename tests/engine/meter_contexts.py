@@ -53,7 +53,7 @@ def doing(
 ) -> tuple[MeterContext, Doing]:
     """A request of the test's own on a CPU, under the name of a workload."""
     request = Doing(work)
-    scene = MeterContext(
+    context = MeterContext(
         runtime=TorchOperatorRuntime(DeviceKind.CPU, seed=0),
         request=cast(Request, request),
         workload=workload or Matmul(sizes=(8,)),
@@ -62,7 +62,7 @@ def doing(
         seed=0,
         quality=QualityOptions(),
     )
-    return scene, request
+    return context, request
 
 
 def fail() -> None:

@@ -1,4 +1,4 @@
-"""Scenes for the quality meter: the small trained model with a stack, and techniques that harm it on purpose."""
+"""Contexts for the quality meter: the small trained model with a stack, and techniques that harm it on purpose."""
 
 import math
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ class ScoringLoop:
             yield torch.zeros(tokens.shape[0], VOCABULARY)
 
 
-def scene_of(
+def context_of(
     applied: DecodingModel,
     folder: Path,
     workload: Generate = WORKLOAD,
@@ -119,15 +119,15 @@ def scene_of(
     return MeterContext(runtime, request, workload, model, folder, 0, QualityOptions(**options))
 
 
-def scene(folder: Path, *stack: Technique, **options: Any) -> MeterContext:
+def context(folder: Path, *stack: Technique, **options: Any) -> MeterContext:
     """The trained model with that stack, and the usual workload."""
-    return scene_of(runtime_of(MODEL, *stack), folder, **options)
+    return context_of(runtime_of(MODEL, *stack), folder, **options)
 
 
 def measured(folder: Path, *stack: Technique, **options: Any) -> Reading:
     """A reference, and a variant with that stack compared with it."""
-    assert make_reference(scene(folder, **options)).reasons == {}
-    return QualityMeter().read(scene(folder, *stack, **options))
+    assert make_reference(context(folder, **options)).reasons == {}
+    return QualityMeter().read(context(folder, *stack, **options))
 
 
 def exact_model() -> Any:
