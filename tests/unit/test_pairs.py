@@ -6,7 +6,7 @@ from tests.engine.pairs import pairwise
 
 
 def test_any_two_values_meet_in_fewer_rows_than_all() -> None:
-    lists = [["a", "b", "c", "d"], [1, 2, 3], [True, False]]
+    lists: list[list[object]] = [["a", "b", "c", "d"], [1, 2, 3], [True, False]]
     rows = pairwise(*lists)
     for first in range(3):
         for second in range(first + 1, 3):
