@@ -89,7 +89,7 @@ def test_it_generates_or_says_why_not(name: str, shape: str) -> None:
     assert bool(runtime.logits(prompt(1)).isfinite().all())
 
 
-@pytest.mark.parametrize("name", map(marked, names_for("prefill")))
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("prefill")])
 def test_it_prefills_or_says_why_not(name: str) -> None:
     technique: Any = TECHNIQUES[name](name=name)
     shape = "llama" if refusal(name, "gpt2") and not refusal(name, "llama") else "gpt2"
@@ -104,7 +104,7 @@ def test_it_prefills_or_says_why_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", IMAGES)
-@pytest.mark.parametrize("name", map(marked, names_for("classify")))
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("classify")])
 def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     import torch
 
