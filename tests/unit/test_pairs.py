@@ -1,12 +1,13 @@
 """What stands for a full product of parameters in the engine's tests."""
 
 from itertools import product
+from typing import Any
 
 from tests.engine.pairs import pairwise
 
 
 def test_any_two_values_meet_in_fewer_rows_than_all() -> None:
-    lists: list[list[object]] = [["a", "b", "c", "d"], [1, 2, 3], [True, False]]
+    lists: list[list[Any]] = [["a", "b", "c", "d"], [1, 2, 3], [True, False]]
     rows = pairwise(*lists)
     for first in range(3):
         for second in range(first + 1, 3):
