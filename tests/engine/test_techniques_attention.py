@@ -79,6 +79,7 @@ def test_a_request_leaves_the_choice_of_kernels_as_it_was() -> None:
     assert allowed() == before
 
 
+@pytest.mark.slow
 def test_code_that_was_compiled_for_one_kernel_is_not_taken_for_another() -> None:
     """torch's own cache would: its key does not hold which kernels were allowed."""
     import torch
@@ -98,6 +99,7 @@ def test_code_that_was_compiled_for_one_kernel_is_not_taken_for_another() -> Non
     assert ran == [[FLASH], [], [FLASH]]
 
 
+@pytest.mark.slow
 def test_a_compiled_step_runs_the_kernel_that_was_asked_for() -> None:
     runtime = runtime_of("path:gpt2", FusedAttention(kernel="math"), TorchCompile())
     runtime.observe(prompt())

@@ -94,6 +94,7 @@ def test_without_its_technique_a_packed_model_is_the_widened_one(
     assert {type(layer).__name__ for layer in linear_layers(runtime.model).values()} == {"Linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
 def test_a_packed_model_may_compute_in_bfloat16_and_in_a_compiled_graph(
     layout: str, written: dict[tuple[str, str], Any]

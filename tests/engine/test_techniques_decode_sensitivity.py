@@ -18,6 +18,7 @@ from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_mode
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
+@pytest.mark.slow
 def test_more_bytes_go_where_the_divergence_is_largest() -> None:
     plain = runtime_of("bundled:tiny")
     tokens = plain.sample(8, 96)

@@ -139,6 +139,7 @@ def test_matrices_are_merged_before_they_are_quantized(family: str) -> None:
     assert_right(runtime, reference, "float32")
 
 
+@pytest.mark.slow
 def test_a_compiled_step_gives_the_logits_of_its_weights() -> None:
     reference = in_float64(rounded(runtime_of("path:gpt2").model, solved(Int4Scheme())))
     runtime = runtime_of("path:gpt2", Int4WeightOnly(), TorchCompile())

@@ -275,9 +275,9 @@ def test_cpu_offload_is_for_gpus_and_only_when_it_is_asked_for() -> None:
     [
         ("autocast", "converted copy"),
         ("int8_dynamic", "loaded on the CPU"),
-        ("torch_compile", "where its weights lie"),
+        ("torch_compile", "weights that stay in place"),
         ("int8_weight_only", "loaded on the CPU"),
-        ("grad_enabled", "in their place"),
+        ("grad_enabled", "gradients need weights that stay in place"),
     ],
 )
 def test_what_needs_weights_that_stay_says_why(other: str, reason: str) -> None:

@@ -138,6 +138,7 @@ def test_tensors_that_overlap_are_refused() -> None:
         save("key", {"one": whole[:60], "other": whole[40:]}, {})
 
 
+@pytest.mark.slow
 def test_the_same_model_has_the_same_key_also_in_another_process() -> None:
     dtypes = ("float32", "bfloat16")
     keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
@@ -477,6 +478,7 @@ def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.Monke
     assert names_in(folder) == {"a.safetensors"}
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_the_same_do_no_harm(folder: Path) -> None:
     code = f"""
 import torch
