@@ -188,62 +188,74 @@ class Metric(NamedTuple):
 
 
 METRICS: dict[str, Metric] = {
-    "tokens_per_s": Metric("1/s", Better.HIGHER, "decoded tokens per second, after the first token"),
+    "tokens_per_s": Metric("1/s", Better.HIGHER, "tokens decoded per second, after the first token"),
     "requests_per_s": Metric("1/s", Better.HIGHER, "whole requests per second"),
     "prefill_tokens_per_s": Metric(
         "1/s", Better.HIGHER, "prompt tokens per second, up to the first new token"
     ),
     "scored_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens of a given text predicted per second"),
     "images_per_s": Metric("1/s", Better.HIGHER, "classified images per second"),
-    "ttft_s": Metric("s", Better.LOWER, "time to first token: prefill and the first decode"),
+    "ttft_s": Metric(
+        "s", Better.LOWER, "time to first token: from the request's start until its first token is chosen"
+    ),
     "tpot_s": Metric("s", Better.LOWER, "time per output token after the first"),
     "latency_s": Metric("s", Better.LOWER, "one whole request or operation, end to end"),
     "tflops": Metric("TFLOP/s", Better.HIGHER, "floating-point operations per second"),
-    "gb_per_s": Metric(
-        "GB/s", Better.HIGHER, "bytes per second that an operation reads and writes at the least"
-    ),
+    "gb_per_s": Metric("GB/s", Better.HIGHER, "bytes that an operation has to read and write, per second"),
     "peak_bytes": Metric(
-        "B", Better.LOWER, "peak allocated on the accelerator; of a single operator on a CPU, by its tensors"
+        "B",
+        Better.LOWER,
+        "peak memory allocated on the accelerator; for an operator on a CPU, peak bytes of its tensors",
     ),
-    "peak_reserved_bytes": Metric("B", Better.LOWER, "peak reserved on the accelerator by the allocator"),
-    "weight_bytes": Metric("B", Better.LOWER, "unique storages of parameters and buffers"),
-    "host_peak_bytes": Metric("B", Better.LOWER, "peak resident set of the measuring process"),
-    "params_total": Metric("1", Better.LOWER, "number of weights of the model, counted before the stack"),
-    "bytes_per_param": Metric("B", Better.LOWER, "weight bytes per weight of the model"),
-    "energy_j": Metric("J", Better.LOWER, "energy of one request above the idle device"),
-    "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle included"),
-    "j_per_token": Metric("J", Better.LOWER, "energy above idle for each generated token"),
-    "j_per_image": Metric("J", Better.LOWER, "energy above idle for each classified image"),
+    "peak_reserved_bytes": Metric(
+        "B", Better.LOWER, "peak memory that the allocator reserved on the accelerator"
+    ),
+    "weight_bytes": Metric(
+        "B", Better.LOWER, "bytes of parameters and buffers; what several share counts once"
+    ),
+    "host_peak_bytes": Metric("B", Better.LOWER, "peak resident memory of the measuring process"),
+    "params_total": Metric("1", Better.LOWER, "number of the model's weights, before the stack is applied"),
+    "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),
+    "energy_j": Metric("J", Better.LOWER, "energy of one request above that of the idle device"),
+    "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle power included"),
+    "j_per_token": Metric("J", Better.LOWER, "energy above idle per generated token"),
+    "j_per_image": Metric("J", Better.LOWER, "energy above idle per classified image"),
     "gpu_utilization": Metric("1", Better.HIGHER, "share of time in which a kernel ran on the GPU"),
     "kld_mean": Metric(
         "nat",
         Better.LOWER,
-        "mean divergence of the distribution of the next token, or of an image's class, from fp32's",
+        "mean Kullback-Leibler divergence from fp32's distribution of the next token, or of an image's class",
     ),
-    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of that divergence over positions or images"),
+    "kld_p99": Metric("nat", Better.LOWER, "99th percentile of the divergence over positions or images"),
     "top1_agreement": Metric(
-        "1", Better.HIGHER, "share of positions (images) whose most likely token (class) is fp32's"
+        "1",
+        Better.HIGHER,
+        "share of positions (images) where the most likely token (class) is the same as fp32's",
     ),
     "perplexity": Metric(
         "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
     ),
     "perplexity_delta": Metric("1", Better.LOWER, "perplexity minus that of the fp32 model on the same text"),
-    "accuracy": Metric("1", Better.HIGHER, "share of a multiple-choice test's items answered rightly"),
-    "accuracy_loss_percent": Metric(
-        "%", Better.LOWER, "accuracy lost against the fp32 model, in percent of it"
-    ),
+    "accuracy": Metric("1", Better.HIGHER, "share of a multiple-choice test's items answered correctly"),
+    "accuracy_loss_percent": Metric("%", Better.LOWER, "accuracy lost, in percent of the fp32 model's"),
     "mbu": Metric(
-        "1", Better.HIGHER, "share of the measured memory bandwidth that the model's own bytes use"
+        "1",
+        Better.HIGHER,
+        "model bandwidth utilization: share of the measured memory bandwidth that the model's own bytes use",
     ),
     "mfu": Metric(
-        "1", Better.HIGHER, "share of the measured matrix rate that the model's own operations use"
+        "1",
+        Better.HIGHER,
+        "model FLOPs utilization: share of the measured matrix-product rate that the model's own operations use",
     ),
-    "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows"),
+    "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows the variant to be"),
     "memory_bound_share": Metric("1", Better.LOWER, "share of kernel time in memory-bound kernels"),
     "compute_bound_share": Metric("1", Better.HIGHER, "share of kernel time in compute-bound kernels"),
-    "launches_per_step": Metric("1", Better.LOWER, "kernels (on a CPU operators) that run for a decode step"),
-    "compile_s": Metric("s", Better.LOWER, "time that the first requests took beyond a steady one"),
-    "load_s": Metric("s", Better.LOWER, "creating or reading the model and applying the stack"),
+    "launches_per_step": Metric(
+        "1", Better.LOWER, "kernels (on a CPU: operators) that run for one decode step"
+    ),
+    "compile_s": Metric("s", Better.LOWER, "extra time of the first requests, compared with a steady one"),
+    "load_s": Metric("s", Better.LOWER, "time to create or read the model and to apply the stack"),
 }
 """Every metric name with its unit and direction."""
 
@@ -262,11 +274,11 @@ def is_id(text: str) -> bool:
 
 
 def utc_now() -> datetime:
-    """The present moment, aware, in UTC."""
+    """The current time in UTC, with its time zone."""
     return datetime.now(UTC)
 
 
-def canonical_json(document: Any) -> str:
+def canonical_json(document: object) -> str:
     """The one JSON text of a document: sorted keys, no spaces; what digests are taken of.
 
     Raises DocumentError for NaN, infinity, or a NUL character, which not every database can hold.
@@ -275,14 +287,14 @@ def canonical_json(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def check_document(document: Any, path: str = "$") -> None:
+def check_document(document: object, path: str = "$") -> None:
     """Refuses what JSON or PostgreSQL cannot hold.
 
     Raises DocumentError that names the place of a NaN, an infinity, a NUL character or a lone surrogate.
     """
     if isinstance(document, float) and not math.isfinite(document):
         raise DocumentError(
-            f"{path} is {document}; store null and a reason instead of a number that is none."
+            f"{path} is {document}, which is not valid JSON; store null and the reason instead."
         )
     if isinstance(document, str):
         _check_text(document, path)
@@ -297,8 +309,8 @@ def check_document(document: Any, path: str = "$") -> None:
 
 def _check_text(text: str, path: str) -> None:
     if "\x00" in text:
-        raise DocumentError(f"{path} holds a NUL character; remove it.")
+        raise DocumentError(f"{path} contains a NUL character; remove it.")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DocumentError(f"{path} holds half of a surrogate pair; remove it.") from None
+        raise DocumentError(f"{path} contains an unpaired surrogate; remove it.") from None

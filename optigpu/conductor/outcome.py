@@ -110,9 +110,9 @@ def _of_meter(readings: Sequence[Metered]) -> list[Measurement]:
 
 
 def _once(name: str, values: Sequence[float | None], reason: str | None) -> Measurement:
-    """What a process has once. A number that not every replicate has is no number of the variant."""
+    """What a process has once. The variant has it only where every replicate does."""
     if None in values:
-        return Measurement(name=name, reason=reason or "Not every replicate gave it.")
+        return Measurement(name=name, reason=reason or "Not every replicate measured it.")
     samples: Samples = tuple((value,) for value in values if value is not None)
     return Measurement(name=name, samples=samples)
 

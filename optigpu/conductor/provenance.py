@@ -9,7 +9,7 @@ NO_QUALITY = "Quality was not measured."
 MADE_IMAGES = "Quality was measured on images that were made from the seed; facts.quality.of says how."
 OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its hash."
 NO_CHECKOUT = (
-    "The code runs from no checkout that git can read, and OPTIGPU_REVISION does not say its commit."
+    "The commit is not known: the code runs outside a git checkout, and OPTIGPU_REVISION is not set."
 )
 
 

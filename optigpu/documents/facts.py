@@ -3,10 +3,12 @@
 A field that code reads is typed here. What a technique or a meter notes for people alone is in `recorded`.
 """
 
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from optigpu.documents.roofline import RooflineFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
@@ -118,6 +120,29 @@ class MeterFacts(Frozen):
     # What is noted for people, by name; no code reads it.
     recorded: dict[str, JsonValue] = Field(default_factory=dict)
 
+    @field_validator("recorded", mode="before")
+    @classmethod
+    def _plain(cls, notes: Mapping[str, object]) -> JsonValue:
+        return plain(notes)
+
+
+def plain(note: object) -> JsonValue:
+    """A note as plain JSON: tuples and sets as lists, and as text what JSON has no word for (NaN, a dtype).
+
+    A note that only people read must never cost the measurement that it is about.
+    """
+    if note is None or isinstance(note, bool):
+        return note
+    if isinstance(note, Mapping):
+        return {str(name): plain(value) for name, value in note.items()}
+    if isinstance(note, (list, tuple, set, frozenset)):
+        return [plain(value) for value in note]
+    if isinstance(note, Integral):
+        return int(note)
+    if isinstance(note, Real) and math.isfinite(note):
+        return float(note)
+    return str(note)
+
 
 class WarmUpFacts(Frozen):
     """How one process warmed up: requests before the first timed one, and whether the last of them agreed."""
@@ -197,7 +222,7 @@ class RunFacts(MeterFacts):
         """Facts from notes by name: a field's own name fills that field, and every other name goes into `recorded`.
 
         A field of EXPLAINED that nothing fills gets the reason `unknown`, unless the notes' own `reasons` have one.
-        Raises ValidationError when a field's note has another type, and for a note that is not plain JSON.
+        Raises ValidationError when a field's note has another type.
         """
         known = {name: value for name, value in noted.items() if name in cls.model_fields}
         others = {name: value for name, value in noted.items() if name not in known}

@@ -37,9 +37,9 @@ class Measurement(Frozen):
     @model_validator(mode="after")
     def _known_and_explained(self) -> Self:
         if self.name not in METRICS:
-            raise ValueError(f"{self.name!r} is no metric; the metrics are {', '.join(METRICS)}")
+            raise ValueError(f"There is no metric {self.name!r}; the metrics are {', '.join(METRICS)}")
         if not any(self.samples) and self.reason is None:
-            raise ValueError(f"{self.name} has no samples and no reason why")
+            raise ValueError(f"{self.name} needs samples, or the reason why there are none")
         return self
 
 
@@ -107,7 +107,7 @@ class Verdict(Frozen):
     @model_validator(mode="after")
     def _valid_means_no_reasons(self) -> Self:
         if self.valid == bool(self.reasons):
-            raise ValueError("a verdict is valid exactly when it has no reasons")
+            raise ValueError("a valid verdict has no reasons, and one that is not valid needs at least one")
         return self
 
 
@@ -240,7 +240,7 @@ class Provenance(Frozen):
         fields = ("model_revision", "weight_hash", "dataset_hash", "git_revision")
         silent = [name for name in fields if getattr(self, name) is None and name not in self.reasons]
         if silent:
-            raise ValueError(f"{', '.join(silent)} without a value and without a reason why")
+            raise ValueError(f"{', '.join(silent)} needs a value, or the reason why there is none")
         return self
 
 
@@ -282,7 +282,7 @@ class Outcome(Frozen):
     @model_validator(mode="after")
     def _result_or_reason(self) -> Self:
         if (self.result is None) == (self.reason is None):
-            raise ValueError("an outcome has either a result or a reason")
+            raise ValueError("an outcome needs either a result or a reason, and not both")
         return self
 
 

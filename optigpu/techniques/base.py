@@ -116,11 +116,15 @@ class CacheOptions:
 
 @dataclass
 class Notes:
-    """What techniques and the backend record while they work; becomes `Result.facts`."""
+    """What techniques, the workload and the backend record while they work, by name.
+
+    A name that RunFacts has as a field becomes that field of the result's facts; every other is kept for people, in
+    `recorded`.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def record(self, **facts: Any) -> None:
+    def record(self, **facts: object) -> None:
         """Adds facts; a later one of the same name replaces the earlier."""
         self.facts.update(facts)
 

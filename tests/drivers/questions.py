@@ -63,7 +63,12 @@ def metered(name: str) -> dict[str, Any]:
     reading: Reading = METERS[name].read(context)
     artifacts = {kept: json.loads(path.read_text()) for kept, path in reading.artifacts.items()}
     threads = [thread.name for thread in threading.enumerate()]
-    return vars(reading) | {"artifacts": artifacts, "runs": request.runs, "threads": threads}
+    return vars(reading) | {
+        "facts": reading.facts.model_dump(),
+        "artifacts": artifacts,
+        "runs": request.runs,
+        "threads": threads,
+    }
 
 
 def readings() -> dict[str, Any]:

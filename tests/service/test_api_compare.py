@@ -13,6 +13,7 @@ import pytest
 from optigpu.client import Client
 from optigpu.documents.result import MetricSummary, Result
 from optigpu.documents.views import Comparison, Decision
+from optigpu.store.tables import ResultRow
 from optigpu.vocabulary import ServiceError, new_id
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served
@@ -61,6 +62,19 @@ def test_a_faster_variant_is_better_and_the_other_way_round_worse(compared: Serv
 def test_the_same_result_twice_is_equivalent_only_when_its_processes_agree(compared: Served) -> None:
     speed = get(compared, SLOW, SLOW).json()["metrics"]["tokens_per_s"]
     assert (speed["ratio"], speed["decision"]) == (1.0, "undecided")
+
+
+def test_what_version_1_stored_is_shown_as_it_was_and_compared(compared: Served) -> None:
+    quality = {"quality": {"text": "self", "tokens_sha256": "a" * 64}}
+    older = {"schema_version": 1, "details": {"decode_loop": "transformers generate"} | quality}
+    with compared.database.write() as session:
+        row = session.get_one(ResultRow, SLOW.id)
+        row.document = {name: value for name, value in row.document.items() if name != "facts"} | older
+    shown = compared.client.get(f"/v1/results/{SLOW.id}").json()
+    assert (shown["schema_version"], shown["details"]) == (1, older["details"])
+    answer = get(compared, SLOW, FAST)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["metrics"]["tokens_per_s"]["decision"] == "better"
 
 
 @pytest.mark.parametrize(("other", "word"), [(ELSEWHERE, "hardware"), (OTHER, "workloads")])

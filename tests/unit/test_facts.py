@@ -1,5 +1,8 @@
 """What a result says of how its variant ran: typed where code reads it, with a reason where nothing is known."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -13,6 +16,7 @@ from optigpu.documents.facts import (
     RunFacts,
     WeightFacts,
 )
+from optigpu.documents.roofline import Bound
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 
 DECODER = ModelFacts("gpt2", 64, 2, 4, 4, 100, 128, True, 16, 256, False, 64)
@@ -33,11 +37,29 @@ def test_what_nobody_noted_has_a_reason() -> None:
     assert RunFacts.gathered({}, unknown=NO_MODEL).why_null("weights") == NO_MODEL
 
 
-def test_a_note_of_another_type_or_no_json_is_refused() -> None:
+def test_a_field_s_note_of_another_type_is_refused() -> None:
     with pytest.raises(ValidationError, match="threads"):
         RunFacts.gathered({"threads": "many"})
-    with pytest.raises(ValidationError, match="layers"):
-        RunFacts.gathered({"layers": object()})
+
+
+@pytest.mark.parametrize(
+    ("note", "kept"),
+    [
+        ((1, (2.5, None)), [1, [2.5, None]]),
+        ({1: {"a": True}}, {"1": {"a": True}}),
+        (float("nan"), "nan"),
+        ([float("-inf")], ["-inf"]),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (Bound.MEMORY, "memory"),
+        (Path("a") / "b", "a/b"),
+    ],
+)
+def test_a_note_for_people_never_costs_the_measurement(note: object, kept: object) -> None:
+    facts = RunFacts.gathered({"note": note})
+    assert facts.recorded == {"note": kept}
+    assert RunFacts.model_validate_json(facts.model_dump_json()) == facts
+    assert MeterFacts.model_validate({"recorded": {"note": note}}).recorded == {"note": kept}
 
 
 @pytest.mark.parametrize("footprint", [Footprint(DECODER, 10, 2), ImageFootprint(IMAGES, 10, 99, 3072)])

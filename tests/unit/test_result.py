@@ -13,19 +13,19 @@ def test_a_measurement_has_samples_or_a_reason() -> None:
     assert Measurement(name="load_s", samples=((1.0,), ())).unit == "s"
     assert Measurement(name="load_s", reason="nothing was loaded").samples == ()
     for empty in ((), ((),), ((), ())):
-        with pytest.raises(ValidationError, match="no samples and no reason"):
+        with pytest.raises(ValidationError, match="needs samples, or the reason"):
             Measurement(name="load_s", samples=empty)
 
 
 def test_a_measurement_has_a_known_name() -> None:
-    with pytest.raises(ValidationError, match=r"'speed' is no metric.*tokens_per_s"):
+    with pytest.raises(ValidationError, match=r"no metric 'speed'.*tokens_per_s"):
         Measurement(name="speed", samples=((1.0,),))
 
 
 def test_a_verdict_is_valid_exactly_when_nothing_speaks_against_it() -> None:
     assert Verdict(valid=True).reasons == ()
     for valid, reasons in ((True, (VerdictReason.OUTPUT_INVALID,)), (False, ())):
-        with pytest.raises(ValidationError, match="exactly when"):
+        with pytest.raises(ValidationError, match="no reasons"):
             Verdict(valid=valid, reasons=reasons)
 
 

@@ -72,7 +72,7 @@ def test_data_holds_no_number_that_is_none(number: Any) -> None:
         ([float("-inf")], r"\$\[0\]"),
         ({"a": "x\x00"}, r"\$\.a"),
         ({"a\x00": 1}, r"\$ \(a key\)"),
-        ("\ud800", r"\$ holds half"),
+        ("\ud800", r"\$ contains an unpaired"),
     ],
 )
 def test_what_a_database_cannot_hold_is_named_by_its_place(document: Any, place: str) -> None:

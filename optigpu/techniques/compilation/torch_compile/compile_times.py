@@ -32,7 +32,7 @@ class CompileTimes:
         return CompileTimes(*(vars(self)[name] - vars(earlier)[name] for name in vars(self)))
 
     def facts(self) -> dict[str, Any]:
-        """For a result's details. These seconds are part of `compile_s` and of no request that is timed."""
+        """For a result's facts. These seconds are part of `compile_s` and of no request that is timed."""
         return {
             "compiled_graphs": self.graphs,
             "graph_breaks": self.breaks,

@@ -26,7 +26,7 @@ class Tally:
     accepted: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """For a result's details."""
+        """For a result's facts."""
         return {
             "acceptance_rate": self.accepted / self.guessed if self.guessed else None,
             "tokens_per_pass": self.tokens / self.passes if self.passes else None,
