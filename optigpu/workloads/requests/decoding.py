@@ -61,7 +61,9 @@ class DecodingRequest:
         logits, how = self._logits(np.concatenate([self._prompt, generation.tokens[:, :-1]], axis=1))
         wrong = int((~np.isfinite(logits)).sum())
         if wrong:
-            return Check(request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how)
+            return Check(
+                request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how
+            )
         return Check(request_s, details=how)
 
     def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
