@@ -14,9 +14,10 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
+from optigpu.documents.shapes import ImageFacts
 from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
-from optigpu.models.facts import ImageFacts, known_facts
+from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
