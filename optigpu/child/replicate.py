@@ -33,13 +33,14 @@ from optigpu.child.messages import (
     RunRound,
 )
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, Reading
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
-from optigpu.models.facts import Facts, ModelFacts, known_facts
+from optigpu.models.facts import Facts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError

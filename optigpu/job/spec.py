@@ -14,9 +14,10 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
+from optigpu.documents.shapes import ImageFacts
 from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
-from optigpu.models.facts import ImageFacts, known_facts
+from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
@@ -182,9 +183,7 @@ class JobSpec(Frozen):
         _as_value_error(_check_target, self)
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
-        for backend, stack in ((self.backend, self.stack), *((e.backend, e.stack) for e in self.beside)):
-            _as_value_error(_check_stack, self, stack)
-            _as_value_error(_check_backend, self, backend, stack)
+        _as_value_error(_check_stacks, self)
         _as_value_error(_check_gates, self)
         return self
 
@@ -252,6 +251,18 @@ def _check_gates(spec: JobSpec) -> None:
         )
     if "quality" not in spec.measure.meters:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
+
+
+def _check_stacks(spec: JobSpec) -> None:
+    """The job's own stack and those beside it, whose errors begin with their place in the list."""
+    _check_stack(spec, spec.stack)
+    _check_backend(spec, spec.backend, spec.stack)
+    for index, each in enumerate(spec.beside):
+        try:
+            _check_stack(spec, each.stack)
+            _check_backend(spec, each.backend, each.stack)
+        except SpecError as error:
+            raise SpecError(f"beside.{index}.{error}") from error
 
 
 def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:

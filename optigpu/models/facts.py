@@ -9,17 +9,6 @@ from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 
-__all__ = [
-    "Facts",
-    "ImageFacts",
-    "ModelFacts",
-    "block_shapes",
-    "facts_from_config",
-    "facts_of",
-    "image_facts_from_config",
-    "known_facts",
-]
-
 Facts = ModelFacts | ImageFacts
 _USUAL_SIZE = 224
 """He et al., Deep Residual Learning, 2015: the crops that ImageNet's classifiers are trained on ever since."""

@@ -81,6 +81,20 @@ class ConfigKeys:
 
 
 @dataclass(frozen=True)
+class GgufFamily:
+    """How llama.cpp's file format has a family.
+
+    `architecture` is its name there. `epsilon` is what transformers' configuration calls the number that its norms add
+    to the variance. `rotates_neighbours`: llama.cpp rotates neighbouring rows of a head's queries and keys as a pair,
+    where transformers rotates a row of the first half with one of the second.
+    """
+
+    architecture: str
+    epsilon: str
+    rotates_neighbours: bool = False
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """One family. `name` is transformers' model_type, `title` what people call it.
 
@@ -88,7 +102,7 @@ class ModelFamily:
     transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights lie
     as [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`:
     an image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
-    GPTQModel's AWQ scales it correctly, None for any.
+    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family.
     """
 
     name: str
@@ -102,6 +116,7 @@ class ModelFamily:
     needs_mask: bool = False
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
+    gguf: GgufFamily | None = None
 
     @property
     def mlp(self) -> Mlp | None:
@@ -118,7 +133,11 @@ _THREE = ("q_proj", "k_proj", "v_proj")
 
 
 def _like_llama(
-    name: str, title: str, prefix: str, window_in: Literal["config", "attention"] | None = None
+    name: str,
+    title: str,
+    prefix: str,
+    window_in: Literal["config", "attention"] | None = None,
+    gguf: GgufFamily | None = None,
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return ModelFamily(
@@ -129,6 +148,7 @@ def _like_llama(
         attention=Attention(f"{prefix}Attention", "self_attn", _THREE, "o_proj", window_in),
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
+        gguf=gguf,
     )
 
 
@@ -186,6 +206,7 @@ _GPT2 = ModelFamily(
         defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
     ),
     conv1d=True,
+    gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
 )
 _OPT = ModelFamily(
     "opt",
@@ -233,7 +254,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         for family in (
             _GPT2,
             _OPT,
-            _like_llama("llama", "Llama", "Llama"),
+            _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
             _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
             _blocks_like_llama("phi3", "Phi-3", "Phi3"),

@@ -6,7 +6,7 @@ Read when a job is posted as well: imports no torch.
 from typing import TYPE_CHECKING
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, Decoder, NormKind, family_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 

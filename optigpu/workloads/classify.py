@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import ImageRuntime
-from optigpu.models.facts import ImageFacts
+from optigpu.documents.shapes import ImageFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.passes import PassRequest

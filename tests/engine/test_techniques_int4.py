@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from optigpu.backends.torch.applied import DecodingModel
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware import probe
-from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.models.facts import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.documents.shapes import Footprint
-from optigpu.models.facts import ImageFacts, ModelFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ModelFacts
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops

@@ -11,9 +11,9 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.roofline import Bound, RooflineFacts
-from optigpu.documents.shapes import Footprint, ImageFootprint
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.catalog import find
-from optigpu.models.facts import ImageFacts, facts_of, known_facts
+from optigpu.models.facts import facts_of, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
 from optigpu.roofline.roofs import LAUNCH, NO_PEAKS

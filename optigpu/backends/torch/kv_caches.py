@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from optigpu.backends.torch.int8_cache import int8_token_bytes
 from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 

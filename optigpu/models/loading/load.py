@@ -20,8 +20,9 @@ from transformers import (
 )
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
+from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.facts import ImageFacts, ModelFacts, block_shapes, image_facts_from_config
+from optigpu.models.facts import block_shapes, image_facts_from_config
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of

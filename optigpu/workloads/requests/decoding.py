@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from optigpu.backends.runtime import DecodingRuntime, Ids, Logits
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
 

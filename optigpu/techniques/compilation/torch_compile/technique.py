@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

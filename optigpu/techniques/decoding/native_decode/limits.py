@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, Attention, Decoder, Mlp, ModelFamily, family_of
 from optigpu.ops.decode.program import MOST_HEAD_SIZE
 

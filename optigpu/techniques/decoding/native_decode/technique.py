@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.techniques.base import ON_TEXT, Choice, Forward, Loop, Notes, Phase, Technique
 from optigpu.techniques.decoding.native_decode.limits import known_refusal
