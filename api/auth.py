@@ -14,7 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.keys import KeyInfo, Scope
@@ -61,12 +61,12 @@ def caller(request: Request, service: ServiceDep, credentials: Credentials) -> C
     return Caller(key)
 
 
-def needs_key(settings: Settings, database: Database) -> bool:
+def needs_key(settings: ServiceSettings, database: Database) -> bool:
     """Whether a call without a key is refused."""
     return not settings.on_loopback or has_key(settings, database)
 
 
-def has_key(settings: Settings, database: Database) -> bool:
+def has_key(settings: ServiceSettings, database: Database) -> bool:
     """Whether there is a key: one that the environment names, or one in the database."""
     if settings.api_key is not None:
         return True
@@ -88,7 +88,7 @@ def _known(service: Service, plain: str) -> KeyInfo | None:
     return key
 
 
-def _is_from_environment(plain: str, settings: Settings) -> bool:
+def _is_from_environment(plain: str, settings: ServiceSettings) -> bool:
     """Whether this is the first key, which is entered when it is first used: the database may start after us."""
     named = settings.api_key
     return named is not None and hmac.compare_digest(plain.encode(), named.get_secret_value().encode())

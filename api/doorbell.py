@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from optigpu.store.doorbell import LOOK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, queue_for
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Doorbell:
         try:
             with self._making:
                 celery = self._celery
-            celery.send_task(LOOK, queue=queue_for(device), ignore_result=True, retry=False)
+            celery.send_task(LOOK_TASK, queue=queue_for(device), ignore_result=True, retry=False)
         except Exception as error:
             logger.warning("ring_failed", queue=queue_for(device), reason=str(error))
 

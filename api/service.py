@@ -10,7 +10,7 @@ from api.feeds import Feeds
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store.database import Database
 
 
@@ -18,7 +18,7 @@ from optigpu.store.database import Database
 class Service:
     """What a request needs beyond itself."""
 
-    settings: Settings
+    settings: ServiceSettings
     database: Database
     doorbell: Doorbell
     limiter: RateLimiter

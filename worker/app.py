@@ -5,7 +5,7 @@ import structlog
 from celery import signals
 from kombu.exceptions import OperationalError
 
-from optigpu.store.doorbell import LOOK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, queue_for
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.sweeper import Sweeper
@@ -39,7 +39,7 @@ def serve(context: WorkerContext, broker_url: str) -> None:
     app.conf.update(CONFIGURATION)
     queue = queue_for(context.info.device)
 
-    @app.task(name=LOOK)
+    @app.task(name=LOOK_TASK)
     def look() -> None:
         while execute_next(context):
             pass
@@ -74,6 +74,6 @@ def ring_if_silent(app: celery.Celery, queue: str) -> None:
         try:
             waiting = app.amqp.queues[queue](connection.default_channel)
             if waiting.queue_declare().message_count == 0:
-                app.send_task(LOOK, queue=queue, connection=connection)
+                app.send_task(LOOK_TASK, queue=queue, connection=connection)
         except (OperationalError, *connection.connection_errors) as error:
             log.warning("broker.away", reason=str(error))

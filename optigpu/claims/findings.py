@@ -18,7 +18,7 @@ class Plausibility(StrEnum):
     IMPLAUSIBLE = "implausible"
 
 
-class Finding(Frozen):
+class RuleFinding(Frozen):
     """What one rule found: the arithmetic in a sentence, and its two numbers in the sentence's unit.
 
     `implied` is what the claim's own figures amount to, `limit` what it was held against.
@@ -31,7 +31,7 @@ class Finding(Frozen):
     limit: float | None = None
 
 
-Rule = Callable[[Claim, Book], Finding | None]
+Rule = Callable[[Claim, Book], RuleFinding | None]
 """A pure function; None means that the rule does not apply to the claim."""
 
 

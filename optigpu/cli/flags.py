@@ -14,7 +14,7 @@ from optigpu.cli.flagged import FlagValue, Given
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
-KINDS: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
+FLAG_TYPES: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
 DEFAULT_WORKLOAD = "generate"
 OWN_SYNTAX = ("workload", "stack")
 NO_FLAG = ("plan",)
@@ -149,7 +149,7 @@ def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
 
 
 def _kind(schema: FieldSchema) -> type[FlagValue]:
-    return KINDS.get(schema.items.type if schema.items else schema.type, str)
+    return FLAG_TYPES.get(schema.items.type if schema.items else schema.type, str)
 
 
 def _clause(schema: FieldSchema) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from optigpu.documents.events import Event, Progressed
 from optigpu.vocabulary import CancelledError, DeadlineError
 
-EVERY_S = 1.0
+PROGRESS_PERIOD_S = 1.0
 
 Unit = tuple[int, int]
 """A replicate of a variant: the variant's index and the replicate's number."""
@@ -125,7 +125,7 @@ class JobProgress:
             raise DeadlineError(
                 f"deadline: {self._half[1]} took half of the time that the job had left; raise limits.timeout_s."
             )
-        if time.monotonic() - self._told >= EVERY_S:
+        if time.monotonic() - self._told >= PROGRESS_PERIOD_S:
             self._tell()
 
     @property

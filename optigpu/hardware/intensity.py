@@ -16,7 +16,7 @@ RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {DeviceKind.CPU: 10.0, DeviceK
 """Round figures between the ridges of datasheets: some 5 to 20 for CPUs with AVX2 and AVX-512 in fp32, 80 to 300 for
 GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long prefill far above, whichever is taken."""
 
-RULE = (
+BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
     "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
     "4 x queries x keys x channels for attention. Bytes are those of the inputs. torch's other operators do a few "

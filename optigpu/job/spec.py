@@ -77,7 +77,7 @@ class Measure(Frozen):
         return self
 
 
-class Target(Frozen):
+class JobTarget(Frozen):
     """Which workers may take a job for CUDA. `gpu` is part of a GPU's name; None takes any."""
 
     gpu: str | None = Field(None, max_length=100)
@@ -169,7 +169,7 @@ class JobSpec(Frozen):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
     measure: Measure = Measure()
-    target: Target = Target()
+    target: JobTarget = JobTarget()
     limits: Limits = Limits()
 
     @field_validator("model")
@@ -198,7 +198,7 @@ def _as_value_error(function: Any, *arguments: Any) -> Any:
 
 
 def _check_target(spec: JobSpec) -> None:
-    if spec.device is DeviceKind.CPU and spec.target != Target():
+    if spec.device is DeviceKind.CPU and spec.target != JobTarget():
         raise SpecError(
             "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
         )

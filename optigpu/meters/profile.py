@@ -8,8 +8,8 @@ from typing import ClassVar
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
+    BOUND_RULE,
     RIDGE_FLOP_PER_BYTE,
-    RULE,
 )
 from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.meters.base import MeterContext, Reading
@@ -55,7 +55,7 @@ class ProfileMeter:
             reasons["launches_per_step"] = "this workload decodes no steps"
         profile = {
             "table": table(seen.kernels),
-            "rule": RULE,
+            "rule": BOUND_RULE,
             "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[runtime.device],
             "unknown_share": share(seen.kernels, None),
             "steps_recorded": seen.recorded_steps,

@@ -37,7 +37,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionParts:
     """A block's attention: transformers' class, its path from the block, and its linear layers by their names in it.
 
     `qkv` is one layer where queries, keys and values are one matrix already. `window_in` says whose attribute
@@ -95,7 +95,7 @@ class ModelFamily:
     title: str
     forwards: Forwards | None = None
     decoder: Decoder | None = None
-    attention: Attention | None = None
+    attention: AttentionParts | None = None
     mlps: tuple[Mlp, ...] = ()
     keys: ConfigKeys = ConfigKeys()
     conv1d: bool = False
@@ -114,7 +114,7 @@ class ModelFamily:
         return self.decoder is not None and self.decoder.positions is not None
 
 
-_THREE = ("q_proj", "k_proj", "v_proj")
+_SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def _like_llama(
@@ -126,7 +126,7 @@ def _like_llama(
         title,
         forwards="llama",
         decoder=_decoder_like_llama(prefix),
-        attention=Attention(f"{prefix}Attention", "self_attn", _THREE, "o_proj", window_in),
+        attention=AttentionParts(f"{prefix}Attention", "self_attn", _SEPARATE_QKV, "o_proj", window_in),
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
     )
@@ -170,7 +170,7 @@ _GPT2 = ModelFamily(
         first="ln_1",
         second="ln_2",
     ),
-    attention=Attention("GPT2Attention", "attn", ("c_attn",), "c_proj"),
+    attention=AttentionParts("GPT2Attention", "attn", ("c_attn",), "c_proj"),
     mlps=(Mlp("GPT2MLP", "mlp", "c_fc", "c_proj", "act"),),
     keys=ConfigKeys(
         inner_size="n_inner",
@@ -204,7 +204,7 @@ _OPT = ModelFamily(
         first="self_attn_layer_norm",
         second="final_layer_norm",
     ),
-    attention=Attention("OPTAttention", "self_attn", _THREE, "out_proj"),
+    attention=AttentionParts("OPTAttention", "self_attn", _SEPARATE_QKV, "out_proj"),
     # The block itself holds its MLP's layers.
     mlps=(Mlp("OPTDecoderLayer", "", "fc1", "fc2", "activation_fn"),),
     keys=ConfigKeys(
@@ -219,7 +219,7 @@ _VIT = ModelFamily(
     "vit",
     "ViT",
     forwards="vit",
-    attention=Attention("ViTAttention", "attention", _THREE, "o_proj"),
+    attention=AttentionParts("ViTAttention", "attention", _SEPARATE_QKV, "o_proj"),
     mlps=(
         Mlp("ViTMLP", "mlp", "fc1", "fc2", "activation_fn"),
         Mlp("ViTIntermediate", "intermediate", "dense", "", "intermediate_act_fn"),

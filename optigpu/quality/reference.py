@@ -14,7 +14,7 @@ from optigpu.quality.divergence import Agreement, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
 from optigpu.vocabulary import Frozen, OptiGPUError
 
-MOST_BYTES = 4 * 2**30
+MOST_LOGIT_BYTES = 4 * 2**30
 """The most bytes of logits that a job keeps on disk; further positions count for perplexity and accuracy only."""
 _ITEM_BYTES = 4
 
@@ -136,7 +136,7 @@ def describe(
 ) -> Manifest:
     """The manifest of a reference for these passages, with logits of at most `most_compared` positions."""
     positions = sum(passage.positions for passage in passages)
-    fit = MOST_BYTES // (setting.vocabulary * _ITEM_BYTES)
+    fit = MOST_LOGIT_BYTES // (setting.vocabulary * _ITEM_BYTES)
     return Manifest(
         setting=setting,
         origin=origin,

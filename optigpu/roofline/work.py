@@ -54,7 +54,7 @@ class VariantWork:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheKeeps:
     """What a key-value cache keeps of one sequence, where that is not every token in the dtype that is computed with.
 
     `token_bytes` are those of one token over all layers; `tokens` is how many there are at the most.
@@ -68,7 +68,7 @@ class Kept:
         return tokens if self.tokens is None else min(tokens, self.tokens)
 
 
-ALL = Kept()
+EVERY_TOKEN = CacheKeeps()
 
 
 def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
@@ -111,7 +111,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
         raise _unknown(facts, "kv_cache", "the key-value cache")
     # Autocast computes in its own type, and attention reads the cache in that.
     dtype, cached = _dtype(facts), facts.kv_cache != "none"
-    kept = Kept(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
+    kept = CacheKeeps(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
     ahead = prefill(shape, model, dtype, cached, kept)
     if isinstance(shape, PrefillShape):
         return VariantWork(dtype, ahead, 1 / shape.units)
@@ -193,7 +193,11 @@ def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
 
 
 def prefill(
-    shape: PrefillShape | DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL
+    shape: PrefillShape | DecodeShape,
+    model: Footprint,
+    dtype: str,
+    cached: bool,
+    kept: CacheKeeps = EVERY_TOKEN,
 ) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
     length = shape.prompt_tokens
@@ -207,7 +211,9 @@ def prefill(
     )
 
 
-def decode_step(shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
+def decode_step(
+    shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: CacheKeeps = EVERY_TOKEN
+) -> Work:
     """One step of decoding, the mean over the steps of a request.
 
     Step i of new_tokens - 1 attends to prompt_tokens + i tokens: it reads them from the key-value cache but for its own
@@ -234,7 +240,7 @@ def _forward(
     )
 
 
-def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: Kept) -> float:
+def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: CacheKeeps) -> float:
     """Bytes of keys and values of `tokens` tokens of one sequence."""
     if not cached:
         return 0.0

@@ -2,7 +2,7 @@
 
 from optigpu.vocabulary import DeviceKind
 
-LOOK = "optigpu.look"
+LOOK_TASK = "optigpu.look"
 """The name of the task, which takes no arguments."""
 
 

@@ -28,7 +28,7 @@ from optigpu.vocabulary import METRICS, Better, DeviceKind, Frozen, NotFoundErro
 _Statement = Select[LeaderboardEntry, float, float | None, float | None, bool]
 _Row = Row[LeaderboardEntry, float, float | None, float | None, bool]
 
-KEY = ("workload_digest", "variant_digest", "hardware_class", "source")
+ROW_IDENTITY = ("workload_digest", "variant_digest", "hardware_class", "source")
 DIGEST_LENGTH = 64
 
 
@@ -94,9 +94,9 @@ def enter(session: Session, result: Result) -> None:
         return
     row = _entry(result)
     insert = insert_into(session, LeaderboardEntry).values(row)
-    changes = {name: insert.excluded[name] for name in row if name not in KEY}
+    changes = {name: insert.excluded[name] for name in row if name not in ROW_IDENTITY}
     not_older = insert.excluded.measured_at >= LeaderboardEntry.measured_at
-    session.execute(insert.on_conflict_do_update(index_elements=KEY, set_=changes, where=not_older))
+    session.execute(insert.on_conflict_do_update(index_elements=ROW_IDENTITY, set_=changes, where=not_older))
 
 
 _NUMBER = (int, float)
@@ -108,13 +108,13 @@ def _statement(query: LeaderboardQuery, better: Better, place: _Place | None) ->
     page = _page(query, better, place).subquery()
     return (
         select(LeaderboardEntry, page.c.value, page.c.low, page.c.high, _is_pareto())
-        .join(page, and_(*(getattr(LeaderboardEntry, name) == page.c[name] for name in KEY)))
+        .join(page, and_(*(getattr(LeaderboardEntry, name) == page.c[name] for name in ROW_IDENTITY)))
         .order_by(*_order(page.c.low, page.c.value, page.c.result_id, better))
     )
 
 
 def _page(query: LeaderboardQuery, better: Better, place: _Place | None) -> Select[*tuple[Any, ...]]:
-    keys = [getattr(LeaderboardEntry, name) for name in KEY]
+    keys = [getattr(LeaderboardEntry, name) for name in ROW_IDENTITY]
     statement = (
         select(*keys, LeaderboardEntry.result_id, MetricRow.value, MetricRow.low, MetricRow.high)
         .join(

@@ -42,7 +42,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Decision:
+class BitDecision:
     """What became of a layer, and why in half a sentence."""
 
     path: str
@@ -55,8 +55,8 @@ _RAISED = {
     Stage.FIRST_BLOCK: "the first block is kept in more bits",
     Stage.REST: "the target leaves room, and rounding costs it more than those without",
 }
-_LEFT = "the target leaves no room for more"
-_ALL = "more bits than this are not offered"
+_NO_ROOM = "the target leaves no room for more"
+_NO_MORE_BITS = "more bits than this are not offered"
 
 
 def least_bytes(candidates: Iterable[Candidate]) -> int:
@@ -64,12 +64,12 @@ def least_bytes(candidates: Iterable[Candidate]) -> int:
     return sum(candidate.levels[0].stored_bytes for candidate in candidates)
 
 
-def total_bytes(decisions: Iterable[Decision]) -> int:
+def total_bytes(decisions: Iterable[BitDecision]) -> int:
     """Bytes of everything that was decided."""
     return sum(decision.level.stored_bytes for decision in decisions)
 
 
-def decide(candidates: Sequence[Candidate], budget: int) -> list[Decision]:
+def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
     """One decision for each candidate, in their order; together at most `budget` bytes where that is enough for all at
     their fewest bits, else all at those.
     """
@@ -83,9 +83,9 @@ def decide(candidates: Sequence[Candidate], budget: int) -> list[Decision]:
     return [_decision(candidate, chosen[candidate.path]) for candidate in candidates]
 
 
-def table(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def table(decisions: Sequence[BitDecision]) -> list[dict[str, Any]]:
     """The decisions as small JSON: blocks that were decided alike share a row, their numbers are joined ("h.1-11")."""
-    rows: dict[tuple[str, str, int, str], list[Decision]] = {}
+    rows: dict[tuple[str, str, int, str], list[BitDecision]] = {}
     for decision in decisions:
         key = (_without_block(decision.path), decision.level.kind, decision.level.bits, decision.reason)
         rows.setdefault(key, []).append(decision)
@@ -108,10 +108,10 @@ def _raises(candidates: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
     return sorted(steps, key=lambda step: (step[0].stage, step[1], -step[0].sensitivity))
 
 
-def _decision(candidate: Candidate, level: int) -> Decision:
-    not_raised = _LEFT if len(candidate.levels) > 1 else _ALL
+def _decision(candidate: Candidate, level: int) -> BitDecision:
+    not_raised = _NO_ROOM if len(candidate.levels) > 1 else _NO_MORE_BITS
     reason = _RAISED[candidate.stage] if level else not_raised
-    return Decision(candidate.path, candidate.levels[level], reason)
+    return BitDecision(candidate.path, candidate.levels[level], reason)
 
 
 _BLOCK = re.compile(r"\.(\d+)(?=\.)")

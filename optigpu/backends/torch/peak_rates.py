@@ -26,13 +26,13 @@ SAMPLES = (3, 15)
 """The fewest and the most samples that a median is taken of; fewer where they take far longer than planned."""
 READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
 """Time to spend on each array size, on copying, and on each dtype."""
-PATIENCE = 4
+MOST_TIMES_PLANNED = 4
 """So many times the planned time is spent at most, on a machine that is slow or busy."""
-SMALLEST, LEAST_LARGEST, MOST_LARGEST = 2**20, 2**28, 2**31
+SMALLEST_ARRAY_BYTES, LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**20, 2**28, 2**31
 """Bytes of the smallest array, and the least and the most of the largest."""
-MOST_OF_MEMORY = 0.25
+LARGEST_MEMORY_SHARE = 0.25
 """The largest array takes at most this share of the free memory."""
-SIDES = (256, 512, 1024, 2048, 4096, 8192)
+MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
 """Sides of the square matrices: they grow until a product takes long enough to show the full rate."""
 LONG_S = 0.025
 
@@ -106,8 +106,8 @@ def matmul_rates(device: DeviceKind) -> tuple[dict[str, float], dict[str, str]]:
 def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
     until = time.monotonic() + MATMUL_S
     rates = []
-    for side in SIDES:
-        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(SIDES))
+    for side in MATRIX_SIDES:
+        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(MATRIX_SIDES))
         rates.append(2 * side**3 / product_s)
         if product_s > LONG_S or time.monotonic() > until:
             break
@@ -137,22 +137,25 @@ def _typical_s(work: Callable[[], object], clock: Clock, seconds: float) -> floa
     calls = max(1, math.ceil(SAMPLE_S / calls_s(work, 1, clock)))
     fewest, most = SAMPLES
     samples = [calls_s(work, calls, clock)]
-    while len(samples) < most and sum(samples) < (seconds if len(samples) >= fewest else PATIENCE * seconds):
+    while len(samples) < most and sum(samples) < (
+        seconds if len(samples) >= fewest else MOST_TIMES_PLANNED * seconds
+    ):
         samples.append(calls_s(work, calls, clock))
     return statistics.median(samples) / calls
 
 
 def _sizes(largest: int) -> list[int]:
-    """Bytes from SMALLEST on, each twice the one before, and `largest`."""
-    steps = range(int(math.log2(largest / SMALLEST)) + 1)
-    return sorted({*(SMALLEST * 2**step for step in steps), largest})
+    """Bytes from SMALLEST_ARRAY_BYTES on, each twice the one before, and `largest`."""
+    steps = range(int(math.log2(largest / SMALLEST_ARRAY_BYTES)) + 1)
+    return sorted({*(SMALLEST_ARRAY_BYTES * 2**step for step in steps), largest})
 
 
 def _largest_bytes(device: DeviceKind) -> int:
-    """Four times the last cache, within what the memory allows; a multiple of SMALLEST."""
+    """Four times the last cache, within what the memory allows; a multiple of SMALLEST_ARRAY_BYTES."""
     if device is DeviceKind.CUDA:
         cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:
         cache = last_level_cache_bytes() or 0
-    wanted = min(max(4 * cache, LEAST_LARGEST), MOST_LARGEST, int(MOST_OF_MEMORY * free_bytes(device)))
-    return max(wanted // SMALLEST, 1) * SMALLEST
+    allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
+    wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
+    return max(wanted // SMALLEST_ARRAY_BYTES, 1) * SMALLEST_ARRAY_BYTES

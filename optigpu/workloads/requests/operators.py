@@ -17,11 +17,11 @@ Implementation = Literal["standard", "fused"]
 
 SAMPLE_S = 0.005
 """A sample is a batch of calls of at least this duration, so that reading the clock (under 1 us) is nothing."""
-_LONG = 20
+_LONG_CALL_SAMPLES = 20
 """A first call of so many samples' duration makes a sample by itself, however much of it was starting up."""
-CHECKED = 16
+CHECKED_ROWS = 16
 """Rows of a result that are compared with a float64 reference."""
-UNIT = 2.0**-24
+FLOAT32_ROUNDOFF = 2.0**-24
 """Unit roundoff of float32, in which all operators sum."""
 ROUNDING: dict[str, float] = {
     "float32": 2.0**-24,
@@ -30,7 +30,7 @@ ROUNDING: dict[str, float] = {
     "bfloat16": 2.0**-8,
 }
 """Unit roundoff of each dtype."""
-UNDERFLOW: dict[str, float] = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
+DTYPE_UNDERFLOW: dict[str, float] = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 """How far off a number too small for all of its digits may be: half of the smallest one of the dtype."""
 WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of an element."""
@@ -75,7 +75,7 @@ class Calls:
         return self.sample_s() / self.count
 
     def _to_a_sample(self) -> int:
-        if self.sample_s() > _LONG * SAMPLE_S:
+        if self.sample_s() > _LONG_CALL_SAMPLES * SAMPLE_S:
             return 1
         once_s = min(self.sample_s() for _ in range(3))
         return max(1, math.ceil(SAMPLE_S / once_s))
@@ -132,7 +132,7 @@ class OperatorRequest(ABC):
 
 def checked_places(count: int) -> list[int]:
     """CHECKED indices below `count`, evenly spread from the first to the last, without repetitions."""
-    return sorted({int(place) for place in np.linspace(0, count - 1, CHECKED)})
+    return sorted({int(place) for place in np.linspace(0, count - 1, CHECKED_ROWS)})
 
 
 def largest(*errors: Wide) -> float:
