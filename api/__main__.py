@@ -1,4 +1,4 @@
-"""python -m api: runs the service until it is told to stop."""
+"""python -m api: runs the service until it receives SIGINT or SIGTERM."""
 
 import argparse
 import socket
@@ -23,7 +23,7 @@ DRAIN_S = 5
 
 
 class StartError(OptiGPUError):
-    """The service cannot start like this."""
+    """The settings do not allow the service to start."""
 
 
 class Server(uvicorn.Server):
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 after it was told to stop, 2 when it refuses to start, 1 when it fails."""
+    """Returns the exit status: 0 after a request to stop, 2 if the settings do not allow a start, 1 after an error."""
     try:
         settings = _settings(arguments)
         logs.configure(settings.log_level, as_json=not settings.embedded)
@@ -86,7 +86,7 @@ def _prepare(settings: ServiceSettings) -> None:
 
 
 def _listen(settings: ServiceSettings) -> socket.socket:
-    """A bound socket, so that an address that cannot be used is reported before anything starts."""
+    """Returns a bound socket: an address that cannot be used is reported before anything else starts."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family)

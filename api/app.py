@@ -1,4 +1,4 @@
-"""The factory: settings -> the application."""
+"""Creates the FastAPI application from the settings."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

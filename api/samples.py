@@ -1,4 +1,4 @@
-"""Raw samples as JSON text, a piece at a time: a long run has millions of them."""
+"""Streams raw samples as JSON text: a long run has millions of them."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""The parts that every request shares, made once by the factory."""
+"""Objects that all requests share, created once by `create_app`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +16,7 @@ from optigpu.store.database import Database
 
 @dataclass(frozen=True)
 class Service:
-    """What a request needs beyond itself."""
+    """The objects that all requests share."""
 
     settings: ServiceSettings
     database: Database

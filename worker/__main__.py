@@ -44,7 +44,7 @@ def main() -> int:
 
 def _wanted_device() -> DeviceKind | None:
     parser = argparse.ArgumentParser(
-        prog="python -m worker", description="Runs jobs until it is told to stop."
+        prog="python -m worker", description="Runs jobs until it receives SIGINT or SIGTERM."
     )
     which = "the device to measure on; by default a GPU if there is one, else the CPU"
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)

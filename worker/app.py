@@ -13,7 +13,7 @@ from worker.sweeper import Sweeper
 log = structlog.stdlib.get_logger(__name__)
 
 CONFIGURATION: dict[str, object] = {
-    # A ring carries nothing, so it is done when it is heard; one that is lost with a worker is rung again.
+    # A message holds no job, so it is acknowledged at once; the sweeper replaces one that is lost with a worker.
     "task_acks_late": False,
     "task_ignore_result": True,
     "task_serializer": "json",
@@ -28,13 +28,13 @@ CONFIGURATION: dict[str, object] = {
     "worker_redirect_stdouts": False,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    # Whoever rings does not wait for a broker that is away: the next sweep tries again.
+    # The sender does not wait for a broker that is down: the next sweep tries again.
     "broker_transport_options": {"socket_connect_timeout": 5, "socket_keepalive": True, "max_retries": 1},
 }
 
 
 def serve(context: WorkerContext, broker_url: str) -> None:
-    """Looks for work at each ring until the process is told to stop."""
+    """Looks for a job at each message until the process is asked to stop."""
     app = celery.Celery("optigpu", broker=broker_url)
     app.conf.update(CONFIGURATION)
     queue = queue_for(context.info.device)
