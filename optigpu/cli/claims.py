@@ -74,7 +74,7 @@ def claims(
 def read_report(path: Path) -> Document:
     """The report of a job from a file.
 
-    Raises SpecError for a file that cannot be read, or that holds something else than `optigpu run --json` prints.
+    Raises SpecError if the file cannot be read or is not the output of `optigpu run --json`.
     """
     from optigpu.claims import from_results, gap_of
 

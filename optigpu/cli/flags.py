@@ -108,7 +108,7 @@ def measure_flags(with_defaults: bool = True) -> list[Flag]:
 
 
 def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, FlagValue | list[str]]:
-    """The part of the job's document that the flags say."""
+    """The part of the job's document that the flags define."""
     return {flag.field: flag.read(given[flag.field]) for flag in flags if flag.field in given}
 
 
@@ -133,7 +133,7 @@ def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> Fi
 
 
 def _is_plain(schema: FieldSchema) -> bool:
-    """Whether the values are numbers or words, or lists of them: what a flag can say."""
+    """Whether the values are numbers, words, or lists of them, which a flag can express."""
     return (schema.items or schema).type in ("integer", "number", "boolean", "string")
 
 

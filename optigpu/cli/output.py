@@ -1,4 +1,4 @@
-"""Printing of tables and JSON on stdout."""
+"""Prints tables and JSON on stdout."""
 
 import json
 from enum import StrEnum

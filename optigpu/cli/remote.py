@@ -36,7 +36,7 @@ def submit(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Post a job to a service and print its id."""
+    """Submit a job to a service and print its id."""
     with connect(url, api_key) as client:
         job = client.submit(spec_of(given, lambda: _best_device(client), spec_file, plan))
         typer.echo(job.id)

@@ -1,6 +1,6 @@
-"""The machine's peak rates, measured by a process of their own and kept for a day.
+"""The machine's peak rates, measured in a separate process and cached for a day.
 
-The conductor holds the device's lock meanwhile, and no variant's process runs yet.
+They are measured while the conductor holds the device's lock and before any variant's process runs.
 """
 
 import logging
@@ -28,7 +28,7 @@ PEAKS = (sys.executable, "-P", "-m", "optigpu.child.peaks")
 """The program that measures peaks. -P keeps files of the working directory from being taken for modules."""
 KEPT_FOR = timedelta(days=1)
 PEAKS_METHOD = 1
-"""Part of a cached file's name; to be raised when peaks are measured in another way."""
+"""Part of a cached file's name. Increase it when the way of measuring peaks changes."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""profile: which kernels one request spends its time in, by torch's profiler, in a pass of its own."""
+"""profile: the kernels in which one request spends its time, from torch's profiler, in a separate pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from optigpu.vocabulary import UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
 KNOWN_FROM = 0.8
-"""With less than this share of the kernel time told, the two shares say too little."""
+"""If the bound is known for less than this share of the kernel time, the shares are not reported."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """quality: how far a variant's predictions are from those of the fp32 model with the same weights.
 
 Every predicted token is forced through the decode step that was timed, and every image through the pass that was. The
-fp32 model's predictions are made once in a job by `make_reference`, in a process of its own: of text by passes over
-whole sequences, with no cache and no step of a variant.
+fp32 model's predictions are made once in a job by `make_reference`, in a separate process: of text by passes over whole
+sequences, with no cache and no step of a variant.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class QualityMeter:
     metrics: ClassVar[tuple[str, ...]] = _DIVERGENCE + _PERPLEXITY + _ACCURACY
 
     def read(self, context: MeterContext) -> Reading:
-        """Compares with what `make_reference` left in the context's folder; where it cannot, says why."""
+        """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot."""
         try:
             return _compared_images(context) if context.workload.classified_images else _compared(context)
         except OptiGPUError as error:

@@ -1,4 +1,4 @@
-"""Files that meters leave with a result (a profiler's trace), kept in the database: see docs/decisions/0006."""
+"""Files that meters write (a profiler's trace), stored in the database with the result: see docs/decisions/0006."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ from optigpu.store.tables import ArtifactRow, ResultRow
 from optigpu.vocabulary import NotFoundError
 
 MOST_ARTIFACT_BYTES = 32 * 2**20
-"""The most that one file may take in the database, compressed."""
+"""The largest compressed size of one stored file."""
 
 PIECE_BYTES = 2**20
 LONGEST_NAME = 100

@@ -1,4 +1,4 @@
-"""The service's keys: shown once, stored as a hash."""
+"""The service's API keys: each is shown once, and only its hash is stored."""
 
 import hashlib
 import hmac

@@ -4,10 +4,10 @@ Order: rows whose metric has a 95% interval, then rows without one; within each 
 equal values by result id.
 
 Ranks: a row shares the rank of the row before it if its interval touches the interval of the first row of that rank;
-else its rank is its place in the list (1, 1, 3). The first row of a rank is the yardstick, so that a chain of overlaps
-does not put everything on one rank. Rows without an interval share one rank, below all others: nothing says how exact
-they are, so they outrank no row. What is counted (COUNTED_METRICS, such as `weight_bytes`) is exact without one. A
-cursor carries the yardstick, so ranks go on across pages.
+else its rank is its place in the list (1, 1, 3). Rows are compared with the first row of a rank only, so that a chain
+of overlaps does not put everything on one rank. Rows without an interval share one rank, below all others: their
+precision is unknown, so they outrank no row. What is counted (COUNTED_METRICS, such as `weight_bytes`) is exact without
+one. A cursor holds that first row's interval, so ranks continue across pages.
 """
 
 import math
@@ -55,7 +55,7 @@ class LeaderboardQuery(Frozen):
 
 
 class _Place(NamedTuple):
-    """Where a page ended: the last row, its position, and its rank with the yardstick; null where no row has one."""
+    """The end of a page: the last row, its position, and its rank with the interval of the rank's first row or null."""
 
     value: float
     result_id: str
@@ -104,7 +104,7 @@ _KINDS = (_NUMBER, str, int, int, (*_NUMBER, NoneType), (*_NUMBER, NoneType))
 
 
 def _statement(query: LeaderboardQuery, better: Better, place: _Place | None) -> _Statement:
-    """The page is cut from narrow rows; only its own entries are read whole and weighed against the others."""
+    """Selects the page from narrow rows; only the page's entries are read in full and compared with the others."""
     page = _page(query, better, place).subquery()
     return (
         select(LeaderboardEntry, page.c.value, page.c.low, page.c.high, _is_pareto())

@@ -1,4 +1,4 @@
-"""What the machine itself can do: how fast it reads, copies and multiplies matrices, through torch's own operators.
+"""The machine's peak rates: how fast it reads, copies and multiplies matrices through torch's operators.
 
 Bandwidth is measured as STREAM does (McCalpin, Memory Bandwidth and Machine Balance, 1995): arrays of at least four
 times the last cache, bytes counted once for each read and write that the program asks for. Smaller arrays are read as
@@ -21,15 +21,15 @@ from optigpu.hardware.cpu_caches import last_level_cache_bytes
 from optigpu.vocabulary import DeviceKind, utc_now
 
 SAMPLE_S = 0.005
-"""A sample repeats the work for at least so long, so that reading the clock and launching kernels cost nothing."""
+"""A sample repeats the work for at least this long, so that the cost of the clock and of launches is negligible."""
 SAMPLES = (3, 15)
-"""The fewest and the most samples that a median is taken of; fewer where they take far longer than planned."""
+"""The fewest and the most samples of a median; fewer if they take far longer than planned."""
 READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
 """Time to spend on each array size, on copying, and on each dtype."""
 MOST_TIMES_PLANNED = 4
-"""So many times the planned time is spent at most, on a machine that is slow or busy."""
+"""At most this many times the planned time is spent on a slow or busy machine."""
 SMALLEST_ARRAY_BYTES, LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**20, 2**28, 2**31
-"""Bytes of the smallest array, and the least and the most of the largest."""
+"""Bytes of the smallest array, and the bounds of the largest one."""
 LARGEST_MEMORY_SHARE = 0.25
 """The largest array takes at most this share of the free memory."""
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
@@ -52,7 +52,7 @@ class Bandwidth:
 
 
 def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
-    """Everything that is measured here. `threads` is how many torch was told to use.
+    """All peak rates. `threads` is the number of threads that torch uses.
 
     Raises UnsupportedError when there is no such device.
     """

@@ -1,6 +1,6 @@
-"""What disturbed a replicate, judged from the host samples of its rounds.
+"""Disturbances of a replicate, found in the host samples of its rounds.
 
-The samples of one replicate are judged together: what a minute of rounds shows is what its median went through.
+The samples of one replicate are judged together, because its median comes from all of its rounds.
 """
 
 import math
@@ -18,7 +18,7 @@ FOREIGN_CORES, FOREIGN_SHARE, FOREIGN_CORES_AT_MOST = 0.15, 0.01, 0.5
 """So many cores' time is too much for others: a hundredth of the host's, within these bounds. The daemons of a quiet
 host take less, and one process that does not rest takes a whole one."""
 FOREIGN_LEAST_S = 0.25
-"""CPU seconds of others that matter at all: a daemon's short burst is a large share of rounds of half a second."""
+"""Less CPU time of others is ignored: a daemon's short burst is a large share of rounds of half a second."""
 FREE_CORES = 0.5
 """A job on a GPU is not disturbed by others' load while this much of the CPUs is idle."""
 CROWDED_ROUNDS = 3
@@ -40,7 +40,7 @@ _LEAST_CORES = 0.01
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What happened in a replicate, as a sentence that "during replicate 1" can follow, and what to do about it."""
+    """One disturbance of a replicate: a sentence that "during replicate 1" can follow, and advice."""
 
     what: str
     advice: str | None = None
@@ -71,7 +71,7 @@ def foreign(device: DeviceKind, samples: HostSamples) -> Disturbance | None:
 
 
 def throttled(samples: HostSamples) -> Disturbance | None:
-    """Heat, a power brake or a CPU quota slowed the device down."""
+    """Heat, a power limit of the board or a CPU quota slowed the device down."""
     slowdowns = sum(sample.heat_slowdowns for sample in samples)
     if slowdowns:
         times = "once" if slowdowns == 1 else f"{slowdowns} times"
@@ -101,7 +101,7 @@ def throttled(samples: HostSamples) -> Disturbance | None:
 
 
 def suspended(samples: HostSamples) -> Disturbance | None:
-    """The machine slept within a round."""
+    """The machine was suspended during a round."""
     slept_s = sum(sample.suspended_s for sample in samples)
     if slept_s <= SUSPENDED_S:
         return None
@@ -125,7 +125,7 @@ def shared(samples: HostSamples) -> Disturbance | None:
 
 
 def unstable(samples: HostSamples) -> Disturbance | None:
-    """The device's clock changed between rounds, its power limit lowered it, or somebody set the time of day."""
+    """The device's clock changed between rounds, its power limit lowered it, or the time of day was changed."""
     clocks_hz = [sample.clock_hz for sample in samples if sample.clock_hz]
     if clocks_hz and max(clocks_hz) - min(clocks_hz) > CLOCK_CHANGE * max(clocks_hz):
         return Disturbance(

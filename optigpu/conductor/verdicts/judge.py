@@ -16,11 +16,11 @@ from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
 
 CACHED_RATIO = 1.5
-"""A request with fresh inputs may take so many times what a repeated one takes."""
+"""A request with fresh inputs may take this many times as long as a repeated one."""
 DRIFT_FROM_S = 15.0
 """Of rounds, all replicates together: a virtual machine's speed varies by half within seconds."""
 STOPPED_RATIO, STOPPED_S = 20.0, 1.0
-"""A request that takes so many times the median, and so many seconds more, was stopped from outside."""
+"""A request that takes this many times the median, and this many seconds more, was stopped from outside."""
 
 Detector = Callable[[Replicate], Disturbance | None]
 
@@ -68,7 +68,7 @@ def _disturbances(replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
 
 
 def _first(detector: Detector, replicates: Sequence[Replicate]) -> str | None:
-    """What a detector found in the first replicate where it found something, and in which others it did."""
+    """A detector's first finding, with the other replicates in which it found something."""
     found = {number: finding for number, each in enumerate(replicates, 1) if (finding := detector(each))}
     if not found:
         return None
@@ -167,7 +167,7 @@ def _interrupted(primary: str, replicate: Replicate) -> Disturbance | None:
 
 
 def _doubts(spec: JobSpec, variant: Variant, replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
-    """What the samples themselves leave uncertain."""
+    """Warnings about the samples themselves."""
     found = {}
     if len(replicates) == 1:
         found[VerdictWarning.SINGLE_REPLICATE] = (
