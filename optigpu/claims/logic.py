@@ -74,7 +74,7 @@ def unnamed_hardware(claim: Claim, _: Book) -> RuleFinding | None:
 
 
 def growth(claim: Claim, book: Book) -> RuleFinding | None:
-    """Flags time that is said to grow with a lower power of the size than the work does."""
+    """Flags time that is claimed to grow with a lower power of the size than the work does."""
     if claim.metric != "growth_exponent" or len(claim.series) < 2:
         return None
     first, last = book.claim(claim.series[0]), book.claim(claim.series[-1])
@@ -99,7 +99,7 @@ def growth(claim: Claim, book: Book) -> RuleFinding | None:
 
 
 def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
-    """Flags a technique of the backward pass that is said to make inference faster."""
+    """Flags a technique of the backward pass that is claimed to make inference faster."""
     used = BACKWARD_ONLY & set(claim.techniques or ())
     if not used or claim.workload == "train_step" or claim.metric != "latency_s":
         return None

@@ -100,7 +100,7 @@ def peak_flop_per_s(claim: Claim, device: Device) -> float | None:
 
 
 def flop_per_item(claim: Claim, book: Book) -> float | None:
-    """Operations for one image, one token, or one call of attention; None where the claim does not say enough."""
+    """Operations for one image, one token, or one call of attention; None if the claim lacks the needed facts."""
     match claim.workload:
         case "classify" | "train_step":
             model = book.image_model(claim.model)

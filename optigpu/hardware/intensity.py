@@ -107,7 +107,7 @@ def _is_heavy(name: str) -> bool:
 
 
 def _flops(operator: Operator) -> int:
-    """An estimate from the shapes; 0 if they do not fit the kind of operator."""
+    """An estimate of the operations from the shapes; 0 if they do not fit the kind of operator."""
     shapes = operator.shapes
     if len(shapes) < 2 or not shapes[0]:
         return 0

@@ -169,7 +169,7 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
     """Opens the reference in `folder`.
 
     Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
-    setting, or when its passages are not those that it was made for.
+    setting, or when its passages were changed.
     """
     if not (folder / _MANIFEST).is_file():
         raise missing_reference(folder)

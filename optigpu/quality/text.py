@@ -1,4 +1,4 @@
-"""The texts for the measurement of quality, and the bytes of datasets."""
+"""The names of the texts on which quality is measured, and the bytes of datasets."""
 
 import hashlib
 import os

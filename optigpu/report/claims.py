@@ -1,4 +1,4 @@
-"""Published figures beside what was measured: a table, flat records, and plain JSON."""
+"""Published figures beside measured ones: a table, flat records, and plain JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
 
 
 def figure(claim: Claim) -> str:
-    """The figure as it was printed, with what it counts where the unit does not say so."""
+    """The figure as it was printed, with the counted thing if the unit does not name it."""
     of = {"perplexity": "perplexity", "growth_exponent": "power"}.get(claim.metric)
     return f"{of} {claim.value:g}" if of else f"{claim.value:g} {claim.unit}"
 

@@ -12,7 +12,7 @@ from optigpu.vocabulary import Document
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:
-    """The rows of a page, best first. Values common to all rows stand in the title."""
+    """The rows of a page, best first. Values common to all rows are in the title."""
     workloads = [workload_text(row.workload, row.model) for row in page.rows]
     hardware = [row.hardware for row in page.rows]
     common = [values[0] for values in (workloads, hardware) if len(set(values)) == 1]

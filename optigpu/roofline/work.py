@@ -1,4 +1,4 @@
-"""How much work a workload is: bytes that it must move and operations that it must do, from the model's shapes alone.
+"""The work of a workload: the bytes that it must move and the operations that it must do, from the model's shapes.
 
 An operation is a floating-point multiplication or addition within a matrix product (a product of [m, k] and [k, n]
 counts 2 m k n) or a convolution; norms, activations and softmax are left out, as torch's FlopCounterMode leaves them
@@ -26,7 +26,7 @@ from optigpu.workloads.requests.shapes import (
 
 @dataclass(frozen=True)
 class Work:
-    """Work that is done in one go, `name` says which. Means over steps need not be whole numbers."""
+    """The work of one step, named `name`. Means over steps need not be whole numbers."""
 
     name: str
     bytes: float
@@ -55,7 +55,7 @@ class VariantWork:
 
 @dataclass(frozen=True)
 class CacheKeeps:
-    """What a key-value cache keeps of one sequence, where that is not every token in the dtype that is computed with.
+    """What a key-value cache keeps of one sequence, unless it is every token in the dtype of the computation.
 
     `token_bytes` are those of one token over all layers; `tokens` is how many there are at the most.
     """
@@ -64,7 +64,7 @@ class CacheKeeps:
     tokens: int | None = None
 
     def of(self, tokens: int) -> int:
-        """How many of so many tokens are kept."""
+        """How many of `tokens` tokens are kept."""
         return tokens if self.tokens is None else min(tokens, self.tokens)
 
 
@@ -143,7 +143,7 @@ def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
 
 
 def _dtype(facts: RunFacts) -> str:
-    """The dtype that is computed in."""
+    """The dtype of the computation."""
     return facts.autocast or _weights_dtype(facts)
 
 

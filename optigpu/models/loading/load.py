@@ -1,4 +1,4 @@
-"""A model reference -> a loaded model."""
+"""Loads models from their references."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
 MODELS_DIR = "OPTIGPU_MODELS_DIR"
-"""The environment variable that names the directory which `path:` references lie under."""
+"""The environment variable that names the directory of `path:` references."""
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 
 
@@ -46,7 +46,7 @@ def load_model(
     `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
     weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
     4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
-    Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
+    Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
     safetensors, an architecture that generates no text, or layers that are packed in another way.
     """
     preset = preset_of(reference)
