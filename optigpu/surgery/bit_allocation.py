@@ -1,4 +1,4 @@
-"""Which layer gets how many bits within a memory target: plain data and a greedy choice, without torch.
+"""Allocates bits to layers within a memory target: plain data and a greedy choice, without torch.
 
 Every layer starts at the fewest bits that are asked for. What the target leaves is spent in the order of `Stage`: each
 layer that still fits is raised by one level, the later ones too where an earlier one was too large.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Stage(IntEnum):
-    """What more bits are spent on, in this order."""
+    """The order in which additional bits are allocated."""
 
     HEAD = 1
     FIRST_BLOCK = 2
@@ -21,7 +21,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Level:
-    """One way to store a layer's weights, and its bytes there with scales and what fills them up."""
+    """One way to store a layer's weights, with its bytes including scales and padding."""
 
     kind: str
     bits: int
@@ -30,7 +30,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that is decided on. `levels` go from the fewest bits to the most.
+    """A layer with its possible levels. `levels` go from the fewest bits to the most.
 
     `sensitivity` says how much rounding costs it; of two in the rest, the more sensitive is raised first.
     """
@@ -43,7 +43,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class BitDecision:
-    """What became of a layer, and why in half a sentence."""
+    """The level that a layer gets, and the reason."""
 
     path: str
     level: Level
@@ -65,7 +65,7 @@ def least_bytes(candidates: Iterable[Candidate]) -> int:
 
 
 def total_bytes(decisions: Iterable[BitDecision]) -> int:
-    """Bytes of everything that was decided."""
+    """Bytes of all decisions together."""
     return sum(decision.level.stored_bytes for decision in decisions)
 
 
@@ -103,7 +103,7 @@ def table(decisions: Sequence[BitDecision]) -> list[dict[str, Any]]:
 
 
 def _raises(candidates: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
-    """Every step from one level to the next, the most worthwhile first."""
+    """Every step from one level to the next, the most useful first."""
     steps = [(candidate, level) for candidate in candidates for level in range(1, len(candidate.levels))]
     return sorted(steps, key=lambda step: (step[0].stage, step[1], -step[0].sensitivity))
 

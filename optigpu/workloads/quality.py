@@ -44,7 +44,7 @@ PREFILL_TOKENS = 8
 
 
 class ScoringRequest:
-    """The same windows, scored again and again."""
+    """The same windows, scored repeatedly."""
 
     def __init__(self, runtime: DecodingRuntime, source: np.random.Generator, shape: tuple[int, int]) -> None:
         """Tokens of `shape` [batch, window] are drawn from `source`; the last of each predicts nothing."""

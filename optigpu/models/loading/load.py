@@ -239,7 +239,7 @@ def _one_sentence(reference: ModelReference) -> Iterator[None]:
 
 
 def _directory(name: str) -> Path:
-    """The directory of a `path:` reference; what a link leads to must lie under the model directory as well."""
+    """The directory of a `path:` reference; the target of a link must be under the model directory as well."""
     if not os.environ.get(MODELS_DIR):
         raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
     root = Path(os.environ[MODELS_DIR]).resolve()

@@ -1,4 +1,4 @@
-"""The tokens that a quantization is calibrated with."""
+"""The tokens for the calibration of a quantization."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a model becomes one of 4-bit numbers: the method, and the text it is calibrated with. Imports no torch."""
+"""The recipe of a 4-bit quantization: the method and the calibration text. Imports no torch."""
 
 from dataclasses import dataclass
 

@@ -49,7 +49,7 @@ class DecodeLinear(torch.nn.Module):
         arena: Arena | None,
         known: Compensation | None,
     ) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The packed layer of a Linear or a Conv1D."""
         return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
     @property

@@ -49,7 +49,7 @@ class Fp8Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
