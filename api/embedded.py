@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from api.settings import Settings
+from api.settings import ServiceSettings
 
 GRACE_S = 10.0
 FIRST_PAUSE_S = 1.0
@@ -24,7 +24,7 @@ logger = structlog.stdlib.get_logger("api.embedded")
 
 
 @asynccontextmanager
-async def embedded_worker(settings: Settings) -> AsyncIterator[None]:
+async def embedded_worker(settings: ServiceSettings) -> AsyncIterator[None]:
     """Runs `python -m worker` as long as the block lasts; at its end nothing of it is left.
 
     Enter it on the main thread: Linux ends the child when the *thread* that made it ends.

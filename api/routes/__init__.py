@@ -1,1 +1,1 @@
-"""The calls, one file for each thing that they are about."""
+"""The routes, one file for each resource."""

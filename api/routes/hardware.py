@@ -1,4 +1,4 @@
-"""Which hardware there is: the classes that serve or were measured, and the catalog of published peaks."""
+"""Hardware classes with a worker or a result, and the catalog of published peaks."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
-"""The backends, one folder each: what executes a variant inside the measuring process.
+"""The backends, one folder each: they execute a variant inside the measuring process.
 
-To add one: write its folder and name it here.
+To add one, write its folder and list it here.
 """
 
 from optigpu.backends.base import Backend
@@ -10,4 +10,5 @@ from optigpu.backends.torch import TorchBackend
 _ALL: tuple[Backend, ...] = (TorchBackend(), LlamaCppBackend())
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
-"""Every backend by its name; what a job may ask for, and what the child, the workers and the documents read."""
+"""Every backend by its name; the job's field `backend`, the measuring process, the workers and the documents read
+it."""

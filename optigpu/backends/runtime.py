@@ -1,6 +1,6 @@
-"""What a backend offers to workloads and meters inside the measuring process; everything that crosses is numpy.
+"""The interface between a backend and the workloads and meters in the measuring process. All arrays are numpy arrays.
 
-A backend converts to and from its own arrays before and after what is timed, never within.
+A backend converts to and from its own arrays before and after the timed part, never within it.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ class Profile:
 
 
 class Runtime(Protocol):
-    """What every workload and meter can ask. `notes` collect what the result says of the run."""
+    """The methods that every runtime has. `notes` collect facts for the result."""
 
     device: DeviceKind
     seed: int
@@ -97,7 +97,7 @@ class Runtime(Protocol):
 
 
 class DecodingRuntime(Runtime, Protocol):
-    """What a workload that generates text can ask.
+    """The runtime of a workload that generates text.
 
     `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
     before one.
@@ -107,7 +107,7 @@ class DecodingRuntime(Runtime, Protocol):
 
     @property
     def decoded(self) -> tuple[int, int] | None:
-        """See above."""
+        """The batch and the length of the longest decoding so far, or None."""
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""
@@ -135,7 +135,7 @@ class DecodingRuntime(Runtime, Protocol):
 
 
 class ReferenceRuntime(DecodingRuntime, Protocol):
-    """What makes the reference for quality asks beside that, of the one backend that makes it for all."""
+    """Further methods of the one backend that makes the quality reference for all backends."""
 
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
         """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
@@ -148,7 +148,7 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
 
 
 class PassRuntime(Runtime, Protocol):
-    """What a workload that runs whole forward passes and decodes nothing can ask."""
+    """The runtime of a workload that runs forward passes and decodes nothing."""
 
     facts: Facts
 

@@ -1,1 +1,1 @@
-"""What runs in the processes that the conductor starts."""
+"""The programs of the processes that the conductor starts."""

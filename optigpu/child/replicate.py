@@ -49,7 +49,7 @@ from optigpu.workloads.base import Request, Workload
 
 @dataclass(frozen=True)
 class Subject:
-    """What stands ready to be measured."""
+    """A prepared request with its runtime."""
 
     runtime: Runtime
     request: Request
@@ -109,7 +109,7 @@ def _answer(command: AnyCommand, subject: Subject) -> Answer:
 
 
 def refusal(assignment: Assignment) -> str | None:
-    """What can be refused before the engine is loaded: the device, the engine itself, the shapes, each technique."""
+    """Why the assignment cannot run here, as far as this is known before the engine is loaded, or None."""
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
         return f"This machine has no {variant.device} device; ask for another device or another worker."
@@ -197,7 +197,7 @@ def _round(command: RunRound, subject: Subject) -> Round:
 
 
 def _audited(command: RunAudit, subject: Subject) -> Audited:
-    """Fresh inputs, so that a remembered answer is no answer; the output may have gone wrong since it was looked at."""
+    """Runs requests with fresh inputs, for which no cached output is valid, and checks the output again."""
     fresh: list[Mapping[str, float]] = []
     repeated: list[Mapping[str, float]] = []
     described: dict[str, list[float]] = {}
@@ -218,7 +218,7 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
 
 
 def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading]) -> Metered:
-    """What a meter cannot read is a reason for its metrics, and spares the other meters."""
+    """Reads a meter. An error becomes the reason of its metrics and does not affect the other meters."""
     assignment = subject.assignment
     context = MeterContext(
         runtime=subject.runtime,

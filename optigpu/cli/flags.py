@@ -14,7 +14,7 @@ from optigpu.cli.flagged import FlagValue, Given
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
-KINDS: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
+FLAG_TYPES: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
 DEFAULT_WORKLOAD = "generate"
 OWN_SYNTAX = ("workload", "stack")
 NO_FLAG = ("plan",)
@@ -108,7 +108,7 @@ def measure_flags(with_defaults: bool = True) -> list[Flag]:
 
 
 def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, FlagValue | list[str]]:
-    """The part of the job's document that the flags say."""
+    """The part of the job's document that the flags define."""
     return {flag.field: flag.read(given[flag.field]) for flag in flags if flag.field in given}
 
 
@@ -133,7 +133,7 @@ def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> Fi
 
 
 def _is_plain(schema: FieldSchema) -> bool:
-    """Whether the values are numbers or words, or lists of them: what a flag can say."""
+    """Whether the values are numbers, words, or lists of them, which a flag can express."""
     return (schema.items or schema).type in ("integer", "number", "boolean", "string")
 
 
@@ -149,7 +149,7 @@ def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
 
 
 def _kind(schema: FieldSchema) -> type[FlagValue]:
-    return KINDS.get(schema.items.type if schema.items else schema.type, str)
+    return FLAG_TYPES.get(schema.items.type if schema.items else schema.type, str)
 
 
 def _clause(schema: FieldSchema) -> str:

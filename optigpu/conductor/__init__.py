@@ -1,1 +1,1 @@
-"""Measures a job: starts measuring processes, watches the host meanwhile, judges what they measured."""
+"""Measures a job: starts the measuring processes, monitors the host, judges the results."""

@@ -1,4 +1,4 @@
-"""From a variant's replicates to its outcome: measurements, summaries, verdict, result."""
+"""Makes a variant's outcome from its replicates: measurements, summaries, verdict, result."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ def outcome_of(
 
 
 def summary_of(variant: Variant) -> VariantSummary:
-    """A variant as its result shows it."""
+    """The summary of a variant that its result contains."""
     return VariantSummary(
         index=variant.index,
         role=variant.role,
@@ -110,7 +110,7 @@ def _of_meter(readings: Sequence[Metered]) -> list[Measurement]:
 
 
 def _once(name: str, values: Sequence[float | None], reason: str | None) -> Measurement:
-    """What a process has once. The variant has it only where every replicate does."""
+    """The metrics with one number for each process. A variant has such a metric only if every replicate has it."""
     if None in values:
         return Measurement(name=name, reason=reason or "Not every replicate measured it.")
     samples: Samples = tuple((value,) for value in values if value is not None)

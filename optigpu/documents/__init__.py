@@ -1,1 +1,1 @@
-"""What is stored and shown: results, events, and what the service answers with."""
+"""Documents that are stored and shown: results, events, and the answers of the service."""

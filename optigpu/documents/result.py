@@ -1,6 +1,6 @@
-"""What a measurement leaves behind: measurements, summaries, verdict, environment, result.
+"""The documents of a measurement: measurements, summaries, verdict, environment, result.
 
-Data only; how a summary is computed from samples stands in `optigpu.statistics.intervals`.
+Data only: `optigpu.statistics.intervals` computes the summaries from samples.
 """
 
 from datetime import datetime
@@ -44,7 +44,7 @@ class Measurement(Frozen):
 
 
 class MetricSummary(Frozen):
-    """One number for a metric with what it takes to trust it.
+    """One value of a metric with its interval, its percentiles and its variation.
 
     `value` is the median over requests, averaged over the processes, or null with a `reason`. `ci` is its 95%
     interval, null where there is too little to know one. `n` counts the samples and `replicates` the processes they
@@ -89,7 +89,7 @@ class VerdictReason(StrEnum):
 
 
 class VerdictWarning(StrEnum):
-    """What a reader should know of a result that is ranked all the same."""
+    """What a reader should know of a result that is ranked."""
 
     SINGLE_REPLICATE = "single_replicate"
     NOT_CONVERGED = "not_converged"
@@ -114,7 +114,8 @@ class Verdict(Frozen):
 
 
 class HostIdSource(StrEnum):
-    """What tells a host from others, the surest first. A container has its own `network_address` and `hostname`."""
+    """What identifies a host, the most reliable source first. A container has its own `network_address` and
+    `hostname`."""
 
     FIRMWARE = "firmware"
     GPUS = "gpus"
@@ -167,7 +168,7 @@ class Environment(Frozen):
 
     `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
     commit of this package where it runs from a checkout, or what the image's builder said; `git_dirty` whether the
-    package differs from that commit. Null: there is none, or nobody knows. `variables` are the environment variables
+    package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment variables
     that the measuring processes inherited and that may change what is measured, for example NVIDIA_TF32_OVERRIDE.
     """
 
@@ -320,10 +321,10 @@ class AttributionRow(Frozen):
 
 
 class Attribution(Frozen):
-    """Which technique bought what. `best` is the index of the fastest valid variant.
+    """The gain of each technique. `best` is the index of the fastest valid variant.
 
     Where memory did not allow to measure all variants side by side, `baseline_again` is the baseline at the end of the
-    job relative to itself at the start: far from 1, the machine has changed meanwhile.
+    job relative to itself at the start: a ratio far from 1 means that the machine changed during the job.
     """
 
     metric: str

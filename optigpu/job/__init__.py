@@ -1,1 +1,1 @@
-"""What is asked for, and what it came to: spec, plan, attribution, replay."""
+"""A job as data: the request (spec), its variants (plan), their gains (attribution), and replay."""

@@ -1,6 +1,6 @@
-"""A job as it is posted: validated wholly before anything is stored or run.
+"""A job as it is posted, validated completely before anything is stored or run.
 
-What can be known from the request alone is checked here; what only a machine can know ends one variant, later.
+Errors of the request itself are found here; a problem of the machine ends only the variant that it concerns.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ class Measure(Frozen):
         return self
 
 
-class Target(Frozen):
+class JobTarget(Frozen):
     """Which workers may take a job for CUDA. `gpu` is part of a GPU's name; None takes any."""
 
     gpu: str | None = Field(None, max_length=100)
@@ -170,7 +170,7 @@ class JobSpec(Frozen):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
     measure: Measure = Measure()
-    target: Target = Target()
+    target: JobTarget = JobTarget()
     limits: Limits = Limits()
 
     @field_validator("model")
@@ -189,7 +189,7 @@ class JobSpec(Frozen):
 
 
 def _as_value_error(function: Any, *arguments: Any) -> Any:
-    """pydantic collects ValueErrors into its report; ours become one."""
+    """Converts our errors to ValueErrors, which pydantic collects into its report."""
     try:
         return function(*arguments)
     except SpecError as error:
@@ -197,7 +197,7 @@ def _as_value_error(function: Any, *arguments: Any) -> Any:
 
 
 def _check_target(spec: JobSpec) -> None:
-    if spec.device is DeviceKind.CPU and spec.target != Target():
+    if spec.device is DeviceKind.CPU and spec.target != JobTarget():
         raise SpecError(
             "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
         )
@@ -227,7 +227,7 @@ def _check_model(spec: JobSpec) -> None:
 
 
 def _check_meters(spec: JobSpec) -> None:
-    """A workload that is about what a meter reads is refused where it would read nothing."""
+    """Refuses a workload without the meters that it needs, and quality of random weights."""
     missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
     if missing:
         raise SpecError(
@@ -241,7 +241,7 @@ def _check_meters(spec: JobSpec) -> None:
 
 
 def _check_gates(spec: JobSpec) -> None:
-    """A gate that could never be passed, because the quality that it asks for is never known, is a mistake."""
+    """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
     if spec.model is None or preset_of(parse_reference(spec.model)):
@@ -283,7 +283,7 @@ def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
 
 
 def _check_backend(spec: JobSpec, name: str, stack: tuple[Technique, ...]) -> None:
-    """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
+    """Checks that the backend supports the device, the workload and every technique of the resolved stack."""
     backend = BACKENDS[name]
     if spec.device not in backend.devices:
         raise SpecError(

@@ -91,7 +91,7 @@ def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[
 
 
 def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, Any]:
-    """What flows while `work` is done, and what it returns. Raises SensorError when the sensor fails meanwhile."""
+    """The energy during `work`, and its result. Raises SensorError if the sensor fails."""
     sensor.look()
     start = sensor.total
     with Ticker(sensor.look, _PERIOD_S) as ticker:

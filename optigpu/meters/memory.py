@@ -1,4 +1,4 @@
-"""memory: bytes of the weights as they lie there, and the peaks of host and accelerator over one request."""
+"""memory: bytes of the weights with the stack applied, and the peaks of host and accelerator during one request."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""profile: which kernels one request spends its time in, by torch's profiler, in a pass of its own."""
+"""profile: the kernels in which one request spends its time, from torch's profiler, in a separate pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import ClassVar
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
+    BOUND_RULE,
     RIDGE_FLOP_PER_BYTE,
-    RULE,
 )
 from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.meters.base import MeterContext, Reading
@@ -17,7 +17,7 @@ from optigpu.vocabulary import UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
 KNOWN_FROM = 0.8
-"""With less than this share of the kernel time told, the two shares say too little."""
+"""If the bound is known for less than this share of the kernel time, the shares are not reported."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ProfileMeter:
             reasons["launches_per_step"] = "this workload decodes no steps"
         profile = {
             "table": table(seen.kernels),
-            "rule": RULE,
+            "rule": BOUND_RULE,
             "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[runtime.device],
             "unknown_share": share(seen.kernels, None),
             "steps_recorded": seen.recorded_steps,

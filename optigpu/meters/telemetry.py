@@ -18,7 +18,7 @@ from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind, new_id
 
 RATE_HZ = 10.0
-POINTS = 300
+MOST_SERIES_POINTS = 300
 """A longer series is thinned to at most so many points; least, mean and most are those of all."""
 
 
@@ -79,7 +79,7 @@ class Series:
 
     def document(self) -> dict[str, Any]:
         """The series as a JSON document; `every` says that each n-th look was kept."""
-        every = -(-len(self._times_s) // POINTS)
+        every = -(-len(self._times_s) // MOST_SERIES_POINTS)
         return {
             "rate_hz": RATE_HZ,
             "every": every,

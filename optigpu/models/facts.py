@@ -1,4 +1,4 @@
-"""What can be known of a model without loading it."""
+"""Facts about a model that are known without loading it."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -15,7 +15,7 @@ _USUAL_SIZE = 224
 
 
 def known_facts(reference: ModelReference) -> Facts | None:
-    """The facts of a preset or a bundled model; None for a model whose configuration lies elsewhere."""
+    """The facts of a preset or a bundled model; None for other models."""
     if reference.kind == "preset" and reference.name in IMAGE_PRESETS:
         preset = IMAGE_PRESETS[reference.name]
         return image_facts_from_config(preset.model_type, preset.config)

@@ -55,7 +55,7 @@ def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 
 
 def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
-    """What each ratio is relative to, for the ratios that are shown."""
+    """The explanation of each shown ratio."""
     names = {row.ended.index: row.label for row in rows}
     if any(row.ended.speedup for row in rows):
         yield "speedup: relative to the baseline; above 1 is better."

@@ -1,4 +1,4 @@
-"""A variant's time against what the machine could do: Williams et al., Roofline, CACM 52(4), 2009.
+"""Compares a variant's time with the machine's limits: Williams et al., Roofline, CACM 52(4), 2009.
 
 A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate. Bandwidth
 and rate are the machine's own, measured through torch; the bandwidth is that of an array as large as what the step
@@ -34,7 +34,7 @@ _CATALOG: dict[str, Dtype] = {"float32": "fp32", "tf32": "tf32", "float16": "fp1
 
 
 class Roofline(RooflineFacts):
-    """What a result takes of a roofline: `metrics` (mbu, mfu, headroom: figures or a reason) beside the facts."""
+    """The roofline of a result: `metrics` (mbu, mfu, headroom: figures or a reason) and the facts."""
 
     metrics: dict[str, MetricSummary]
 
@@ -168,7 +168,7 @@ def _as_rate(primary: MetricSummary) -> MetricSummary:
         unit="1/s",
         better=Better.HIGHER,
         value=1 / primary.value,
-        # An interval that reaches down to no time at all says nothing of the rate.
+        # An interval that contains the time 0 gives no bound of the rate.
         ci=(1 / high, 1 / low) if low and high and low > 0 else None,
         n=primary.n,
         replicates=primary.replicates,
@@ -196,7 +196,7 @@ def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str,
 def _derived(name: str, rate: MetricSummary, of: Callable[[float], float]) -> MetricSummary:
     """A metric that is a monotone function of a measured rate: its interval's ends are those of the rate's."""
     assert rate.value is not None
-    # An interval that reaches down to a rate of zero says nothing of what follows from it.
+    # An interval that contains the rate 0 gives no bound of the derived metric.
     low, high = sorted(map(of, rate.ci)) if rate.ci and rate.ci[0] > 0 else (None, None)
     return MetricSummary(
         unit=METRICS[name].unit,

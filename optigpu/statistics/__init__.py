@@ -1,1 +1,1 @@
-"""Intervals, comparisons and drift, from samples alone."""
+"""Statistics of samples: intervals, comparisons and drift."""

@@ -1,4 +1,4 @@
-"""From samples to numbers that can be trusted: medians, intervals, percentiles with bounds, ratios. Pure numpy.
+"""Estimates from samples: medians, intervals, percentiles with bounds, ratios. Pure numpy.
 
 A variant's value is the mean over its processes of each process's median over requests. Its 95% interval is a
 percentile bootstrap on the highest level that has more than one unit:

@@ -19,7 +19,7 @@ NAMING = {
 
 
 class Base(DeclarativeBase):
-    """Maps Python's types to columns that mean the same on both databases."""
+    """Maps Python's types to columns that behave alike on both databases."""
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map: ClassVar[dict[Any, Any]] = {

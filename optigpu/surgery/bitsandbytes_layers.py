@@ -1,7 +1,7 @@
 """Linear layers that compute with the operators of bitsandbytes, whose weights and statistics are plain buffers.
 
 The library's own layers keep their statistics in attributes that no meter sees, that `.to()` of a whole model does not
-move and that torch.export does not know. What these compute is, bit for bit, what those compute.
+move and that torch.export does not know. The layers here give bitwise equal results.
 """
 
 from typing import Any

@@ -221,11 +221,11 @@ _BLOCKS: dict[Forwards | None, type[FusedBlock]] = {
     "opt": FusedOptBlock,
     "llama": FusedLlamaBlock,
 }
-"""By whose forward functions a family's blocks have."""
+"""The class for each kind of forward function."""
 
 
 def _require_kernel(kind: NormKind, device: torch.device, backend: str) -> None:
-    """Raises UnsupportedError where norms are plain torch: that would be measured as what it is not."""
+    """Raises UnsupportedError if norms would run as plain torch, which fuses nothing."""
     if backend != "torch":
         return
     why = "Triton is missing: install it (pip install triton)."

@@ -13,7 +13,7 @@ from optigpu.workloads.requests.shapes import DecodeShape
 Position = Annotated[int, Field(ge=1, le=131072)]
 
 
-class KvCache(Workload):
+class KvCachePositions(Workload):
     """A few tokens decoded after a prompt as long as the position, for each of `positions`; the prompt is not counted.
 
     With a cache a token costs what reading the weights and the cache costs; without one (no_kv_cache) the whole

@@ -26,7 +26,7 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, share
-from optigpu.techniques.decoding.native_decode.packed_store import MOST_GIB
+from optigpu.techniques.decoding.native_decode.packed_store import STORED_GIB_VARIABLE
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
@@ -388,7 +388,7 @@ def test_weights_of_eight_bits_are_not_calibrated() -> None:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(MOST_GIB)
+    monkeypatch.delenv(STORED_GIB_VARIABLE)
     return tmp_path / "optigpu" / "decode"
 
 
@@ -441,6 +441,6 @@ def test_what_does_not_change_the_weights_makes_no_other_file(kept: Path) -> Non
 
 
 def test_a_store_that_is_off_keeps_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MOST_GIB, "0")
+    monkeypatch.setenv(STORED_GIB_VARIABLE, "0")
     packed(tiny_model("llama"))
     assert not kept.exists()

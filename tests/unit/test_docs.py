@@ -19,7 +19,7 @@ from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.readme import README, ROOT, blocks, section
 
-SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.Settings, worker.settings.Settings)
+SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.ServiceSettings, worker.settings.WorkerSettings)
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND_LINES = [
     line.split("#")[0] for block in blocks("") for line in block.splitlines() if line.startswith("optigpu ")

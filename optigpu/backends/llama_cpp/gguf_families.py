@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optigpu.models.families import FAMILIES, Attention, Decoder, GgufFamily, Mlp, family_of
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, GgufFamily, Mlp, family_of
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -12,7 +12,7 @@ class WrittenFamily:
 
     gguf: GgufFamily
     decoder: Decoder
-    attention: Attention
+    attention: AttentionParts
     mlp: Mlp
     conv1d: bool
 

@@ -1,4 +1,5 @@
-"""Which attention kernel may run, and which ones really ran: the names in a profile, taken apart from what is timed."""
+"""Restricts the attention kernels, and finds out which ones ran from a profile that is taken apart from timed
+requests."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -13,7 +14,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _KERNEL = re.compile(r"scaled_dot_product|flash_fwd|flash_attn|fmha|attention|softmax", re.IGNORECASE)
 _WRAPPERS = {"aten::scaled_dot_product_attention", "aten::softmax"}
-"""Operators that only choose one of the others."""
+"""Operators that only dispatch to one of the others."""
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "flash_3": SDPBackend.FLASH_ATTENTION,
@@ -29,9 +30,9 @@ _OPERATORS = {
     "aten::_scaled_dot_product_attention_math": "math",
     "flash_attn_3::fwd": "flash_3",
 }
-"""What each kernel is called in a profile. flash_3 runs within torch's flash operator."""
+"""The name of each kernel in a profile. flash_3 runs within torch's flash operator."""
 _NONE_LEFT = ("No available kernel", "No viable backend")
-"""How torch says that every kernel that it could run is forbidden."""
+"""torch's message if all of its available kernels are forbidden."""
 
 
 def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str]:

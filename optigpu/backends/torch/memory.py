@@ -1,4 +1,4 @@
-"""Memory of the device: what is free, and the peaks over a run."""
+"""Free memory of the device, and the peaks during a run."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -20,7 +20,7 @@ def free_bytes(device: DeviceKind) -> int:
 
 
 def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
-    """What CUDA's allocator gave out and held during `run`; on a CPU the reason why there is neither."""
+    """The peaks of CUDA's allocator during `run`, allocated and reserved; on a CPU the reason why there are none."""
     if device is DeviceKind.CPU:
         run()
         reasons = {"peak_bytes": NO_ACCELERATOR, "peak_reserved_bytes": NO_ACCELERATOR}

@@ -1,1 +1,1 @@
-"""Whether a result counts: what disturbed it, and what that means."""
+"""Verdicts: what disturbed a measurement, and whether its result is valid."""

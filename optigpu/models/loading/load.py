@@ -1,4 +1,4 @@
-"""A model reference -> a loaded model."""
+"""Loads models from their references."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
 MODELS_DIR = "OPTIGPU_MODELS_DIR"
-"""The environment variable that names the directory which `path:` references lie under."""
+"""The environment variable that names the directory of `path:` references."""
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 
 
@@ -47,7 +47,7 @@ def load_model(
     `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
     weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
     4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
-    Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
+    Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
     safetensors, an architecture that generates no text, or layers that are packed in another way.
     """
     preset = preset_of(reference)
@@ -240,7 +240,7 @@ def _one_sentence(reference: ModelReference) -> Iterator[None]:
 
 
 def _directory(name: str) -> Path:
-    """The directory of a `path:` reference; what a link leads to must lie under the model directory as well."""
+    """The directory of a `path:` reference; the target of a link must be under the model directory as well."""
     if not os.environ.get(MODELS_DIR):
         raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
     root = Path(os.environ[MODELS_DIR]).resolve()

@@ -1,6 +1,6 @@
 """Checkpoints whose linear layers hold 4-bit numbers, as GPTQ and AWQ leave them, read without their libraries.
 
-Eight numbers lie in one int32 word. A layer has `qweight`, `scales` [groups, outputs] and `qzeros`, and stands for
+Eight numbers share one int32 word. A layer has `qweight`, `scales` [groups, outputs] and `qzeros`, and represents the
 weights (q - zero) * scale, with one scale and one zero for each output and each group of inputs.
 
 GPTQ (AutoGPTQ, GPTQModel): qweight [inputs / 8, outputs], word i of an output holds its inputs 8 i to 8 i + 7, the
@@ -152,7 +152,7 @@ def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
 
 
 def widen(model: PreTrainedModel) -> None:
-    """Puts a plain layer in the place of each packed one, with the weights that its numbers stand for."""
+    """Replaces each packed layer by a plain one with its unpacked weights."""
     for path, packed in list(packed_layers(model)):
         outputs, inputs = packed.outputs, packed.inputs
         layer = torch.nn.Linear(inputs, outputs, packed.bias is not None, device="meta")
@@ -163,7 +163,7 @@ def widen(model: PreTrainedModel) -> None:
 
 
 def weights_of(unpacked: Unpacked) -> torch.Tensor:
-    """The weights that numbers stand for, float32 [outputs, inputs], with inputs as the layer takes them."""
+    """The unpacked weights, float32 [outputs, inputs], with inputs in the layer's order."""
     q, scale, zero, order = unpacked
     outputs, groups = scale.shape
     weights = (q.view(outputs, groups, -1).float() - zero.float()[..., None]) * scale[..., None]
@@ -203,7 +203,7 @@ def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
 
 @register_quantization_config(_QUANTIZER)
 class _Config(QuantizationConfigMixin):
-    """What stands in a packed model's configuration while it is read."""
+    """The quantization configuration of a packed model while it is loaded."""
 
     def __init__(self, packing: Packing, **_: object) -> None:
         self.quant_method: Any = _QUANTIZER
@@ -254,7 +254,7 @@ def _headers(files: list[str]) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _require_fit(path: str, packed: PackedLinear, plain: Any) -> None:
-    """The packed tensors have the sizes of the layer that they stand for: some checkpoints mix several kinds."""
+    """Checks that the packed tensors have the sizes of their layer: some checkpoints mix several kinds."""
     outputs, inputs = plain.weight.T.shape if hasattr(plain, "nf") else plain.weight.shape
     words, groups = outputs * inputs // _PER_WORD, inputs // packed.packing.group_size
     fits = (packed.outputs, packed.inputs) == (outputs, inputs)

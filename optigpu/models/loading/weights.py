@@ -1,4 +1,4 @@
-"""Which weights a loaded model has: the hash of the files that they came from, or of the recipe that drew them."""
+"""Identifies a loaded model's weights by the hash of their files, or of the recipe that drew random ones."""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ SCALE_STEPS, OFFSET_STEPS = 3, 20
 """Of the solvers, the first of which looks at the scales that rounding alone takes."""
 SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 """p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
-TINY = 1e-6
+NO_OUTLIER_ERROR = 1e-6
 """An error that is no outlier, in units of a step."""
 JUDGING_NORM = 3
 """Of a solver's steps each group keeps the one with the least sum of its errors to this power. Searches with less
@@ -186,7 +186,7 @@ def _fitted_offset(found: Fitting, scales: Scales) -> Scales:
     """
     scale, size = scales[0], found.errors.abs()
     beta = SHRINKAGE_START * SHRINKAGE_GROWTH**found.step
-    threshold = size.clamp(min=TINY).pow_(SHRINKAGE_NORM - 1).div_(beta)
+    threshold = size.clamp(min=NO_OUTLIER_ERROR).pow_(SHRINKAGE_NORM - 1).div_(beta)
     outliers = size.sub_(threshold).clamp_(min=0).copysign_(found.errors)
     return scale, _rounded(scales[1] + (found.errors - outliers).mean(dim=1, keepdim=True) * scale)
 

@@ -32,7 +32,7 @@ TILE = 32
 """Outputs that the C++ operator computes together; kTile in int4_linear.cpp."""
 BLOCK = 8
 """Inputs of an output that lie together there; kBlockInputs."""
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int4Backend, int] = {
     "native-portable": 1,
@@ -120,7 +120,10 @@ def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
 
 
 def int4_linear(
-    x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None = None, instruction_set: int = BEST
+    x: torch.Tensor,
+    packed: PackedInt4,
+    bias: torch.Tensor | None = None,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
     """y = x @ weight.T + bias with the weights that 4-bit numbers stand for. Has no gradient.
 

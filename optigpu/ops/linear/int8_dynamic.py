@@ -27,7 +27,7 @@ GROUP = 4
 """Inputs that they hold together; kGroup in int8_dynamic.cpp."""
 MOST_INNER = 65536
 """More inputs could overflow a 32-bit sum; kMostInner in int8_dynamic.cpp."""
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[DynamicBackend, int] = {
     "native-portable": 1,
@@ -99,7 +99,7 @@ def int8_dynamic(
     packed: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
     """y = (round(x / s) @ q.T) * s * scale + bias with s = max |x| / 127 of each row. Has no gradient.
 

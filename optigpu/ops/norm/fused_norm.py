@@ -20,7 +20,7 @@ from optigpu.ops.native import NativeOperators
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
 NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {
     "native-portable": 1,
@@ -63,7 +63,7 @@ def add_layer_norm(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm (Ba et al., 2016, arXiv:1607.06450) of x + residual over the last dimension. Has no gradient.
 
@@ -91,7 +91,7 @@ def add_rms_norm(
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
     if not _is_native(x, residual, weight):

@@ -10,11 +10,11 @@ from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
-"""What a decoding request can tell."""
+"""The metrics of a decoding request."""
 
 
 class DecodingRequest:
-    """The same prompts, decoded again and again."""
+    """The same prompts, decoded repeatedly."""
 
     def __init__(
         self,

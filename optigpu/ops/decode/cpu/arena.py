@@ -11,7 +11,7 @@ import torch
 
 from optigpu.vocabulary import UnsupportedError
 
-HUGE = 2**21
+HUGE_PAGE_BYTES = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
 ALIGNMENT = 64
 """Bytes that every tensor begins at a multiple of: a line of the cache, and the widest load."""
@@ -32,13 +32,13 @@ class Arena:
     def __init__(self, size: int) -> None:
         try:
             # Private: anonymous memory that is shared is not given huge pages by default.
-            area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            area = mmap.mmap(-1, _whole(size) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UnsupportedError(
                 f"There is not enough memory for {size} bytes of weights in one piece ({error.strerror}): use fewer "
                 "bits or a smaller model."
             ) from error
-        offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE
+        offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
         self.huge = _ask_for_huge_pages(area, offset, _whole(size))
         self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
         self._left = size
@@ -58,7 +58,7 @@ class Arena:
 
 def _whole(size: int) -> int:
     """`size` rounded up to whole huge pages, so that the last weights lie in one too."""
-    return -(-size // HUGE) * HUGE
+    return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def _ask_for_huge_pages(area: mmap.mmap, offset: int, size: int) -> bool:

@@ -19,7 +19,7 @@ import torch
 from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.cpu.interface import (
-    Caller,
+    DecoderCalls,
     DescribedProgram,
     RequestC,
     decoder_library,
@@ -51,7 +51,7 @@ class CpuDecoder:
     ) -> None:
         """`cpus` are what the threads are pinned to, the first of them during calls alone; too few pin none."""
         self._library = decoder_library()
-        self._call = Caller()
+        self._call = DecoderCalls()
         self._program = program
         self._kv: CacheKind = kv
         self._cache: CpuCache | None = None

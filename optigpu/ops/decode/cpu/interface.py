@@ -115,7 +115,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-class Caller:
+class DecoderCalls:
     """Calls the library's functions, and raises what they report as ValueError, UnsupportedError or ReplicateError."""
 
     def __init__(self) -> None:

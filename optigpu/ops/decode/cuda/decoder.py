@@ -22,7 +22,7 @@ from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda.decode_step import DecodeStep
+    from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
 MOST_OUTPUTS = 2**30
 """Outputs of a matrix: the kernels count them in int32, and look some tiles ahead."""
@@ -45,7 +45,7 @@ class CudaDecoder:
         blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
         self._program = replace(program, blocks=blocks)
         self._kv: CacheKind = kv
-        self._step: DecodeStep | None = None
+        self._step: CudaDecodeStep | None = None
         self._length = 0
         self._seen = False
 
@@ -129,12 +129,12 @@ class CudaDecoder:
             yield count
         chosen.copy_(step.state.chosen[:, before : before + steps])
 
-    def _made_step(self, sequences: int, capacity: int) -> "DecodeStep":
-        from optigpu.ops.decode.cuda.decode_step import DecodeStep
+    def _made_step(self, sequences: int, capacity: int) -> "CudaDecodeStep":
+        from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
         program = self._program
         try:
-            step = DecodeStep(program, self._kv, sequences, capacity)
+            step = CudaDecodeStep(program, self._kv, sequences, capacity)
         except RuntimeError as error:  # torch's error for a lack of memory is one, on the CPU this very one
             numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
             needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
@@ -146,7 +146,7 @@ class CudaDecoder:
             step.record()
         return step
 
-    def _ready(self, tokens: torch.Tensor, more: int) -> "DecodeStep":
+    def _ready(self, tokens: torch.Tensor, more: int) -> "CudaDecodeStep":
         """The step, once the tokens fit it and `more` positions are free."""
         step = self._step
         if step is None:
@@ -164,7 +164,7 @@ class CudaDecoder:
             )
         return step
 
-    def _advance(self, step: "DecodeStep", length: int) -> None:
+    def _advance(self, step: "CudaDecodeStep", length: int) -> None:
         """Counts what is in the cache now. Raises ReplicateError where its numbers are not finite."""
         if bool(step.state.not_finite.any()):
             step.state.not_finite.zero_()

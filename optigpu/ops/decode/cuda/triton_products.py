@@ -13,7 +13,7 @@ HIGH_HALVES = tl.constexpr(-0x0F0F0F10)
 """0xF0F0F0F0: the upper four bits of each byte of a word."""
 ROUNDING = tl.constexpr(12582912.0)
 """1.5 * 2^23, where float32 has no fractions: what is added is rounded half to even, into the last byte."""
-SMALLEST = tl.constexpr(1e-36)
+SMALLEST_ACTIVATION = tl.constexpr(1e-36)
 """Groups with no larger activation count as zero, because 127 over it could be more than float32 holds."""
 
 
@@ -41,7 +41,7 @@ def magnitude(values):
 @triton.jit
 def over_largest(largest):
     """127 / largest, or 0 where that is zero or not finite."""
-    enough = largest > SMALLEST
+    enough = largest > SMALLEST_ACTIVATION
     return tl.where(enough, tl.div_rn(127.0, tl.where(enough, largest, 1.0)), 0.0)
 
 

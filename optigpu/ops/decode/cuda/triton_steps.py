@@ -16,7 +16,7 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
-    Target,
+    LaunchTarget,
     launch_of,
     matrix_arguments,
     matrix_flags,
@@ -68,7 +68,7 @@ def query_key_value(
     position: torch.Tensor,
     query: torch.Tensor,
     layer: LayerCache,
-    target: Target,
+    target: LaunchTarget,
 ) -> None:
     """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
 

@@ -42,7 +42,7 @@ class ExportedStep:
         """Raises UnsupportedError when the step cannot be exported or compiled here."""
         started = time.perf_counter()
         try:
-            module = Bound(self._step, cache)
+            module = StepWithCache(self._step, cache)
             exported = torch.export.export(module, (tokens, position), strict=False)
         except (RuntimeError, ValueError) as error:
             why = str(error).strip().splitlines()[0].rstrip(".")
@@ -59,7 +59,7 @@ class ExportedStep:
         return package.run
 
 
-class Bound(torch.nn.Module):
+class StepWithCache(torch.nn.Module):
     """A step with its cache as buffers: the graph then writes them in place, instead of copies."""
 
     def __init__(self, step: Any, cache: Cache) -> None:

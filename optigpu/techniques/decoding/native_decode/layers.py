@@ -18,7 +18,7 @@ from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, weight_of
 
-BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
+WEIGHT_BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
 """Of a weight, its share of a scale apart."""
 
 
@@ -49,7 +49,7 @@ class DecodeLinear(torch.nn.Module):
         arena: Arena | None,
         known: Compensation | None,
     ) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The packed layer of a Linear or a Conv1D."""
         return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
     @property
@@ -87,7 +87,9 @@ def candidates_of(
     found = []
     for place, kind in zip(places, kinds, strict=True):
         both: tuple[WeightKind, ...] = (kind, "w8") if place.path in costs else (kind,)
-        levels = tuple(Level(each, BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both)
+        levels = tuple(
+            Level(each, WEIGHT_BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both
+        )
         more = levels[-1].stored_bytes - levels[0].stored_bytes
         found.append(Candidate(place.path, levels, Stage.REST, costs[place.path] / more if more else 0.0))
     return found
@@ -180,7 +182,7 @@ def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
     if weight.device.type == "cpu":
         return packed_bytes(outputs, inputs, kind, group)
     scales = 0 if kind == "bf16" else outputs * (inputs // group + 2)
-    return int(outputs * inputs * BITS[kind] // 8 + scales)
+    return int(outputs * inputs * WEIGHT_BITS[kind] // 8 + scales)
 
 
 def _pack(

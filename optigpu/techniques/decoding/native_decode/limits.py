@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from optigpu.documents.shapes import ModelFacts
-from optigpu.models.families import FAMILIES, Attention, Decoder, Mlp, ModelFamily, family_of
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, ModelFamily, family_of
 from optigpu.ops.decode.program import MOST_HEAD_SIZE
 
 NORM_UNIT = 16
@@ -21,7 +21,7 @@ class Runnable:
 
     family: ModelFamily
     decoder: Decoder
-    attention: Attention
+    attention: AttentionParts
     mlp: Mlp
 
     @property

@@ -34,17 +34,17 @@ from optigpu.techniques.decoding.native_decode.packing import (
 from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
 
-MOST_GIB = "OPTIGPU_DECODE_CACHE_GB"
+STORED_GIB_VARIABLE = "OPTIGPU_DECODE_CACHE_GB"
 """The environment variable for another bound, in GiB; 0 turns the store off."""
-MOST_BYTES = 20 * 2**30
+MOST_STORED_BYTES = 20 * 2**30
 """Of the folder. The least recently used goes first."""
 LOCK_TIMEOUT_S = 60
 """Others write a few GB at most, and weights that are not kept are packed again."""
 AT_ONCE = 2**22
 """Bytes that are hashed together: they come from the accelerator in pieces of that size."""
-KEPT, LOCK, UNFINISHED = ".safetensors", ".lock", ".unfinished"
+STORED_SUFFIX, LOCK_SUFFIX, UNFINISHED_SUFFIX = ".safetensors", ".lock", ".unfinished"
 
-PACKING = "optigpu.techniques.decoding.native_decode.packing"
+PACKING_MODULE = "optigpu.techniques.decoding.native_decode.packing"
 """What decides what is packed, with all that it imports: what was kept before one of these files was changed is not
 found any more."""
 
@@ -52,7 +52,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredPacking:
     """What was saved: tensors by name, and facts as JSON gives them back.
 
     The tensors are the file's own pages, on the CPU: the caller copies them where it wants them. Writing into them
@@ -88,16 +88,16 @@ def most_bytes() -> int:
 
     Raises UnsupportedError when the environment's bound is not a number from 0 on.
     """
-    text = os.environ.get(MOST_GIB)
+    text = os.environ.get(STORED_GIB_VARIABLE)
     if not text:
-        return MOST_BYTES
+        return MOST_STORED_BYTES
     try:
         gib = float(text)
     except ValueError:
         gib = math.nan
     if not 0 <= gib < math.inf:
         raise UnsupportedError(
-            f"{MOST_GIB} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
+            f"{STORED_GIB_VARIABLE} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
         )
     return int(gib * 2**30)
 
@@ -109,14 +109,14 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
     """
     found = hashlib.blake2b(digest_size=20)
     _add(found, torch.__version__, model.config.to_json_string(), json.dumps(options, sort_keys=True))
-    for source in sources_of(PACKING):
+    for source in sources_of(PACKING_MODULE):
         _add(found, source.read_bytes())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         _add_tensor(found, name, tensor)
     return found.hexdigest()
 
 
-def load(key: str) -> Kept | None:
+def load(key: str) -> StoredPacking | None:
     """What was saved under a key, mapped into memory, and from now on the most recently used; None when there is none.
 
     A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
@@ -124,7 +124,7 @@ def load(key: str) -> Kept | None:
     folder = _folder()
     if folder is None:
         return None
-    path = folder / f"{key}{KEPT}"
+    path = folder / f"{key}{STORED_SUFFIX}"
     try:
         found = _read(path)
     except OSError:
@@ -152,8 +152,8 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
     about = json.dumps(facts)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with FileLock(folder / f"decode{LOCK}", timeout=LOCK_TIMEOUT_S):
-            return _write(folder / f"{key}{KEPT}", whole, about, most)
+        with FileLock(folder / f"decode{LOCK_SUFFIX}", timeout=LOCK_TIMEOUT_S):
+            return _write(folder / f"{key}{STORED_SUFFIX}", whole, about, most)
     except (OSError, NotImplementedError, SafetensorError):  # the second: a file system without locks
         return False
 
@@ -168,7 +168,7 @@ def _folder() -> Path | None:
         return None
 
 
-def _read(path: Path) -> Kept:
+def _read(path: Path) -> StoredPacking:
     """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
     with safe_open(path, framework="pt") as file:
         said = file.metadata() or {}
@@ -176,7 +176,7 @@ def _read(path: Path) -> Kept:
     about = said.get("facts", "")
     if said.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
-    return Kept(tensors, json.loads(about))
+    return StoredPacking(tensors, json.loads(about))
 
 
 def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
@@ -185,7 +185,7 @@ def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
     Written under another name and renamed, so that half a file is never read.
     """
     _clean(path.parent)
-    unfinished = path.with_suffix(UNFINISHED)
+    unfinished = path.with_suffix(UNFINISHED_SUFFIX)
     try:
         save_file(tensors, unfinished, {"facts": about, "digest": _digest(tensors, about)})
         size = unfinished.stat().st_size
@@ -201,13 +201,13 @@ def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
 def _clean(folder: Path) -> None:
     """Removes what a process that was killed left unfinished, under safetensors' name for it or ours."""
     for path in folder.iterdir():
-        if path.suffix not in (KEPT, LOCK):
+        if path.suffix not in (STORED_SUFFIX, LOCK_SUFFIX):
             path.unlink(missing_ok=True)
 
 
 def _make_room(path: Path, room: int) -> None:
     """Removes the least recently used until others than `path`, which is about to be replaced, have `room` bytes."""
-    others = [(other, other.stat()) for other in path.parent.glob(f"*{KEPT}") if other != path]
+    others = [(other, other.stat()) for other in path.parent.glob(f"*{STORED_SUFFIX}") if other != path]
     size = sum(known.st_size for _, known in others)
     for other, known in sorted(others, key=lambda item: item[1].st_mtime_ns):
         if size <= room:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import WeightKind
-from optigpu.surgery.bit_allocation import Decision, decide, least_bytes, table, total_bytes
+from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import moments_by_layer
 from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears, restore_linears
@@ -76,7 +76,7 @@ def _costs(
 
 
 def _exchange(
-    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[Decision], options: PackingOptions
+    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[BitDecision], options: PackingOptions
 ) -> dict[str, WeightKind]:
     """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}

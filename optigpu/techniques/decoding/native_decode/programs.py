@@ -11,7 +11,7 @@ from optigpu.ops.decode.program import Block, Norm, Program
 from optigpu.surgery.places import Place, storage_of, weight_of
 from optigpu.techniques.decoding.native_decode.layers import DecodeEmbedding, DecodeLinear, joined_matrices
 from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
-from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD
+from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD_PATH
 
 ATTACHED = "native_decode"
 """The name under which a model holds what its program has copies of."""
@@ -83,7 +83,7 @@ def program_of(model: PreTrainedModel) -> Program:
         rotary=None if rotary is None else _rotary(rotary, embedding.device),
         blocks=blocks,
         final=_norm(getattr(decoder, parts.final)),
-        head=_decode_linear(model, HEAD).matrix,
+        head=_decode_linear(model, HEAD_PATH).matrix,
     )
 
 

@@ -11,7 +11,7 @@ from optigpu.ops.decode.program import Activation
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.limits import LEAVE_OUT, Runnable, other_size, runnable
 
-HEAD = "lm_head"
+HEAD_PATH = "lm_head"
 """Where the head of every causal language model stands."""
 ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(
@@ -82,7 +82,8 @@ def _other_shapes(
     if rotary is not None and 2 * rotary.inv_freq.numel() != attention.head_dim:
         return "does not support rotary embeddings of a part of a head"
     rows, outputs = (
-        weight_of(layer).shape[0] for layer in (getattr(decoder, parts.embedding), model.get_submodule(HEAD))
+        weight_of(layer).shape[0]
+        for layer in (getattr(decoder, parts.embedding), model.get_submodule(HEAD_PATH))
     )
     if rows != outputs:
         return f"needs a head with as many outputs as the embedding has rows; this model has {outputs} and {rows}"
@@ -97,7 +98,7 @@ def _damage(model: PreTrainedModel) -> str | None:
 
 
 def _linear_paths(family: Runnable, blocks: int) -> Iterator[str]:
-    yield HEAD
+    yield HEAD_PATH
     for index in range(blocks):
         yield from (
             f"{family.decoder.path}.{family.decoder.blocks}.{index}.{path}" for path in family.linears

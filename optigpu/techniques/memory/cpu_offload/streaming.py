@@ -35,22 +35,6 @@ class Lane(Protocol):
         """What was computed so far used the slot; a later copy waits for it."""
 
 
-class PlainLane:
-    """Copies that are complete when they return."""
-
-    def empty(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
-    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def arrive(self, slot: int) -> None:
-        pass
-
-    def leave(self, slot: int) -> None:
-        pass
-
-
 class CudaLane:
     """Copies out of pinned memory on a stream of their own, beside what is computed on the current one."""
 
