@@ -1,7 +1,9 @@
-"""What the documentation says is so: settings, commands, links, and the example of a technique."""
+"""What the documentation says is so: settings, commands, links, folders, layers, and the example of a technique."""
 
+import inspect
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +14,24 @@ from pydantic_settings import BaseSettings
 
 import api.settings
 import worker.settings
+from optigpu.backends import BACKENDS
 from optigpu.cli import app
 from optigpu.hardware import probe
+from optigpu.job.spec import PlanName
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads import WORKLOADS
 from tests.readme import README, ROOT, blocks, section
 
 SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.ServiceSettings, worker.settings.WorkerSettings)
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ARCHITECTURE, DESIGN, CONTRIBUTING = (
+    ROOT / "docs" / f"{name}.md" for name in ("architecture", "design", "contributing")
+)
+STEPS = ("posted", "claimed", "planned", "prepared", "measured", "judged", "recorded", "read")
+ADDED_BY_THE_README = "optigpu/techniques/compilation/regional_compile.py"
+NOT_HOOKS = {"identity", "check", "fits", "chosen", "suits"}
 COMMAND_LINES = [
     line.split("#")[0] for block in blocks("") for line in block.splitlines() if line.startswith("optigpu ")
 ]
@@ -88,10 +99,137 @@ def test_the_readme_has_commands() -> None:
     assert len(COMMAND_LINES) >= 6
 
 
+def links_of(page: Path) -> list[tuple[str, str]]:
+    """The path and the heading of each link that stays in the repository; either may be empty."""
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text())
+    return [(path, heading) for path, heading in links if "://" not in path]
+
+
+def headings_of(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def part(page: Path, heading: str) -> str:
+    """The text of a page below a heading of the second level, up to the next one."""
+    return page.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def block_of(text: str) -> list[str]:
+    """The lines of the one fenced block."""
+    (block,) = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines: list[str] = block.splitlines()
+    return lines
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of a table's rows, without its head."""
+    rows = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [row.split(" | ") for row in rows[2:]]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in target]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    assert [path for path, _ in links_of(page) if not (page.parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_a_heading_find_it(page: Path) -> None:
+    targets = [(page.parent / path if path else page, heading) for path, heading in links_of(page) if heading]
+    assert [heading for target, heading in targets if heading not in headings_of(target)] == []
+
+
+@pytest.fixture(scope="module")
+def file_names() -> set[str]:
+    """The names of all files of the repository's folders."""
+    folders = (path.parent for path in ROOT.glob("*/__init__.py"))
+    inside = {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
+    return inside | {path.name for path in ROOT.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_file_that_is_named_exists(page: Path, file_names: set[str]) -> None:
+    """Written as `code` or as a link's text: a path from the root or from optigpu, or the name alone."""
+    named = re.findall(r"[`\[]((?:[\w.]+/)*[\w.]+\.(?:py|toml|h|cpp))[`\]]", page.read_text())
+    places = (ROOT, ROOT / "optigpu", page.parent)
+    lost = [
+        name
+        for name in {*named} - {ADDED_BY_THE_README}
+        if (
+            name not in file_names
+            if "/" not in name
+            else not any((place / name).exists() for place in places)
+        )
+    ]
+    assert lost == []
+
+
+def test_the_pages_about_the_code_are_among_those_that_are_checked() -> None:
+    assert {ARCHITECTURE, DESIGN, CONTRIBUTING} <= set(PAGES)
+    assert {page.name for page in (ARCHITECTURE, DESIGN, CONTRIBUTING)} <= {
+        Path(path).name for path, _ in links_of(ROOT / "README.md")
+    }
+
+
+def test_each_step_of_a_job_leads_to_its_files() -> None:
+    steps = re.findall(
+        r"^\d\. \*\*(\w+)\.\*\*(.*?)(?=^\S)", ARCHITECTURE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert tuple(name.lower() for name, _ in steps) == STEPS
+    for name, text in steps:
+        files = re.findall(r"\]\((\.\./[^)#]+\.py)\)", text)
+        assert files, f"{name} links to no file"
+        assert [path for path in files if not (ARCHITECTURE.parent / path).is_file()] == []
+
+
+def test_the_life_of_a_job_is_one_page() -> None:
+    text = re.sub(r"```.*?```", "", ARCHITECTURE.read_text(), flags=re.DOTALL)
+    assert len([line for line in text.splitlines() if line.strip()]) <= 60
+
+
+def folders_in(lines: list[str]) -> tuple[list[str], list[str]]:
+    """The folders of the root, and those of optigpu, which are indented."""
+    found = [re.findall(pattern, "\n".join(lines), re.MULTILINE) for pattern in (r"^(\w+)/ ", r"^  (\w+)/ ")]
+    return found[0], found[1]
+
+
+def test_the_folders_that_the_design_lists_are_those_that_there_are() -> None:
+    top, inner = folders_in(block_of(part(DESIGN, "Folders")))
+    assert sorted(inner) == sorted(path.parent.name for path in (ROOT / "optigpu").glob("*/__init__.py"))
+    assert sorted(top) == sorted([*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs"])
+
+
+def test_the_folders_that_the_readme_lists_exist() -> None:
+    top, inner = folders_in(block_of(section("Where things are")))
+    assert {"optigpu", "api", "worker"} <= set(top)
+    assert {"techniques", "workloads", "meters", "backends"} <= set(inner)
+    places = [ROOT / name for name in top] + [ROOT / "optigpu" / name for name in inner]
+    assert [path.name for path in places if not path.is_dir()] == []
+
+
+def test_the_layers_that_the_design_prints_are_those_that_lint_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each.get("containers") == ["optigpu"]]
+    assert block_of(part(DESIGN, "Who imports whom")) == layers
+
+
+def test_the_hooks_that_the_design_lists_are_a_technique_s() -> None:
+    methods = {name for name, value in vars(Technique).items() if inspect.isfunction(value)}
+    listed = re.findall(r"^\| `(\w+)` \|", part(DESIGN, "Layers and hooks"), re.MULTILINE)
+    assert sorted(listed) == sorted(name for name in methods - NOT_HOOKS if not name.startswith("_"))
+
+
+def test_the_design_names_every_workload_plan_and_backend() -> None:
+    meanings = dict(rows_of(part(DESIGN, "Words")))
+    for word, names in (("workload", list(WORKLOADS)), ("plan", list(PlanName)), ("backend", list(BACKENDS))):
+        assert re.findall(r"`(\w+)`", meanings[word]) == names
+
+
+def test_plain_english_has_ten_good_and_bad_pairs() -> None:
+    pairs = rows_of(part(CONTRIBUTING, "Plain English"))
+    assert len(pairs) == 10
+    assert all(bad != good and bad and good for bad, good in pairs)
 
 
 @pytest.fixture(scope="module")
