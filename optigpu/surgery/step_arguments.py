@@ -1,4 +1,4 @@
-"""What was compiled, exported or captured is made for its first arguments: for their shapes, for that very cache."""
+"""Checks that a compiled, exported or captured function gets the shapes and the cache of its first call."""
 
 import torch
 from torch.utils._pytree import tree_leaves

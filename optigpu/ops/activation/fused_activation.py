@@ -1,4 +1,4 @@
-"""A linear layer's bias and the activation after it as one operation: what `fused_gelu` and `fused_swiglu` run.
+"""A linear layer's bias and the activation after it as one operation: the operators of `fused_gelu` and `fused_swiglu`.
 
     activation_backend("cpu")                     # once, before anything is traced
     y = bias_gelu(x, bias, "tanh")                # gelu(x + bias)

@@ -1,4 +1,4 @@
-"""Weights as 4-bit numbers in groups of inputs: which numbers, which scales.
+"""Quantizes weights to 4-bit numbers in groups of inputs that share a scale.
 
     weights = quantize_groups(weight, Int4Scheme())
     weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
@@ -92,7 +92,7 @@ def quantize_groups(
 
 
 def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
-    """The weights that the numbers stand for, float32; more dimensions than [outputs, inner] are kept."""
+    """The dequantized weights, float32; more dimensions than [outputs, inner] are kept."""
     found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(INT4_ZERO)
     found = found * weights.scale.float().unsqueeze(-1)
     if weights.offset is not None:

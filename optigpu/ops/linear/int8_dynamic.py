@@ -78,7 +78,7 @@ def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_dynamic` on their device.
 
     For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP], so that one register holds GROUP inputs of as
-    many outputs as it has 32-bit lanes; filled up with what stands for zero. Elsewhere: int8 [outputs, inner], on CUDA
+    many outputs as it has 32-bit lanes; padded with zeros. Elsewhere: int8 [outputs, inner], on CUDA
     filled up with zeros to multiples of CUDA_STEP.
     Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
     """

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights and floating-point activations: the arithmetic behind `int8_weight_only`.
+"""Linear layers with int8 weights and floating-point activations: the arithmetic of `int8_weight_only`.
 
     q, scale = quantize_rows(weight)             # once
     packed = pack(q)                             # once
@@ -27,7 +27,7 @@ BEST_INSTRUCTION_SET = 0
 INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_linear.cpp."""
 INT8PACK_ROWS = 16
-"""Above so many rows, torch's int8 operator loses to widening the weights for a plain matrix product."""
+"""Above this number of rows, torch's int8 operator is slower than widening the weights for a plain matrix product."""
 INT8PACK_STEP = 64
 """torch's int8 operator reads past the end of rows that are no multiple of its vectors (seen with torch 2.13)."""
 SCALE_UNIT = 2**-7

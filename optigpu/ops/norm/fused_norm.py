@@ -1,4 +1,5 @@
-"""The addition of a residual and the norm after it as one operation: what `fused_layernorm` and `fused_rmsnorm` run.
+"""The addition of a residual and the norm after it as one operation: the operators of `fused_layernorm` and
+`fused_rmsnorm`.
 
     norm_backend("cpu")                                         # once, before anything is traced
     normed, summed = add_rms_norm(x, residual, weight, eps)     # summed = x + residual, normed = its norm

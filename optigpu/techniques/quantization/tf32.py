@@ -46,7 +46,7 @@ class Tf32(Technique):
         return False
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
-        """Sets what torch computes float32 with, for the whole process; the model itself stays as it is."""
+        """Sets torch's float32 precision for the whole process; the model is not changed."""
         import torch
 
         # Not `fp32_precision`, although torch 2.9 brought it: with that set, reading the older settings raises, which

@@ -14,7 +14,7 @@ from optigpu.vocabulary import UnsupportedError
 HUGE_PAGE_BYTES = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
 ALIGNMENT = 64
-"""Bytes that every tensor begins at a multiple of: a line of the cache, and the widest load."""
+"""Every tensor starts at a multiple of this many bytes: a cache line, and the widest load."""
 
 
 def aligned(size: int) -> int:
@@ -23,9 +23,9 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """Memory that tensors are taken from, one after the other. They share one storage of `size` bytes.
+    """Memory from which tensors are allocated one after the other. They share one storage of `size` bytes.
 
-    `huge` says whether the kernel was asked for huge pages; whether it has any left, it does not say. Raises
+    `huge` says whether the kernel was asked for huge pages; the kernel does not report whether it had any left. Raises
     UnsupportedError when there is no room for so many bytes.
     """
 

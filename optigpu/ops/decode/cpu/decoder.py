@@ -1,12 +1,12 @@
-"""A decoder on a CPU: one call of the C++ operator (decode.cpp) runs whole steps of decoding, with threads of its own.
+"""A decoder on a CPU: one call of the C++ operator (decode.cpp) runs whole steps of decoding, with its own threads.
 
 decoder = CpuDecoder(program, kv="bf16", threads=2)
 decoder.begin(sequences=1, capacity=160)
 logits = decoder.extend(prompt)                       # the prompt, int64 [1, 32]
 tokens = decoder.decode(logits.argmax(-1, keepdim=True), steps=127)
 
-Between two tokens as little as possible is done: a step pushes everything else out of the caches, so that an operation
-of torch that takes a microsecond takes twenty there.
+As little as possible is done between two tokens: a step evicts everything else from the caches, so that an operation of
+torch that usually takes a microsecond takes twenty.
 """
 
 import ctypes

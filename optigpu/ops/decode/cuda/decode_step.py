@@ -1,4 +1,4 @@
-"""One decode step for so many sequences and a cache of such a size: its memory, and its kernels in their order.
+"""One decode step for a number of sequences and a cache size: its memory, and its kernels in their order.
 
 Imported only where a GPU is used, because it loads Triton.
 """
@@ -17,7 +17,7 @@ from optigpu.ops.decode.program import Block, CacheKind, Program
 class CudaDecodeStep:
     """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
 
-    Of a program whose Block.qkv are joined where they can be.
+    The program's Block.qkv must be joined where possible.
     """
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
 MOST_OUTPUTS = 2**30
-"""Outputs of a matrix: the kernels count them in int32, and look some tiles ahead."""
+"""The most outputs of a matrix: the kernels count them in int32, and load some tiles ahead."""
 
 
 class CudaDecoder:
@@ -135,7 +135,9 @@ class CudaDecoder:
         program = self._program
         try:
             step = CudaDecodeStep(program, self._kv, sequences, capacity)
-        except RuntimeError as error:  # torch's error for a lack of memory is one, on the CPU this very one
+        except (
+            RuntimeError
+        ) as error:  # also torch's OutOfMemoryError
             numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
             needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
             raise UnsupportedError(
@@ -199,7 +201,7 @@ def _check_device(device: torch.device) -> None:
 
 
 def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
-    """A token of each sequence, int64 [sequences]: where its point lies when the probabilities are laid end to end."""
+    """Draws a token for each sequence, int64 [sequences], by the inverse of the cumulative distribution."""
     ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
     points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
     at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]
@@ -207,7 +209,7 @@ def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Ten
 
 
 def _point(seed: int, sequence: int, position: int) -> float:
-    """A number from 0 to 1 that depends on nothing else, as in engine.h: splitmix64 (Steele et al., 2014)."""
+    """A number from 0 to 1 that depends on the arguments alone, as in engine.h: splitmix64 (Steele et al., 2014)."""
     bits = _mixed(_mixed(_mixed(seed) + sequence) + position)
     return (bits >> 11) * 2.0**-53
 

@@ -21,7 +21,7 @@ from optigpu.ops.decode.cuda.triton_linear import LaunchTarget
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
 
 LOWEST_SCORE = tl.constexpr(-1e30)
-"""Less than any score, and unlike infinity its difference from itself is zero."""
+"""Less than any score. Unlike with infinity, its difference from itself is zero."""
 NUMBERS = 8192
 """Of the sums that a program keeps: 64 for each of 128 threads, beside two loads of keys and two of values."""
 MOST_TOKENS = 128

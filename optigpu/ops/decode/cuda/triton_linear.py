@@ -33,11 +33,11 @@ WARPS_A_MULTIPROCESSOR = 16
 INTERPRETED_WARPS, INTERPRETED_LOADS = 2, 64
 """Without a GPU: few programs and large tiles, because each operation of the interpreter costs the same."""
 _UNIT_BYTES = {"w4": 16, "w8": 32, "bf16": 64}
-"""Of 32 inputs of an output."""
+"""Bytes of 32 inputs of an output."""
 _LEAST_INPUTS = 32
 
 Into = Literal["store", "add", "times"]
-"""What happens to what is in the output already."""
+"""How the result is combined with the output's current values."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def linear(
     """
     rows = x.shape[0]
     launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
-    # What is not there is never read; the kernel needs some pointer all the same.
+    # The kernel never reads an absent tensor, but needs a pointer.
     _linear[launch.grid](
         x,
         *norm_arguments(norm, x),

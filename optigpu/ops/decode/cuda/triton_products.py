@@ -1,7 +1,7 @@
-"""What the matrix products of a decode step are made of, in Triton: norm, quantization, a tile of weights, products.
+"""The parts of a decode step's matrix products, in Triton: norm, quantization, a tile of weights, products.
 
 Activations are float32 [ROWS, INPUTS], and a tile is TILE outputs of a matrix with all of their inputs, filled up to
-PADDED, a power of two. A tile is loaded once for all rows. How weights lie: cuda_packing.py.
+PADDED, a power of two. A tile is loaded once for all rows. The layout of the weights is in packing.py.
 """
 
 import triton
@@ -127,7 +127,7 @@ def weights(
     INPUTS: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """What is stored of some outputs, `output` [TILE]; those beyond `outputs` are zero.
+    """The stored weights of some outputs, `output` [TILE]; those beyond `outputs` are zero.
 
     The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 both
     are the same word, and for bf16 all three are the weights, [1, TILE, PADDED].

@@ -1,4 +1,4 @@
-"""What a decode step has beside linear layers and attention, in Triton: its beginning, its keys and values, its end.
+"""The other kernels of a decode step, besides linear layers and attention, in Triton.
 
 `embed` makes the residual of the tokens, `query_key_value` norms it, multiplies, turns queries and keys, and appends to
 the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
@@ -27,12 +27,12 @@ from optigpu.ops.decode.cuda.triton_products import activations, in_units, produ
 from optigpu.ops.decode.program import Matrix, Norm
 
 EMBEDDED = 1024
-"""Of a token's embedding for each program."""
+"""Numbers of a token's embedding for each program."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the sequences are, [sequences] each but the last.
+    """The state of the sequences, [sequences] each except the last.
 
     tokens: int64, what is appended next; position: int32, where; not_finite: int32, 1 once a logit was not finite;
     chosen: int64 [sequences, capacity], the token that was chosen after each position.

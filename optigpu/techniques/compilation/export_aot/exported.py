@@ -15,7 +15,7 @@ from optigpu.vocabulary import UnsupportedError
 
 
 class ExportedStep:
-    """Exports and compiles at its first call, and takes that batch and that cache alone from then on."""
+    """Exports and compiles at its first call; later calls need the same batch size and the same cache."""
 
     def __init__(self, step: Any, notes: Notes) -> None:
         self._step = step
@@ -29,7 +29,7 @@ class ExportedStep:
         if not is_filled(cache):
             made: tuple[torch.Tensor, torch.Tensor] = self._step(
                 tokens, position, cache
-            )  # which makes the cache's tensors
+            )  # allocates the cache's tensors
             return made
         if self._made_for is None or self._run is None:
             self._run = self._library(tokens, position, cache)
@@ -80,6 +80,6 @@ class StepWithCache(torch.nn.Module):
         return next_tokens, logits
 
     def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor of the cache while the graph is traced."""
+        """The buffer in place of a tensor of the cache while the graph is traced."""
         buffer: torch.Tensor = getattr(self, self._names[id(tensor)])
         return buffer

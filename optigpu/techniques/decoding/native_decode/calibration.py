@@ -16,9 +16,9 @@ ROWS, LENGTH = 64, 128
 """Sequences and tokens of the text. A quarter of it gave bundled:tiny an eighth more divergence, and four times as much
 no less."""
 SEED = 1
-"""Another text than those which sensitivity and quality are measured on."""
+"""A different text from those of sensitivity and quality."""
 MOMENTS_MEMORY_SHARE = 1.25
-"""Of the weights' own memory, what the moments of one pass may take together; a single layer's may take more."""
+"""The share of the weights' memory that the moments of one pass may take; a single layer's may take more."""
 
 
 def moments_by_layer(

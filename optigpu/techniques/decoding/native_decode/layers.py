@@ -19,11 +19,11 @@ from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, weight_of
 
 WEIGHT_BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
-"""Of a weight, its share of a scale apart."""
+"""Bits of a weight, without its share of a scale."""
 
 
 class DecodeLinear(torch.nn.Module):
-    """y = x @ weight.T + bias with the weights that a packed matrix stands for, in the dtype of x."""
+    """y = x @ weight.T + bias with unpacked weights, in the dtype of x."""
 
     holds_quantized_weights = True
     numbers: torch.Tensor
@@ -102,7 +102,7 @@ def exchange_linears(
     arena: Arena | None,
     moments: Mapping[str, torch.Tensor],
 ) -> None:
-    """Puts a layer with packed weights where each of the linear layers stood; on a CPU they are taken from the arena.
+    """Replaces each linear layer by one with packed weights; on a CPU these are allocated in the arena.
 
     `kinds` has each layer's by its path. Those of 4 bits whose inputs' `moments` are known have their errors make up
     for each other.
@@ -177,7 +177,7 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
 
 
 def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
-    """Of a packed matrix, with what fills it up."""
+    """Bytes of a packed matrix with its padding."""
     outputs, inputs = weight.shape
     if weight.device.type == "cpu":
         return packed_bytes(outputs, inputs, kind, group)

@@ -7,7 +7,7 @@ from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, Mode
 from optigpu.ops.decode.program import MOST_HEAD_SIZE
 
 NORM_UNIT = 16
-"""What the hidden size must be a multiple of: the operator norms so many numbers at once."""
+"""The hidden size must be a multiple of this: the operator normalizes this many numbers at once."""
 HEAD_UNIT = 4
 LEAVE_OUT = "leave it out of the stack"
 

@@ -35,25 +35,25 @@ from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
 
 STORED_GIB_VARIABLE = "OPTIGPU_DECODE_CACHE_GB"
-"""The environment variable for another bound, in GiB; 0 turns the store off."""
+"""The environment variable for the bound of the store in GiB; 0 turns the store off."""
 MOST_STORED_BYTES = 20 * 2**30
-"""Of the folder. The least recently used goes first."""
+"""The default bound of the folder. The least recently used files are removed first."""
 LOCK_TIMEOUT_S = 60
-"""Others write a few GB at most, and weights that are not kept are packed again."""
+"""Writers of other processes need a few GB each; after the timeout the weights are not stored."""
 AT_ONCE = 2**22
-"""Bytes that are hashed together: they come from the accelerator in pieces of that size."""
+"""Bytes that are hashed at once: the size of the pieces that are copied from the accelerator."""
 STORED_SUFFIX, LOCK_SUFFIX, UNFINISHED_SUFFIX = ".safetensors", ".lock", ".unfinished"
 
 PACKING_MODULE = "optigpu.techniques.decoding.native_decode.packing"
-"""What decides what is packed, with all that it imports: what was kept before one of these files was changed is not
-found any more."""
+"""The module that decides how weights are packed. A change of its file, or of a file that it imports, changes all
+keys."""
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class StoredPacking:
-    """What was saved: tensors by name, and facts as JSON gives them back.
+    """Stored tensors by name, and facts as JSON.
 
     The tensors are the file's own pages, on the CPU: the caller copies them where it wants them. Writing into them
     does not reach the file.
@@ -66,7 +66,7 @@ class StoredPacking:
 def pack_or_restore(
     model: PreTrainedModel, places: Sequence[Place], options: PackingOptions
 ) -> dict[str, Any]:
-    """Exchanges the linear layers for packed ones, with what was kept where it was; returns what is recorded of them.
+    """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
     Only 4-bit weights are kept: making others anew takes no longer than reading them.
     """
@@ -133,7 +133,7 @@ def load(key: str) -> StoredPacking | None:
         with suppress(OSError):
             path.unlink()
         return None
-    with suppress(OSError):  # who may only read it uses it all the same
+    with suppress(OSError):  # a folder that can only be read is used without the update
         os.utime(path)
     return found
 
@@ -154,12 +154,16 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(folder / f"decode{LOCK_SUFFIX}", timeout=LOCK_TIMEOUT_S):
             return _write(folder / f"{key}{STORED_SUFFIX}", whole, about, most)
-    except (OSError, NotImplementedError, SafetensorError):  # the second: a file system without locks
+    except (
+        OSError,
+        NotImplementedError,
+        SafetensorError,
+    ):  # NotImplementedError: a file system without locks
         return False
 
 
 def _folder() -> Path | None:
-    """Where weights are kept; None where none are."""
+    """The folder of the store; None if the store is off."""
     if not most_bytes():
         return None
     try:
@@ -217,7 +221,7 @@ def _make_room(path: Path, room: int) -> None:
 
 
 def _digest(tensors: Tensors, about: str) -> str:
-    """Of a file's content: a disk that forgets, and a machine that lost its power, leave files of the right length."""
+    """Digest of a file's content: after a disk error or a power failure a damaged file may have the right length."""
     found = hashlib.blake2b(digest_size=20)
     _add(found, about)
     for name in sorted(tensors):

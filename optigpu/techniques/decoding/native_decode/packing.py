@@ -21,7 +21,7 @@ from optigpu.techniques.decoding.native_decode.sensitivity import divergences
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """What a model is packed by: the parameters of `native_decode` of the same names."""
+    """The options of packing: the parameters of `native_decode` of the same names."""
 
     weights: WeightKind
     group: int
@@ -30,14 +30,14 @@ class PackingOptions:
     calibration: Literal["self", "none"]
 
     def kind(self, model: PreTrainedModel, place: Place) -> WeightKind:
-        """What the weights of a layer are stored as if nothing is spent on it."""
+        """The kind of weights of a layer without extra bytes."""
         is_head = place.layer is model.get_output_embeddings()
         return self.head if is_head and self.head != "same" else self.weights
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was decided: the kind of each layer by its path, and what is recorded of them."""
+    """The kind of each layer by its path, and their facts."""
 
     kinds: dict[str, WeightKind]
     facts: dict[str, Any]
@@ -62,7 +62,7 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
 def restore_layers(
     places: Sequence[Place], options: PackingOptions, packed: Packed, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """As `pack_layers`, with the tensors that such layers held."""
+    """Like `pack_layers`, with stored tensors."""
     arena = _arena_for(places, packed.facts["decode_bytes"])
     restore_linears(places, packed.kinds, options.group, arena, tensors)
 
@@ -70,7 +70,7 @@ def restore_layers(
 def _costs(
     model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], options: PackingOptions
 ) -> dict[str, float]:
-    """What it costs each layer of 4 bits that it has not 8."""
+    """The cost of 4 bits instead of 8 for each layer."""
     four = [place for place, kind in zip(places, kinds, strict=True) if kind == "w4"]
     return divergences(model, four, options.group)
 

@@ -12,7 +12,7 @@ from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.limits import LEAVE_OUT, Runnable, other_size, runnable
 
 HEAD_PATH = "lm_head"
-"""Where the head of every causal language model stands."""
+"""The path of the head in every causal language model."""
 ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(
         ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"
@@ -50,7 +50,7 @@ def refusal(model: PreTrainedModel) -> str | None:
 
 
 def _other_architecture(config: PreTrainedConfig, family: Runnable) -> str | None:
-    """What the configuration asks for that a program cannot say, or None."""
+    """The feature of the configuration that a program cannot express, or None."""
     activation = getattr(config, family.family.keys.activation)
     rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if getattr(config, "add_cross_attention", False):
@@ -69,7 +69,7 @@ def _other_architecture(config: PreTrainedConfig, family: Runnable) -> str | Non
 def _other_shapes(
     model: PreTrainedModel, family: Runnable, decoder: torch.nn.Module, blocks: list[torch.nn.Module]
 ) -> str | None:
-    """What of the model's parts a program cannot say, or None."""
+    """The property of the model's parts that a program cannot express, or None."""
     attention: Any = blocks[0].get_submodule(family.attention.path)
     parts = family.decoder
     norms = [block.get_submodule(path) for block in blocks for path in (parts.first, parts.second)]

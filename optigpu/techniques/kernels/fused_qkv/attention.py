@@ -41,7 +41,7 @@ def merge(model: torch.nn.Module, technique: str) -> int:
 
 
 class FusedQkvAttention(torch.nn.Module):
-    """Mixed into an attention's class, whose three matrices are one: `qkv_proj`.
+    """A mixin of an attention's class, whose three matrices are merged to `qkv_proj`.
 
     `source` is transformers' file that defines the attention, `window_in` as `models.families.AttentionParts` has it.
     """
@@ -135,7 +135,7 @@ _FORWARDS: dict[Forwards | None, type[FusedQkvAttention]] = {
     "opt": FusedOptAttention,
     "vit": FusedEncoderAttention,
 }
-"""By whose forward functions a family's attention has."""
+"""The class for each kind of forward function."""
 
 
 def _parts(attention: torch.nn.Module) -> AttentionParts:

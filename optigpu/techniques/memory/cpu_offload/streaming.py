@@ -20,7 +20,7 @@ ALIGNMENT = 256
 
 
 class Lane(Protocol):
-    """How bytes come to the device."""
+    """The interface of copies to the device."""
 
     def empty(self, size: int) -> torch.Tensor:
         """A new buffer of bytes on the host that `send` can read quickly."""
@@ -60,7 +60,7 @@ class CudaLane:
 
 
 class Parcel:
-    """One layer's tensors in one buffer of the host, and where they lie in each slot."""
+    """One layer's tensors in one buffer of the host, and their places in each slot."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         self._tensors = tensors
@@ -77,7 +77,7 @@ class Parcel:
         self._staged = [_views(slot, self._home) for slot in slots]
 
     def enter(self, slot: int) -> None:
-        """The layer computes with what lies in the slot."""
+        """The layer uses the tensors in the slot."""
         _point(self._tensors, self._staged[slot])
 
     def evict(self) -> None:
@@ -86,7 +86,7 @@ class Parcel:
 
 
 class Schedule:
-    """Which layer lies in which slot, and when each is copied: the one that is asked for, and then its successor."""
+    """Assigns layers to slots and starts their copies: the requested layer, then its successor."""
 
     def __init__(self, parcels: Sequence[Parcel], slots: Sequence[torch.Tensor], lane: Lane) -> None:
         self._parcels, self._slots, self._lane = parcels, slots, lane
@@ -226,5 +226,5 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def destination() -> tuple[torch.device, Lane]:
-    """Where layers visit, and how they come there."""
+    """The device of the slots, and the lane that copies to it."""
     return torch.device("cuda"), CudaLane()

@@ -27,7 +27,7 @@ from optigpu.surgery.places import (
 from optigpu.vocabulary import UnsupportedError
 
 SCHEME = Int4Scheme()
-"""How weights of 4 bits are stored."""
+"""The scheme of 4-bit weights."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def parts_of(model: PreTrainedModel, technique: str) -> ModelParts:
 
 
 def candidates_of(parts: ModelParts, bits: int, keep_first_block: bool) -> list[Candidate]:
-    """Every layer that is decided on, in the model's order, embedding first."""
+    """The candidates of the allocation, in the model's order, embedding first."""
     found = []
     if parts.embedding is not None:
         path = parts.embedding.path if parts.head is None else f"{parts.embedding.path} + {parts.head.path}"
@@ -95,7 +95,7 @@ def fp32_bytes(model: PreTrainedModel) -> int:
 
 
 def rest_of(parts: ModelParts) -> list[BitDecision]:
-    """What is not decided on: tables of positions go to 16 bits, all else stays as it is."""
+    """The decisions for all other modules: tables of positions get 16 bits, the rest is unchanged."""
     found = []
     if parts.tables:
         size = sum(table.weight.numel() * min(2, table.weight.element_size()) for table in parts.tables)
@@ -108,7 +108,7 @@ def rest_of(parts: ModelParts) -> list[BitDecision]:
 
 
 def carry_out(parts: ModelParts, decisions: Sequence[BitDecision]) -> None:
-    """Replaces every layer by what was decided; the embedding shares the head's table where they are tied."""
+    """Carries out the decisions; the embedding shares the head's table if they are tied."""
     kinds = {decision.path: decision.level.kind for decision in decisions}
     for place in parts.linears:
         exchange([place], _MAKERS[kinds[place.path]])
@@ -175,7 +175,7 @@ def _sensitivity(layer: torch.nn.Module) -> float:
 
 
 def _input_embedding(model: PreTrainedModel) -> torch.nn.Module | None:
-    """What looks a model's inputs up; None for one of images that has no such thing."""
+    """A model's input embedding; None for an image classifier."""
     try:
         return model.get_input_embeddings()
     except NotImplementedError:
