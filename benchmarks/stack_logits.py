@@ -8,6 +8,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,10 @@ from numpy.typing import NDArray
 from benchmarks.peers.arguments import answer, refusing, write_logits
 from optigpu.backends import BACKENDS
 from optigpu.child.messages import Assignment
-from optigpu.child.replicate import refusal
+from optigpu.child.replicate import order_of, refusal
 from optigpu.cli.options import validated
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
-from optigpu.models.loading.footprint import weight_bytes
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -42,41 +42,44 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=int, nargs=2, metavar=("SEQUENCES", "LENGTH"))
     options = parser.parse_args()
-    BACKENDS["torch"].use_threads(options.threads)
-    with refusing():
-        runtime = _runtime(options)
+    with refusing(), TemporaryDirectory() as folder:
+        runtime = _runtime(options, folder)
         if options.sample:
-            np.save(options.tokens, runtime.sample(*options.sample).numpy())
+            np.save(options.tokens, runtime.sample(*options.sample))
         predict = runtime.whole if options.sample or options.whole else runtime.score
 
         def score(tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-            import torch
-
-            for logits in predict(torch.tensor([tokens]), options.prefill):
-                yield logits[0].numpy()
+            for logits in predict(np.array([tokens]), options.prefill):
+                yield logits[0]
 
         answer(
             lambda: write_logits(score, options.tokens, options.logits),
-            weight_bytes(runtime.model),
+            runtime.weights().bytes,
             runtime.notes.facts,
         )
 
 
-def _runtime(options: argparse.Namespace) -> Any:
+def _runtime(options: argparse.Namespace, folder: str) -> Any:
     """As a job's process makes it. Raises OptiGPUError for a stack that this machine or the model cannot have."""
-    from optigpu.backends.torch.applied import DecodingModel
-
     spec = validated(
         {"workload": {"kind": "generate"}, "model": options.model, "stack": options.stack, "device": "cpu"}
     )
     (variant,) = variants_of(spec)
     assignment = Assignment(
-        variant=variant, environment=probe(), measure=spec.measure, seed=spec.seed, replicate=0, folder=""
+        variant=variant,
+        environment=probe(),
+        measure=spec.measure,
+        seed=spec.seed,
+        replicate=0,
+        folder=folder,
+        threads=options.threads,
     )
     reason = refusal(assignment)
     if reason:
         raise UnsupportedError(reason)
-    return DecodingModel(str(spec.model), variant.stack, variant.device, spec.seed, lambda _: None)
+    backend, order = BACKENDS[variant.backend], order_of(assignment)
+    backend.use_threads(order.threads)
+    return backend.prepare(order, lambda _: None)
 
 
 if __name__ == "__main__":
