@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,7 @@ class DecodingRuntime(Runtime, Protocol):
         """Records in the notes which kernels run for this prompt; never called within a timed request."""
 
 
+@runtime_checkable
 class ReferenceRuntime(DecodingRuntime, Protocol):
     """Further methods of the one backend that makes the quality reference for all backends."""
 
