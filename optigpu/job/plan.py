@@ -41,16 +41,12 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
-    each = (
-        (workload, draft, label)
-        for workload in workloads
-        for draft, label in zip(drafts, labels, strict=True)
-    )
+    every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
     return tuple(
         _variant(
-            index, spec, workload, draft, label if len(workloads) == 1 else _joined(workload.label, label)
+            index, spec, workload, draft, _joined(workload.label, label) if len(workloads) > 1 else label
         )
-        for index, (workload, draft, label) in enumerate(each)
+        for index, (workload, draft, label) in enumerate(every)
     )
 
 
