@@ -1,5 +1,7 @@
 """What the documentation says is so: settings, commands, links, folders, layers, and the example of a technique."""
 
+import ast
+import importlib
 import inspect
 import re
 import shlex
@@ -230,6 +232,16 @@ def test_plain_english_has_ten_good_and_bad_pairs() -> None:
     pairs = rows_of(part(CONTRIBUTING, "Plain English"))
     assert len(pairs) == 10
     assert all(bad != good and bad and good for bad, good in pairs)
+
+
+@pytest.mark.parametrize("source", blocks("python"), ids=lambda source: source.splitlines()[0])
+def test_what_the_readme_imports_is_there(source: str) -> None:
+    imports = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.module
+    ]
+    names = [(str(node.module), alias.name) for node in imports for alias in node.names]
+    assert names
+    assert [pair for pair in names if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
 
 
 @pytest.fixture(scope="module")
