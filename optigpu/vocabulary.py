@@ -211,9 +211,7 @@ METRICS: dict[str, Metric] = {
     "peak_reserved_bytes": Metric(
         "B", Better.LOWER, "peak memory that the allocator reserved on the accelerator"
     ),
-    "weight_bytes": Metric(
-        "B", Better.LOWER, "bytes of parameters and buffers; what several share counts once"
-    ),
+    "weight_bytes": Metric("B", Better.LOWER, "bytes of parameters and buffers; shared ones count once"),
     "host_peak_bytes": Metric("B", Better.LOWER, "peak resident memory of the measuring process"),
     "params_total": Metric("1", Better.LOWER, "number of the model's weights, before the stack is applied"),
     "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),

@@ -219,7 +219,7 @@ def _check_model(spec: JobSpec) -> None:
     if for_images != (workload.task is Task.IMAGES):
         does = "classifies images" if for_images else "generates text"
         raise SpecError(
-            f"model: {spec.model} {does}, which {workload.kind} does not; name another, for example "
+            f"model: {spec.model} {does}, and {workload.kind} needs another model, for example "
             f"{workload.example_model}."
         )
     problem = workload.check(facts)
@@ -231,12 +231,10 @@ def _check_meters(spec: JobSpec) -> None:
     """Refuses a workload without the meters that it needs, and quality of random weights."""
     missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
     if missing:
-        raise SpecError(
-            f"measure.meters: {spec.workload.kind} is about what the meter {missing[0]!r} reads; add it to them."
-        )
+        raise SpecError(f"measure.meters: {spec.workload.kind} needs the meter {missing[0]!r}; add it.")
     if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
         raise SpecError(
-            f"model: {spec.model} has random weights, which have no quality; name a trained model, for example "
+            f"model: {spec.model} has random weights, whose quality means nothing; name a trained model, for example "
             f"{spec.workload.example_model}."
         )
 
@@ -259,7 +257,7 @@ def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
     for technique in stack:
         if spec.workload.task not in technique.tasks:
             raise SpecError(
-                f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
+                f"stack: {technique.name} has no effect on {spec.workload.kind}; it applies to "
                 f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
@@ -301,7 +299,7 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
     chosen: dict[str, Technique] = {}
     for technique in stack:
         if technique.name in chosen:
-            raise SpecError(f"stack: {technique.name} is there twice; name it once.")
+            raise SpecError(f"stack: {technique.name} occurs twice; name it once.")
         chosen[technique.name] = technique
     queue = list(chosen.values())
     while queue:

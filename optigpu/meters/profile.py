@@ -78,7 +78,7 @@ def _shares(kernels: Sequence[Kernel]) -> tuple[dict[str, float], dict[str, str]
     unknown = share(kernels, None)
     if 1 - unknown < KNOWN_FROM:
         why = (
-            f"What bounds {unknown:.0%} of the kernel time cannot be told (compiled or fused kernels); profile the "
+            f"It is unknown what bounds {unknown:.0%} of the kernel time (compiled or fused kernels); profile the "
             "variant without compilation."
         )
         return {}, dict.fromkeys(names, why)

@@ -94,6 +94,6 @@ def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
         ran.discard("flash")
     if asked != "auto" and ran != {asked}:
         raise UnsupportedError(
-            f"fused_attention asked for the {asked} kernel, and what ran is {' and '.join(sorted(ran)) or 'none'}; ask "
-            "for another kernel or leave the choice to torch."
+            f"fused_attention asked for the {asked} kernel, but {' and '.join(sorted(ran)) or 'none'} ran; ask for "
+            "another kernel or leave the choice to torch."
         )

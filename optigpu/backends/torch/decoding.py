@@ -155,7 +155,9 @@ class LeanDecoder:
     ) -> None:
         """`mode` is what `score` enters."""
         if cache.kind == "none":
-            raise UnsupportedError("A decode step of its own needs a key-value cache; leave no_kv_cache out.")
+            raise UnsupportedError(
+                "A technique that replaces the decode step needs a key-value cache; leave no_kv_cache out."
+            )
         self._model = model
         self._options = cache
         self._mode = mode

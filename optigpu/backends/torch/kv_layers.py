@@ -68,7 +68,7 @@ class GrowingLayer(DynamicLayer):
         Raises UnsupportedError for a window, which has dropped what that would need.
         """
         if not self.is_croppable:
-            raise UnsupportedError("A sliding cache cannot take tokens back; leave sliding_kv_cache out.")
+            raise UnsupportedError("A sliding cache cannot remove tokens; leave sliding_kv_cache out.")
         if tokens_to_remove < 0 and self.is_initialized:
             self._keep(_mapped(lambda part: part[:, :, :tokens_to_remove], self.parts))
             self.cumulative_length += tokens_to_remove

@@ -128,7 +128,7 @@ def packing_of(config: PretrainedConfig) -> Packing | None:
     for wrong, what in unreadable:
         if wrong:
             raise UnsupportedError(
-                f"This model was quantized by {method} with {what}; what can be read is 4 bits in groups of "
+                f"This model was quantized by {method} with {what}; supported are 4 bits in groups of "
                 f"{', '.join(map(str, GROUP_SIZES))} in the layout {' or '.join(_FORMATS[method])}."
             )
     return Packing(method, int(group or 0), form.lower() == "gptq")
@@ -195,9 +195,7 @@ def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
     if groups.equal(expected):
         return None
     if not groups.sort().values.equal(expected):
-        raise UnsupportedError(
-            "A layer's g_idx does not give each group as many inputs; pack the model anew."
-        )
+        raise UnsupportedError("A layer's g_idx has groups of different sizes; pack the model again.")
     return groups.argsort(stable=True)
 
 

@@ -51,8 +51,8 @@ def origin_of(
 
 _NO_REVISION = {
     "hub": "The hub's local cache does not say which commit was read.",
-    "path": "A directory has no revision; the weight hash tells what it held.",
-    "bundled": "A bundled model comes with the package; the weight hash tells which one it was.",
+    "path": "A directory has no revision; the weight hash identifies its content.",
+    "bundled": "A bundled model has no revision; the weight hash identifies it.",
 }
 
 

@@ -25,7 +25,9 @@ class SlidingKvCache(Technique):
     expected: ClassVar[str] = (
         "memory and time per token stop growing at the window; the model forgets what lies between"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "one uses a key-value cache and the other disables it"
+    }
 
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)

@@ -135,9 +135,7 @@ class CudaDecoder:
         program = self._program
         try:
             step = CudaDecodeStep(program, self._kv, sequences, capacity)
-        except (
-            RuntimeError
-        ) as error:  # also torch's OutOfMemoryError
+        except RuntimeError as error:  # also torch's OutOfMemoryError
             numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
             needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
             raise UnsupportedError(

@@ -15,7 +15,7 @@ from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_OWN_CACHE = "native_decode has a key-value cache of its own"
+_OWN_CACHE = "native_decode has its own key-value cache"
 _OWN_BLOCKS = (
     "native_decode runs whole blocks by itself, so changes to the model's blocks would have no effect"
 )
