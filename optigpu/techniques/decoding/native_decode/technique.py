@@ -41,7 +41,7 @@ class NativeDecode(Technique):
     phase: ClassVar[Phase] = Phase.DECODING
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
-        "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and a cache of its own"
+        "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and its own cache"
     )
     citation: ClassVar[str] = (
         "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp (int8 activations meet 4-bit weights in "

@@ -3,7 +3,7 @@
 Two staging slots of the device take turns: while one layer computes in the first, the next one is copied into the
 second (Sheng et al., FlexGen, 2023, arXiv:2303.06865, overlaps the same way). After a layer its weights point to the
 host again; nothing is copied back, since they do not change. How bytes travel is a `Lane`'s: plain copies, or pinned
-memory and a stream of its own.
+memory and a separate stream.
 """
 
 from collections.abc import Iterable, Sequence
