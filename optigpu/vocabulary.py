@@ -139,7 +139,7 @@ class JobState(StrEnum):
 
 
 class VariantStatus(StrEnum):
-    """How a variant stands. `unsupported` is an answer; `failed` is a fault."""
+    """The state of a variant. `unsupported`: this machine or model cannot run it; `failed`: an error occurred."""
 
     PENDING = "pending"
     RUNNING = "running"

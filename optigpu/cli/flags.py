@@ -52,7 +52,7 @@ class Flag(NamedTuple):
     help: str
 
     def parameter(self, panel: str) -> Parameter:
-        """The flag as typer reads it; `panel` is the heading that it stands under in the help."""
+        """The flag as typer reads it; `panel` is its heading in the help."""
         given: Any = str if self.takes_several else self.kind
         option = typer.Option(help=self.help, rich_help_panel=panel)
         annotation = Annotated[given | None, option]

@@ -167,9 +167,10 @@ class Environment(Frozen):
     or null where there is none. `cuda` is the newest version of CUDA that the driver can run.
 
     `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
-    commit of this package where it runs from a checkout, or what the image's builder said; `git_dirty` whether the
-    package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment variables
-    that the measuring processes inherited and that may change what is measured, for example NVIDIA_TF32_OVERRIDE.
+    commit of this package where it runs from a checkout, or the one that the image's builder recorded; `git_dirty`
+    whether the package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment
+    variables that the measuring processes inherited and that may change what is measured, for example
+    NVIDIA_TF32_OVERRIDE.
     """
 
     hardware_class: str

@@ -101,7 +101,7 @@ class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
     `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: one name may stand for other files tomorrow.
+    the model came from, which is known only after it was loaded: the files under one name may change.
     """
 
     index: int
@@ -326,5 +326,5 @@ def digest(document: Any) -> str:
 
 
 def expand_workload(workload: Workload) -> tuple[Workload, ...]:
-    """The single workloads that a request's workload stands for, without repetitions."""
+    """The single workloads of a request's workload, without repetitions."""
     return tuple(dict.fromkeys(workload.expand()))

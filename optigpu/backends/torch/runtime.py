@@ -171,7 +171,7 @@ class TorchPassRuntime(TorchModelRuntime):
 
 
 def _ids(tokens: torch.Tensor) -> NDArray[np.int64]:
-    """A copy: a loop may write its next tokens where these stand."""
+    """Returns a copy: a loop may overwrite these tokens with its next ones."""
     found: NDArray[np.int64] = tokens.cpu().numpy().copy()
     return found
 

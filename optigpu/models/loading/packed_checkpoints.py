@@ -30,7 +30,7 @@ GROUP_SIZES = (32, 64, 128)
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _PER_WORD, _BITS, _MASK = 8, 4, 15
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which output of eight lies in a word's lowest four bits, in the next ones, and so on."""
+"""The order of eight outputs in a word, from its lowest four bits."""
 _ONES = 0x11111111
 """One for each zero of a word."""
 _QUANTIZER = "optigpu_packed"
@@ -84,7 +84,7 @@ class PackedLinear(torch.nn.Module):
         return torch.empty(self.outputs, self.inputs, device="meta")
 
     def order(self) -> torch.Tensor | None:
-        """Its inputs sorted by their groups, int64; None where they lie so already.
+        """Its inputs sorted by their groups, int64; None if they are sorted already.
 
         Raises UnsupportedError when g_idx does not give each group as many inputs.
         """

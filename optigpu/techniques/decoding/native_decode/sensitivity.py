@@ -1,4 +1,4 @@
-"""What it costs a decoder to round a layer's weights, told before any is rounded.
+"""Predicts the cost of rounding each layer's weights of a decoder, before any is rounded.
 
 The divergence of the model's next tokens from what they were is, for small errors, half the sum of each weight's
 squared error times its Fisher information (Kullback and Leibler, 1951; used for bits by Dong et al., HAWQ, 2019,

@@ -1,4 +1,4 @@
-"""Weights of decoder layers that lie in the host's memory and visit the device one layer at a time.
+"""Weights of decoder layers in the host's memory, copied to the device one layer at a time.
 
 Two staging slots of the device take turns: while one layer computes in the first, the next one is copied into the
 second (Sheng et al., FlexGen, 2023, arXiv:2303.06865, overlaps the same way). After a layer its weights point to the
@@ -73,7 +73,7 @@ class Parcel:
         self.evict()
 
     def know(self, slots: Sequence[torch.Tensor]) -> None:
-        """Where its tensors will lie in each slot."""
+        """Sets the places of its tensors in each slot."""
         self._staged = [_views(slot, self._home) for slot in slots]
 
     def enter(self, slot: int) -> None:
