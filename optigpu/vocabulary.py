@@ -117,7 +117,7 @@ class Layer(StrEnum):
 
 
 class DeviceKind(StrEnum):
-    """What a variant runs on."""
+    """The kind of device of a variant."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -150,7 +150,7 @@ class VariantStatus(StrEnum):
 
 
 class Task(StrEnum):
-    """What a workload has its model do: decode text, pass over a prompt once, classify images; or no model at all."""
+    """The task of a workload's model: decode text, pass over a prompt once, classify images; or no model at all."""
 
     DECODING = "decoding"
     PREFILL = "prefill"
@@ -181,7 +181,7 @@ class Better(StrEnum):
 
 
 class Metric(NamedTuple):
-    """What a metric name means."""
+    """The meaning of a metric's name."""
 
     unit: str
     better: Better

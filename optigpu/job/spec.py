@@ -49,7 +49,7 @@ class PlanName(StrEnum):
 
 
 class Measure(Frozen):
-    """How to measure. In no digest: it changes how well a figure is known, not what is measured.
+    """How to measure. It is part of no digest: it changes the precision of a figure, not the measured thing.
 
     `rel_ci` is the width of the median's 95% interval, relative to it, at which sampling may stop.
     """
@@ -85,7 +85,7 @@ class JobTarget(Frozen):
 
 
 class Limits(Frozen):
-    """What a job may cost at most.
+    """The limits of a job.
 
     `max_kld` (nats, of `kld_mean`) and `min_top1` (a share, of `top1_agreement`) are the quality that a variant may
     lose; one that loses more is measured and not ranked.
@@ -117,13 +117,13 @@ class Variant(Frozen):
 
     @property
     def workload_digest(self) -> str:
-        """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
+        """Equal for results that can be compared; a result's digest includes the weights' hash."""
         weights = {"weights": self.weights} if self.weights else {}
         return digest({"workload": self.workload.identity(), "model": self.model} | weights)
 
     @property
     def digest(self) -> str:
-        """What must be equal for two results to be of the same variant; role and label are not part of it."""
+        """Equal for results of the same variant; role and label are not part of it."""
         parts = {
             "workload": self.workload_digest,
             "stack": [technique.identity() for technique in self.stack],

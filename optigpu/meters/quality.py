@@ -192,7 +192,7 @@ def _batch(runtime: DecodingRuntime) -> int:
 
 
 def _window(context: MeterContext, decoded: int) -> int:
-    """What is timed is made for the length that the workload decodes: a longer window would run something else.
+    """The timed step is made for the workload's length: a longer window would run another one.
 
     The workloads of one job share its reference, and so the window of the first of them.
     """
@@ -218,7 +218,7 @@ def _stride(options: QualityOptions, window: int) -> int:
 def _passages(
     setting: Setting, runtime: ReferenceRuntime, source: Source | None
 ) -> tuple[list[Passage], int]:
-    """What is predicted, and how many contexts had to be cut for it."""
+    """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
     encode = _encoder(setting, runtime)

@@ -121,7 +121,7 @@ class VariantRow(Base):
 
 
 class EnvironmentRow(Base):
-    """Where something was measured, once for each different content."""
+    """The environments of results, each stored once."""
 
     __tablename__ = "environments"
 

@@ -103,7 +103,7 @@ class ModeOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Which key-value cache decoding uses.
+    """The key-value cache of decoding.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
     keeps the last so many tokens alone, after the first `sinks` ones. None keeps all. `mixed` says that keys and values
@@ -123,7 +123,7 @@ class CacheOptions:
 
 @dataclass
 class Notes:
-    """What techniques, the workload and the backend record while they work, by name.
+    """Notes of techniques, the workload and the backend, by name.
 
     A name that RunFacts has as a field becomes that field of the result's facts; every other is kept for people, in
     `recorded`.

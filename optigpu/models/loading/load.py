@@ -212,7 +212,7 @@ def _read(
 
 
 def _source(reference: ModelReference) -> str:
-    """What transformers reads from: a directory of this machine, or the name of a repository."""
+    """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(_directory(reference.name)) if reference.kind == "path" else reference.name

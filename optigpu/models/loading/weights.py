@@ -79,7 +79,7 @@ def _source(reference: ModelReference, name_or_path: str | None) -> Path:
 
 
 def _weight_files(folder: Path, named: str | None) -> list[Path]:
-    """What transformers reads from a directory, sorted by name."""
+    """The files that transformers reads from a directory, sorted by name."""
     first = next(
         (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
     )

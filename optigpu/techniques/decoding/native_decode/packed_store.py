@@ -84,7 +84,7 @@ def pack_or_restore(
 
 
 def most_bytes() -> int:
-    """What the folder may hold; 0 where the store is off, and then no key is needed either.
+    """The bound of the folder; 0 if the store is off, and then no key is needed either.
 
     Raises UnsupportedError when the environment's bound is not a number from 0 on.
     """
@@ -103,7 +103,7 @@ def most_bytes() -> int:
 
 
 def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
-    """What a loaded transformers model, packed with `options` by these sources, is kept under; a second for each GB.
+    """The key of a loaded transformers model, packed with `options` by these sources; takes a second for each GB.
 
     `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
     """
@@ -117,7 +117,7 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
 
 
 def load(key: str) -> StoredPacking | None:
-    """What was saved under a key, mapped into memory, and from now on the most recently used; None when there is none.
+    """The entry of a key, mapped into memory and marked as the most recently used; None if there is none.
 
     A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
     """

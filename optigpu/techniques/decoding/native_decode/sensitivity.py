@@ -41,7 +41,8 @@ def divergences(model: PreTrainedModel, places: Sequence[Place], group: int) -> 
 
 
 def fisher_information(model: PreTrainedModel, places: Sequence[Place], group: int) -> Information:
-    """Of the weights of linear layers, float32 [outputs, groups]: the mean over each group's weights, for one token."""
+    """The Fisher information of linear layers, float32 [outputs, groups]: the mean over each group's weights, for one
+    token."""
     length = min(LENGTH, model.config.max_position_embeddings)
     tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
     with torch.enable_grad(), _watched(model, places, group) as found:

@@ -146,11 +146,11 @@ class NativeDecode(Technique):
 
     @property
     def _unit(self) -> int:
-        """What the inputs of every matrix must be a multiple of; bfloat16 weights meet four of them at once."""
+        """The inputs of every matrix must be a multiple of this; the operator reads four bfloat16 weights at once."""
         return 4 if self.weights == "bf16" and self.head != "w8" else self.group
 
     def _facts(self, program: Program) -> dict[str, Any]:
-        """What a result says of the decoder and its cache; the bytes of a token are those of one sequence."""
+        """The facts of the decoder and its cache; the bytes of a token are those of one sequence."""
         head_bytes = 2 * program.head_size if self.kv == "bf16" else program.head_size + 4
         return {
             "decode_loop": "native operator",

@@ -29,10 +29,10 @@ class Lane(Protocol):
         """Begins to copy into a slot, once what computes with it has ended."""
 
     def arrive(self, slot: int) -> None:
-        """What is computed from now on waits for the last copy into the slot."""
+        """Makes later computations wait for the last copy into the slot."""
 
     def leave(self, slot: int) -> None:
-        """What was computed so far used the slot; a later copy waits for it."""
+        """Makes later copies into the slot wait for the computations so far."""
 
 
 class CudaLane:
