@@ -82,7 +82,7 @@ async def _end(process: Process) -> None:
 
 
 def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What the child does before it becomes the worker: asks Linux for SIGTERM when we die, however we die."""
+    """Runs in the child before the worker starts: asks Linux to send SIGTERM when the parent dies, for any reason."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

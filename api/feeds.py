@@ -87,7 +87,7 @@ class Feeds:
     async def follow(self, job_id: str, after: int) -> AsyncIterator[EventView | None]:
         """Each event after a sequence until the job's last one; None when nothing happened for HEARTBEAT_S.
 
-        `after` must not lie beyond the job's newest event.
+        `after` must not be larger than the sequence of the job's newest event.
         """
         with self._joined(job_id, after) as feed:
             position = after

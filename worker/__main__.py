@@ -1,4 +1,4 @@
-"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to stop.
+"""`python -m worker [--device cpu|cuda]`: runs jobs until it receives SIGINT or SIGTERM.
 
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
 start; the reason is printed on stderr.

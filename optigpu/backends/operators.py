@@ -62,7 +62,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with before the softmax."""
+        """The factor of the scores before the softmax."""
         return float(self.head_size**-0.5)
 
 
@@ -87,7 +87,7 @@ class AttentionOperator(TimedOperator, Protocol):
         """The names of the attention kernels that a call runs; slow, and never timed."""
 
     def rows(self, places: Sequence[AttentionPlace]) -> Iterator[AttentionRow]:
-        """What one call gives for these queries."""
+        """The results of one call for these queries."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class NormOperator(TimedOperator, Protocol):
     """A norm with its weight, and a bias if it is a layer norm."""
 
     def rows(self, places: Sequence[int]) -> NormRows:
-        """What one call gives for these rows."""
+        """The results of one call for these rows."""
 
 
 class OperatorRuntime(Runtime, Protocol):

@@ -81,7 +81,7 @@ class Runtime(Protocol):
         """Which weights were loaded and how many bytes they take with the stack applied; None without a model."""
 
     def footprint(self) -> Footprint | ImageFootprint | None:
-        """What a step reads of the model, for the roofline; None without a model."""
+        """The bytes that a step reads of the model, for the roofline; None without a model."""
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """The peaks of accelerator memory while `run` runs once, or the reasons why there are none."""
@@ -139,7 +139,7 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
     """Further methods of the one backend that makes the quality reference for all backends."""
 
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
-        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
 
     def sample(self, rows: int, length: int) -> Ids:
         """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""

@@ -1,6 +1,6 @@
 """The connection of a measuring process to the conductor.
 
-It reads lines from stdin and answers on a pipe of its own (`--answers-fd`), as `optigpu.child.messages` says;
+It reads lines from stdin and answers on a separate pipe (`--answers-fd`), as `optigpu.child.messages` says;
 whatever else prints goes to stderr. It ends with status 0 when its stdin closes, whatever it is
 doing then, and is killed when its parent dies.
 """

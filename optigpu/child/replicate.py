@@ -161,7 +161,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
 
 def order_of(assignment: Assignment) -> Order:
-    """What the variant's backend is asked to prepare."""
+    """The order for the variant's backend."""
     variant = assignment.variant
     return Order(
         model=variant.model,
@@ -176,7 +176,7 @@ def order_of(assignment: Assignment) -> Order:
 
 
 def _facts(variant: Variant, noted: Mapping[str, object]) -> RunFacts:
-    """What the backend, the stack and the check noted."""
+    """The notes of the backend, the stack and the check."""
     return RunFacts.gathered(noted, NOT_RECORDED if variant.model else NO_MODEL)
 
 

@@ -22,7 +22,7 @@ NO_FLAG = ("plan",)
 
 
 class FieldSchema(BaseModel):
-    """What is read of a field's JSON schema."""
+    """The parts of a field's JSON schema that flags need."""
 
     type: str | None = None
     ref: str | None = Field(None, alias="$ref")
@@ -37,7 +37,7 @@ class FieldSchema(BaseModel):
 
 
 class ModelSchema(BaseModel):
-    """What is read of a model's JSON schema."""
+    """The parts of a model's JSON schema that flags need."""
 
     properties: dict[str, FieldSchema]
     definitions: dict[str, FieldSchema] = Field({}, alias="$defs")
@@ -52,7 +52,7 @@ class Flag(NamedTuple):
     help: str
 
     def parameter(self, panel: str) -> Parameter:
-        """The flag as typer reads it; `panel` is the heading that it stands under in the help."""
+        """The flag as typer reads it; `panel` is its heading in the help."""
         given: Any = str if self.takes_several else self.kind
         option = typer.Option(help=self.help, rich_help_panel=panel)
         annotation = Annotated[given | None, option]
@@ -166,7 +166,7 @@ def _with_default(schema: FieldSchema) -> str:
 
 
 def _values(schema: FieldSchema) -> str:
-    """What the values may be, as the end of a sentence; for a list of numbers, an example."""
+    """The valid values, as the end of a sentence; for a list of numbers, an example."""
     each = schema.items or schema
     several = ", comma separated" if schema.items else ""
     choices = [str(choice) for choice in each.enum] or ([each.const] if each.const else [])

@@ -94,7 +94,7 @@ def _measurements(replicates: Sequence[Replicate]) -> list[Measurement]:
 
 
 def _metered(replicates: Sequence[Replicate]) -> list[Measurement]:
-    """What the meters read: one number for each replicate that was asked."""
+    """The readings of the meters: one number for each replicate in which a meter was read."""
     by_meter: dict[str, list[Metered]] = {}
     for metered in _readings(replicates):
         by_meter.setdefault(metered.meter, []).append(metered)
@@ -126,7 +126,7 @@ def _merged(*mappings: Mapping[str, T]) -> dict[str, T]:
 
 
 def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts:
-    """What the first replicate recorded, how each one warmed up, and times that only describe."""
+    """The first replicate's facts, each replicate's warm-up, and the times within requests."""
     first = replicates[0]
     described: dict[str, list[float]] = {}
     for replicate in replicates:

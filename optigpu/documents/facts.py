@@ -109,7 +109,7 @@ class EnergyFacts(Frozen):
 
 
 class MeterFacts(Frozen):
-    """How a meter read its figures; each meter fills what is its own."""
+    """How the meters read their figures."""
 
     # Null where quality was not measured; a metric's own reason says why.
     quality: TextQuality | ImageQuality | None = None

@@ -20,8 +20,8 @@ BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
     "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
     "4 x queries x keys x channels for attention. Bytes are those of the inputs. torch's other operators do a few "
-    "operations for each element and are memory-bound. A kernel without an operator is told by its name; what remains "
-    "is unknown."
+    "operations for each element and are memory-bound. A kernel without an operator is classified by its name; the "
+    "rest is unknown."
 )
 
 GLUE = frozenset(

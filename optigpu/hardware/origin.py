@@ -52,9 +52,9 @@ def container(root: Path) -> str | None:
     """The kind of container that this process runs in; None if no mark of one is found."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
-    told = contents(root / "run/systemd/container")
-    if told:
-        return told
+    named = contents(root / "run/systemd/container")
+    if named:
+        return named
     for mark, kind in _MARKS.items():
         if (root / mark).exists():
             return kind

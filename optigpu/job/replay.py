@@ -16,7 +16,8 @@ def _unchanged(request: Document) -> Document:
 
 
 UPGRADES: Mapping[int, Upgrade] = {1: _unchanged}
-"""For each older schema version, what makes its request one of the version after it: 2 changed results alone."""
+"""For each older schema version, the function that upgrades its request by one version. Version 2 changed only
+results."""
 
 
 def replay_request(

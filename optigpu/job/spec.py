@@ -50,7 +50,7 @@ class PlanName(StrEnum):
 
 
 class Measure(Frozen):
-    """How to measure. In no digest: it changes how well a figure is known, not what is measured.
+    """How to measure. It is part of no digest: it changes the precision of a figure, not the measured thing.
 
     `rel_ci` is the width of the median's 95% interval, relative to it, at which sampling may stop.
     """
@@ -86,7 +86,7 @@ class JobTarget(Frozen):
 
 
 class Limits(Frozen):
-    """What a job may cost at most.
+    """The limits of a job.
 
     `max_kld` (nats, of `kld_mean`) and `min_top1` (a share, of `top1_agreement`) are the quality that a variant may
     lose; one that loses more is measured and not ranked.
@@ -102,7 +102,7 @@ class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
     `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: one name may stand for other files tomorrow.
+    the model came from, which is known only after it was loaded: the files under one name may change.
     """
 
     index: int
@@ -118,13 +118,13 @@ class Variant(Frozen):
 
     @property
     def workload_digest(self) -> str:
-        """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
+        """Equal for results that can be compared; a result's digest includes the weights' hash."""
         weights = {"weights": self.weights} if self.weights else {}
         return digest({"workload": self.workload.identity(), "model": self.model} | weights)
 
     @property
     def digest(self) -> str:
-        """What must be equal for two results to be of the same variant; role and label are not part of it."""
+        """Equal for results of the same variant; role and label are not part of it."""
         parts = {
             "workload": self.workload_digest,
             "stack": [technique.identity() for technique in self.stack],
@@ -218,7 +218,7 @@ def _check_model(spec: JobSpec) -> None:
     if for_images != (workload.task is Task.IMAGES):
         does = "classifies images" if for_images else "generates text"
         raise SpecError(
-            f"model: {spec.model} {does}, which {workload.kind} does not; name another, for example "
+            f"model: {spec.model} {does}, and {workload.kind} needs another model, for example "
             f"{workload.example_model}."
         )
     problem = workload.check(facts)
@@ -230,12 +230,10 @@ def _check_meters(spec: JobSpec) -> None:
     """Refuses a workload without the meters that it needs, and quality of random weights."""
     missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
     if missing:
-        raise SpecError(
-            f"measure.meters: {spec.workload.kind} is about what the meter {missing[0]!r} reads; add it to them."
-        )
+        raise SpecError(f"measure.meters: {spec.workload.kind} needs the meter {missing[0]!r}; add it.")
     if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
         raise SpecError(
-            f"model: {spec.model} has random weights, which have no quality; name a trained model, for example "
+            f"model: {spec.model} has random weights, whose quality means nothing; name a trained model, for example "
             f"{spec.workload.example_model}."
         )
 
@@ -270,7 +268,7 @@ def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
     for technique in stack:
         if spec.workload.task not in technique.tasks:
             raise SpecError(
-                f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
+                f"stack: {technique.name} has no effect on {spec.workload.kind}; it applies to "
                 f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
@@ -312,7 +310,7 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
     chosen: dict[str, Technique] = {}
     for technique in stack:
         if technique.name in chosen:
-            raise SpecError(f"stack: {technique.name} is there twice; name it once.")
+            raise SpecError(f"stack: {technique.name} occurs twice; name it once.")
         chosen[technique.name] = technique
     queue = list(chosen.values())
     while queue:
@@ -339,5 +337,5 @@ def digest(document: Any) -> str:
 
 
 def expand_workload(workload: Workload) -> tuple[Workload, ...]:
-    """The single workloads that a request's workload stands for, without repetitions."""
+    """The single workloads of a request's workload, without repetitions."""
     return tuple(dict.fromkeys(workload.expand()))

@@ -99,7 +99,7 @@ def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, 
     flowed = sensor.since(start)
     if not flowed.changes:
         raise SensorError(
-            f"{sensor.source}: stood still for {flowed.seconds:.1f} s, so it counts nothing; do not trust it."
+            f"{sensor.source}: the counter did not change for {flowed.seconds:.1f} s; measure energy on another host."
         )
     if flowed.looks < sensor.least_hz * flowed.seconds:
         raise SensorError(

@@ -32,7 +32,7 @@ class WarmUp:
 
     @property
     def beyond_steady_s(self) -> float:
-        """What the requests before those took beyond a steady one: compilation, if there was any."""
+        """The extra time of the requests before those, compared with a steady one: compilation, if there was any."""
         before = self.durations_s[: -len(self._last)]
         return sum(max(0.0, duration - self.request_s) for duration in before)
 
@@ -77,7 +77,7 @@ def run_round(
 
 
 def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
-    """What each request gave, by metric: one number for each request, in their order."""
+    """The samples of each metric: one number for each request, in their order."""
     names = requests[0] if requests else ()
     return {name: tuple(request[name] for request in requests) for name in names}
 

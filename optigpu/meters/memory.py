@@ -86,7 +86,7 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
 
 def _source(refusal: str | None, exact: int | None) -> str:
     if refusal is None and exact is not None:
-        return "VmHWM, the kernel's own high-water mark, reset before the request; it misses nothing"
+        return "VmHWM, the kernel's own high-water mark, reset before the request; it includes every peak"
     why = refusal or "the kernel shows no VmHWM"
     return f"samples at {1 / _PERIOD_S:.0f} Hz, which miss what lasts shorter: {why}"
 

@@ -46,7 +46,7 @@ class ProfileMeter:
         if not seen.kernels:
             why = f"The profiler saw no kernel on the {runtime.device}; check whether something else profiles it."
             return Reading(reasons=dict.fromkeys(self.metrics, why))
-        trace, said = self._kept(path)
+        trace, trace_note = self._kept(path)
         values, reasons = _shares(seen.kernels)
         if seen.recorded_steps:
             launches = sum(kernel.in_steps for kernel in seen.kernels)
@@ -60,7 +60,7 @@ class ProfileMeter:
             "unknown_share": share(seen.kernels, None),
             "steps_recorded": seen.recorded_steps,
             "steps": seen.steps,
-            "trace": said,
+            "trace": trace_note,
         }
         return Reading(values, reasons, MeterFacts(recorded={"profile": profile}), trace)
 
@@ -78,7 +78,7 @@ def _shares(kernels: Sequence[Kernel]) -> tuple[dict[str, float], dict[str, str]
     unknown = share(kernels, None)
     if 1 - unknown < KNOWN_FROM:
         why = (
-            f"What bounds {unknown:.0%} of the kernel time cannot be told (compiled or fused kernels); profile the "
+            f"It is unknown what bounds {unknown:.0%} of the kernel time (compiled or fused kernels); profile the "
             "variant without compilation."
         )
         return {}, dict.fromkeys(names, why)

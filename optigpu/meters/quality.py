@@ -90,7 +90,7 @@ def _compared_images(context: MeterContext) -> Reading:
     setting = _image_setting(context)
     agreement = compare_images(context.folder / QUALITY_FOLDER, setting, _classifier(_image_runtime(context)))
     how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, kld_standard_error=agreement.standard_error())
-    why = "The images are made up, so no answer is the right one; compare kld_mean and top1_agreement."
+    why = "The images are synthetic and have no labels; compare kld_mean and top1_agreement."
     facts = MeterFacts(quality=how)
     return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
 
@@ -183,7 +183,7 @@ def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | N
 
 def _decoded(runtime: DecodingRuntime) -> tuple[int, int]:
     if runtime.decoded is None:
-        raise OptiGPUError("Nothing was decoded yet, so no decode step is known to have been timed.")
+        raise OptiGPUError("Nothing was decoded yet, so there is no timed decode step to check.")
     return runtime.decoded
 
 
@@ -192,7 +192,7 @@ def _batch(runtime: DecodingRuntime) -> int:
 
 
 def _window(context: MeterContext, decoded: int) -> int:
-    """What is timed is made for the length that the workload decodes: a longer window would run something else.
+    """The timed step is made for the workload's length: a longer window would run another one.
 
     The workloads of one job share its reference, and so the window of the first of them.
     """
@@ -218,7 +218,7 @@ def _stride(options: QualityOptions, window: int) -> int:
 def _passages(
     setting: Setting, runtime: ReferenceRuntime, source: Source | None
 ) -> tuple[list[Passage], int]:
-    """What is predicted, and how many contexts had to be cut for it."""
+    """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
     encode = _encoder(setting, runtime)
@@ -294,7 +294,7 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
         "items": len(items),
     }
     if expected == 0:
-        why = "The fp32 model answers no item rightly, so there is no accuracy to lose; ask for more quality.items."
+        why = "The fp32 model answers no item correctly, so the accuracy loss is undefined; ask for more quality.items."
         return _Part({"accuracy": found}, {"accuracy_loss_percent": why}, about)
     loss = 100 * (expected - found) / expected
     return _Part({"accuracy": found, "accuracy_loss_percent": loss}, found=about)

@@ -26,7 +26,7 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """Of the raw bytes, in hexadecimal."""
+        """SHA-256 of the raw bytes, in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     def words(self) -> str:

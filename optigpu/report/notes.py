@@ -72,7 +72,7 @@ def _shift(attribution: Attribution) -> Iterator[str]:
     again = attribution.baseline_again
     if again:
         yield (
-            f"The baseline ran at {ratio(again)} its first speed at the end. The memory was too small to keep all "
+            f"At the end the baseline ran at {ratio(again)} of its first speed. The memory was too small to keep all "
             "variants loaded, so the ratios include changes of the machine's speed."
         )
 

@@ -20,8 +20,8 @@ from optigpu.workloads.base import Workload
 _log = logging.getLogger(__name__)
 
 LAUNCH = 2.5
-"""A step that takes longer than so many times what the roofs allow is bound by neither: what remains is the cost of
-launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
+"""A step that takes longer than this many times the time that the roofs allow is bound by neither: what remains is the
+cost of launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
 
 The factor is ours, between two groups of published figures: gpt-fast's compiled decode steps reach at least half of the
 1,700 GB/s that its README (2024) finds on an A100, while the eager step that it starts from, whose trace shows a GPU
@@ -40,7 +40,7 @@ class Roofline(RooflineFacts):
 
     @property
     def bound(self) -> Bound | None:
-        """What limits the step."""
+        """The limit of the step."""
         return self.step.bound if self.step else None
 
     @property

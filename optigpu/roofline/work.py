@@ -41,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True)
 class VariantWork:
-    """What a variant does, computing in `dtype`.
+    """The work of a variant that computes in `dtype`.
 
     `steps_per_unit` turns the workload's primary metric, a rate or the inverse of a time, into steps per second.
     `prefill` is None where a workload has no prompt, or is nothing else.
@@ -120,7 +120,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
 
 
 def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
-    """What a step reads once the prompt has been: autocast keeps the weights as it converted them.
+    """The bytes that a step reads after the prompt: autocast keeps the converted weights.
 
     Not in inference mode, where torch converts them for each step.
     """

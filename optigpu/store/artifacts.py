@@ -79,7 +79,7 @@ def find(session: Session, result_id: str, name: str) -> ArtifactView:
 
 
 def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
-    """The file in pieces of at most PIECE_BYTES, each read in a session of its own: a slow reader holds none."""
+    """The file in pieces of at most PIECE_BYTES, each read in its own session: a slow reader holds none."""
     decompressor = zlib.decompressobj()
     start = 1
     while piece := _piece(database, result_id, name, start):

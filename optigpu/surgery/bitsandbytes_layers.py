@@ -79,7 +79,7 @@ class Nf4Linear(torch.nn.Module):
     """y = x @ W.T + bias, where W is levels[packed] * absmax of its block. Dettmers et al., QLoRA, 2023, section 3.
 
     With `nested` the statistics are int8 themselves: nested_levels[absmax] * nested_absmax + offset. With `fused`
-    they are bfloat16 numbers and `packed` lies as the library's operator for CPUs reads it.
+    they are bfloat16 numbers and `packed` has the layout of the library's operator for CPUs.
     """
 
     holds_quantized_weights = True

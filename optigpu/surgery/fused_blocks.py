@@ -45,9 +45,8 @@ def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
 
 
 class Link:
-    """What joins a block to the norm after it: the sum that it returned last, and the norm of that sum.
-
-    The norm may use it for that very sum alone. A plain object, so that no module has another one's weights.
+    """Connects a block with the norm after it: the block's last sum, and the norm of that sum. The norm may use it for
+    exactly that sum only. A plain object, so that no module has another one's weights.
     """
 
     norm: "FusedNorm | None" = None

@@ -98,7 +98,7 @@ def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
 
 
 def _hold(module: Int4Linear | Int4Embedding, packed: PackedInt4) -> None:
-    """As buffers, so that a count of the model's bytes includes them."""
+    """Registers buffers, so that a count of the model's bytes includes them."""
     module.register_buffer("numbers", packed.numbers)
     module.register_buffer("scale", packed.scale)
     module.register_buffer("offset", packed.offset)

@@ -2,7 +2,7 @@
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
-torch stands in `surgery`, or beside a technique.py in a package, and is imported within the hook.
+torch is in `surgery`, or beside a technique.py in a package, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -103,7 +103,7 @@ class ModeOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Which key-value cache decoding uses.
+    """The key-value cache of decoding.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
     keeps the last so many tokens alone, after the first `sinks` ones. None keeps all. `mixed` says that keys and values
@@ -123,7 +123,7 @@ class CacheOptions:
 
 @dataclass
 class Notes:
-    """What techniques, the workload and the backend record while they work, by name.
+    """Notes of techniques, the workload and the backend, by name.
 
     A name that RunFacts has as a field becomes that field of the result's facts; every other is kept for people, in
     `recorded`.

@@ -86,7 +86,7 @@ class Attention(Implemented):
 
     @property
     def shape(self) -> AttentionShape:
-        """What a backend makes the operator from."""
+        """The shape from which a backend makes the operator."""
         (length,) = self.lengths
         return AttentionShape(
             length=length,
@@ -142,7 +142,7 @@ class AttentionRequest(OperatorRequest):
         self._runtime.notes.record(attention_kernels=self.operator.kernels())
 
     def error_over_bound(self) -> float:
-        """Of a few rows of the result."""
+        """The check of a few rows of the result."""
         shape = self._shape
         places = [
             (place // (shape.heads * shape.length), place // shape.length % shape.heads, place % shape.length)

@@ -17,7 +17,8 @@ class KvCachePositions(Workload):
     """A few tokens decoded after a prompt as long as the position, for each of `positions`; the prompt is not counted.
 
     With a cache a token costs what reading the weights and the cache costs; without one (no_kv_cache) the whole
-    sequence is computed again for each token. The timed tokens stand at `position` and the `new_tokens` - 2 after it.
+    sequence is computed again for each token. The timed tokens are at `position` and the `new_tokens` - 2 positions
+    after it.
     """
 
     summary: ClassVar[str] = "time of a token against its position in the sequence"

@@ -87,7 +87,7 @@ class Normalization(Implemented):
 
     @property
     def shape(self) -> NormShape:
-        """What a backend makes the operator from."""
+        """The shape from which a backend makes the operator."""
         (width,), (norm,), (residual,) = self.widths, self.norms, self.residuals
         return NormShape(
             norm=norm,
@@ -125,11 +125,11 @@ class NormalizationRequest(OperatorRequest):
         super().__init__(runtime, self.operator)
 
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """Of the least that has to be moved."""
+        """Bytes count the least that has to be moved."""
         return {"latency_s": latency_s, "gb_per_s": self._bytes / latency_s / 1e9}
 
     def error_over_bound(self) -> float:
-        """Of a few rows of the sum and of its norm."""
+        """The check of a few rows of the sum and of its norm."""
         rows = self.operator.rows(checked_places(self._shape.rows))
         errors = [norm_error_over_bound(rows, self._shape)]
         if rows.residual is not None:

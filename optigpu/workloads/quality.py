@@ -20,7 +20,7 @@ class Quality(Workload):
     the first `prefill` tokens at once, then one step for each further token but the last, which predicts nothing.
     """
 
-    summary: ClassVar[str] = "what a stack costs in quality: text scored token by token"
+    summary: ClassVar[str] = "the quality of a stack: text scored token by token"
     primary: ClassVar[str] = "scored_tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("scored_tokens_per_s", "latency_s")
     example_model: ClassVar[str] = "bundled:tiny"

@@ -12,7 +12,7 @@ from worker.capabilities import serving
 
 
 class BusyError(Exception):
-    """Somebody else has the device."""
+    """Another job has the device."""
 
 
 def busy() -> None:

@@ -1,4 +1,4 @@
-"""The decoder's packed weights lie as its operator reads them, stand for what was quantized, and share one memory."""
+"""The decoder's packed weights have the operator's layout and the quantized values, and share one memory."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""The machine's own peaks: really measured by a process of its own, kept for a day, and never in a job's way."""
+"""The machine's own peaks: really measured by a separate process, kept for a day, and never in a job's way."""
 
 import json
 import logging

@@ -190,7 +190,8 @@ def quick(method: str) -> Any:
 
 
 def assert_computes_with_what_was_made(runtime: DecodingModel, cache: Path, method: str) -> None:
-    """Each layer multiplies with the numbers in the one folder of the cache, and all else is what stands there too."""
+    """Each layer multiplies with the numbers in the one folder of the cache, and all other tensors are those in it
+    too."""
     import torch
 
     (made,) = (cache / "optigpu" / "quantized").iterdir()

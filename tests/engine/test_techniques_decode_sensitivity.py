@@ -1,4 +1,4 @@
-"""Bytes beyond 4 bits go where the divergence from the float model is largest, told before anything is rounded."""
+"""Bytes beyond 4 bits go to the layers with the largest divergence, which is predicted before anything is rounded."""
 
 from typing import Any
 

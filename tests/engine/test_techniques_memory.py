@@ -151,11 +151,11 @@ def test_the_roofline_counts_the_bytes_that_the_cache_holds(stack: tuple[Techniq
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        (KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
+        (KvCache(), NoKvCache(), "one uses a key-value cache and the other disables it"),
         (KvCache(), StaticKvCache(), "grows"),
         (KvCache(), TorchCompile(), "never changes"),
-        (Int8KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
-        (WINDOW, NoKvCache(), "one asks for a cache and the other for none"),
+        (Int8KvCache(), NoKvCache(), "one uses a key-value cache and the other disables it"),
+        (WINDOW, NoKvCache(), "one uses a key-value cache and the other disables it"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

@@ -510,6 +510,6 @@ print("done")
 
 
 def child(code: str) -> "subprocess.Popen[str]":
-    """A process of its own with the same cache folder."""
+    """A separate process with the same cache folder."""
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)

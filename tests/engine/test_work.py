@@ -36,7 +36,7 @@ class Counted:
         counts = counter.get_flop_counts()
         everything = counts["Global"]
         self.linear = everything.get(ops.aten.mm, 0) + everything.get(ops.aten.addmm, 0)
-        # Llama's rotary embedding makes its angles by a batched product, which is none of attention's.
+        # Llama's rotary embedding makes its angles by a batched product, which is not part of attention.
         angles = sum(sum(ops.values()) for name, ops in counts.items() if name.endswith("rotary_emb"))
         self.attention = everything.get(ops.aten.bmm, 0) + everything.get(ops.aten.baddbmm, 0) - angles
         assert sum(everything.values()) == self.linear + self.attention + angles, (

@@ -1,4 +1,4 @@
-"""Scenes for the decoder's Triton operators, and what each must show; run in processes of their own.
+"""Scenes for the decoder's Triton operators, and what each must show; run in separate processes.
 
 A kernel is interpreted or compiled from the moment that its module is imported, so test_ops_decode_triton.py starts
 `python -c "from tests.engine.triton_decode import NAME; NAME()"` with the environment that they need.

@@ -136,7 +136,7 @@ def assert_streams(ptx: str, matrix: Matrix) -> None:
 
 
 def loops(ptx: str) -> list[str]:
-    """What lies between a label and a jump back to it."""
+    """The code between a label and a jump back to it."""
     found = []
     for label in re.finditer(r"^(\$L__BB\w+):", ptx, re.MULTILINE):
         jump = re.compile(rf"bra\S*\s+{re.escape(label[1])};").search(ptx, label.end())

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is said with the field's name, and nothing is stored."""
+"""Each error in a request is reported with the field's name, and nothing is stored."""
 
 import json
 from collections.abc import Iterator

@@ -88,7 +88,7 @@ def change(database: Database, statement: str, **values: Any) -> None:
 
 @contextmanager
 def working(context: WorkerContext) -> Iterator[None]:
-    """The worker takes one job in a thread; at the end of the block it is told to stop, unless it has ended."""
+    """The worker takes one job in a thread; at the end of the block it is asked to stop, unless it has ended."""
     thread = threading.Thread(target=execute_next, args=(context,))
     thread.start()
     try:

@@ -114,7 +114,7 @@ class DecodingModel(AppliedModel):
         return self._scored(tokens, prefill)
 
     def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
-        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
         return whole_passes(self.model, tokens, first, self._mode)
 
     def sample(self, rows: int, length: int) -> torch.Tensor:

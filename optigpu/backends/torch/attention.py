@@ -53,7 +53,7 @@ def only_kernel(kernel: AttentionKernel) -> AbstractContextManager[None]:
     """Has scaled_dot_product_attention run one kernel alone, also in what is compiled meanwhile; "auto" allows all.
 
     Raises UnsupportedError when that one cannot run. torch's cache of compiled code does not know which kernels are
-    allowed (2.13), so what is compiled here is told apart by a tag.
+    allowed (2.13), so a tag distinguishes code that is compiled here.
     """
     return nullcontext() if kernel == "auto" else _only(kernel)
 
@@ -94,6 +94,6 @@ def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
         ran.discard("flash")
     if asked != "auto" and ran != {asked}:
         raise UnsupportedError(
-            f"fused_attention asked for the {asked} kernel, and what ran is {' and '.join(sorted(ran)) or 'none'}; ask "
-            "for another kernel or leave the choice to torch."
+            f"fused_attention asked for the {asked} kernel, but {' and '.join(sorted(ran)) or 'none'} ran; ask for "
+            "another kernel or leave the choice to torch."
         )

@@ -38,8 +38,8 @@ def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
     }
     if others:
         raise UnsupportedError(
-            f"int8_kv_cache and sliding_kv_cache are for layers that attend to the whole sequence, and this model has "
-            f"others ({', '.join(sorted(others))}); leave them out."
+            f"int8_kv_cache and sliding_kv_cache need layers that attend to the whole sequence; this model also has "
+            f"{', '.join(sorted(others))}. Leave them out of the stack."
         )
 
 

@@ -33,7 +33,7 @@ def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
 def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) -> MemoryPeaks:
     """The most bytes that the tensors of one call on a CPU take at once: `held` ones, and all that it allocates.
 
-    torch's profiler is told of each allocation of torch's own; memory that a library takes by itself is not counted.
+    torch's profiler records each allocation of torch; memory that a library allocates itself is not counted.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()

@@ -50,7 +50,7 @@ class TorchRuntime:
         return None
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """What CUDA's allocator gave out and held while `run` ran."""
+        """The peaks of CUDA's allocator while `run` ran."""
         return peaks_of(run, self.device)
 
     def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
@@ -147,7 +147,8 @@ class TorchPassRuntime(TorchModelRuntime):
         self.facts = applied.facts
 
     def footprint(self) -> Footprint | ImageFootprint:
-        """What a pass reads of the model; of a classifier also its operations for an image of the workload's shape."""
+        """The bytes that a pass reads of the model; for a classifier also the operations for an image of the workload's
+        shape."""
         if isinstance(self.facts, ImageFacts):
             return image_footprint_of(self.passing.model, self.facts, self.notes.facts["image_shape"])
         return footprint_of(self.passing.model, self.facts)
@@ -171,7 +172,7 @@ class TorchPassRuntime(TorchModelRuntime):
 
 
 def _ids(tokens: torch.Tensor) -> NDArray[np.int64]:
-    """A copy: a loop may write its next tokens where these stand."""
+    """Returns a copy: a loop may overwrite these tokens with its next ones."""
     found: NDArray[np.int64] = tokens.cpu().numpy().copy()
     return found
 

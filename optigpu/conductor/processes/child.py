@@ -33,7 +33,7 @@ _CHUNK = 2**18
 
 
 class Child:
-    """A measuring process in a session of its own. As a context manager it ends the process and all that it started.
+    """A measuring process in its own session. As a context manager it ends the process and all that it started.
 
     `program` is called with `--answers-fd N`, the descriptor that it answers on; `keep` are descriptors that it
     inherits, so that they stay open as long as it lives.

@@ -21,7 +21,7 @@ MOST_REQUESTS = 100_000
 FIRST_ROUNDS = 4
 """The number of rounds in which the minimum time is spent, so that variants side by side take turns."""
 AUDIT_REQUESTS, AUDIT_SECONDS = 3, 4.0
-"""An audit has so many requests with fresh inputs, or one fewer where they would take longer than that.
+"""An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
 
 Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon.
 """
@@ -31,7 +31,7 @@ READY, SAMPLED, METERED = 0.4, 0.9, 1.0
 
 @dataclass(frozen=True)
 class Replicate:
-    """What one process measured."""
+    """The measurements of one process."""
 
     ready: Ready
     # For each metric a number for each request.
@@ -90,7 +90,7 @@ class TimedRounds:
                 self._width = relative_width(self._primary, self._assignment.seed)
 
     def replicate(self) -> Replicate:
-        """What was measured so far, without audit and meters."""
+        """The measurements so far, without audit and meters."""
         return Replicate(
             ready=self._ready,
             samples={name: tuple(values) for name, values in self._collected.items()},

@@ -21,7 +21,7 @@ _PLAIN = {
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 }
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
-"""HF_: where downloads lie and come from. The hash of the weights says what came."""
+"""HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
 
 _RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_GGUF_CACHE_GB"}
 _RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")

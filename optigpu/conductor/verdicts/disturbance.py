@@ -22,7 +22,7 @@ FOREIGN_LEAST_S = 0.25
 FREE_CORES = 0.5
 """A job on a GPU is not disturbed by others' load while this much of the CPUs is idle."""
 CROWDED_ROUNDS = 3
-"""A process that is found running or waiting at both ends of so many rounds, and of all of them, never rests."""
+"""A process never rests if it runs or waits at both ends of all rounds, and of at least this many."""
 STEAL_SHARE = 0.01
 """Of the CPUs' time, taken by the hypervisor."""
 SLOWED_SHARE = 0.01

@@ -130,7 +130,7 @@ def _cached(primary: str, replicate: Replicate) -> Disturbance | None:
             return Disturbance(
                 f"Requests with fresh inputs took at least {fresh_times.min() / repeated:.1f} times as long as "
                 f"repeated ones ({name})",
-                "answers were cached: remove what caches them",
+                "outputs were cached: disable the cache",
             )
     return None
 

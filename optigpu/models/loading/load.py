@@ -85,7 +85,7 @@ def load_image_model(
 def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
     if attention and not hasattr(config, "num_attention_heads"):
         raise UnsupportedError(
-            f"This model has no attention that could be {attention}; leave the techniques for attention out."
+            f"This model has no attention, so {attention} has no effect; leave the techniques for attention out."
         )
 
 
@@ -204,7 +204,7 @@ def _read(
             return read()
         if packed not in (None, packing.method):
             raise UnsupportedError(
-                f"{reference} was quantized by {packing.method}; put that in the stack in the place of {packed}."
+                f"{reference} was quantized by {packing.method}; use {packing.method} in the stack instead of {packed}."
             )
         model = read_packed(packing, config, read)
         if packed is None:
@@ -213,7 +213,7 @@ def _read(
 
 
 def _source(reference: ModelReference) -> str:
-    """What transformers reads from: a directory of this machine, or the name of a repository."""
+    """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(_directory(reference.name)) if reference.kind == "path" else reference.name

@@ -30,7 +30,7 @@ GROUP_SIZES = (32, 64, 128)
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _PER_WORD, _BITS, _MASK = 8, 4, 15
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which output of eight lies in a word's lowest four bits, in the next ones, and so on."""
+"""The order of eight outputs in a word, from its lowest four bits."""
 _ONES = 0x11111111
 """One for each zero of a word."""
 _QUANTIZER = "optigpu_packed"
@@ -84,7 +84,7 @@ class PackedLinear(torch.nn.Module):
         return torch.empty(self.outputs, self.inputs, device="meta")
 
     def order(self) -> torch.Tensor | None:
-        """Its inputs sorted by their groups, int64; None where they lie so already.
+        """Its inputs sorted by their groups, int64; None if they are sorted already.
 
         Raises UnsupportedError when g_idx does not give each group as many inputs.
         """
@@ -128,7 +128,7 @@ def packing_of(config: PretrainedConfig) -> Packing | None:
     for wrong, what in unreadable:
         if wrong:
             raise UnsupportedError(
-                f"This model was quantized by {method} with {what}; what can be read is 4 bits in groups of "
+                f"This model was quantized by {method} with {what}; supported are 4 bits in groups of "
                 f"{', '.join(map(str, GROUP_SIZES))} in the layout {' or '.join(_FORMATS[method])}."
             )
     return Packing(method, int(group or 0), form.lower() == "gptq")
@@ -195,9 +195,7 @@ def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
     if groups.equal(expected):
         return None
     if not groups.sort().values.equal(expected):
-        raise UnsupportedError(
-            "A layer's g_idx does not give each group as many inputs; pack the model anew."
-        )
+        raise UnsupportedError("A layer's g_idx has groups of different sizes; pack the model again.")
     return groups.argsort(stable=True)
 
 

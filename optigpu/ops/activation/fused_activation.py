@@ -36,7 +36,7 @@ _SOURCES = tuple(
     _FOLDER / name for name in ("fused_activation.cpp", "fused_activation.h", "../vector_math.h")
 )
 _BACKENDS: dict[str, ActivationBackend] = {}
-"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+"""The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
 
 def activation_backend(device: torch.device | str) -> ActivationBackend:

@@ -18,7 +18,7 @@ class ProgramDecoder(Protocol):
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]."""
+        """The logits of the last step, float32 [sequences, vocabulary]."""
 
     @property
     def cache_bytes(self) -> int:

@@ -50,7 +50,7 @@ def improved_groups(
 
 
 def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Tensor) -> None:
-    """Of one group, for each output: by least squares, unless its numbers are all 0."""
+    """Improves the scales of one group, for each output by least squares, unless its numbers are all 0."""
     inputs = _inputs_of(fit, group)
     q, scale = fit.q[:, inputs], fit.scale[:, group : group + 1]
     size = (q @ moment[inputs, inputs]).mul_(q).sum(dim=1, keepdim=True)
@@ -61,7 +61,7 @@ def _improve_scales(fit: _Fit, group: int, moment: torch.Tensor, units: torch.Te
 
 
 def _improve_numbers(fit: _Fit, group: int, moment: torch.Tensor) -> None:
-    """Of one group, one input after the other; `pull` of the other groups is updated at the end."""
+    """Improves the numbers of one group, one input after the other; updates `pull` of the other groups at the end."""
     inputs, scale = _inputs_of(fit, group), fit.scale[:, group].contiguous()
     own = moment[inputs, inputs]
     # As rows they are contiguous.

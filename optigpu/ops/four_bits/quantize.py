@@ -26,13 +26,13 @@ AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
 
 SCALE_STEPS, OFFSET_STEPS = 3, 20
-"""Of the solvers, the first of which looks at the scales that rounding alone takes."""
+"""Steps of the solvers; the first step uses the scales of plain rounding."""
 SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 """p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
 NO_OUTLIER_ERROR = 1e-6
 """An error that is no outlier, in units of a step."""
 JUDGING_NORM = 3
-"""Of a solver's steps each group keeps the one with the least sum of its errors to this power. Searches with less
+"""Each group keeps the solver's step with the least sum of errors to this power. Searches with less
 weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
 
 
@@ -122,7 +122,8 @@ def _of_groups(unit: torch.Tensor | None, inner: int, scheme: Int4Scheme) -> tor
 def _quantized(
     w: torch.Tensor, scheme: Int4Scheme, unit: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of groups, float32 [groups, size]: uint8 numbers, and scales and offsets [groups, 1] as they are stored."""
+    """Quantizes groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are
+    stored."""
     scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
         scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)

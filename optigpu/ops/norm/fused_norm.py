@@ -34,7 +34,7 @@ TRITON_WIDTH = 2**16
 _FOLDER = Path(__file__).parent
 _SOURCES = (_FOLDER / "fused_norm.cpp", _FOLDER / "fused_norm.h")
 _BACKENDS: dict[str, NormBackend] = {}
-"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+"""The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
 
 def norm_backend(device: torch.device | str) -> NormBackend:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class Nf4(Technique):
     """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
 
-    With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it lies as the library's fused operator reads it,
-    where its sizes fit (outputs in 32s, inputs in 64s). Its statistics are then bfloat16 numbers and not quantized
-    again, whatever `double_quantization` says. Every other layer is widened to the model's dtype for each product.
+    With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it gets the layout of the library's fused
+    operator, where its sizes fit (outputs in 32s, inputs in 64s). Its statistics are then bfloat16 numbers and not
+    quantized again, whatever `double_quantization` says. Every other layer is widened to the model's dtype for each
+    product.
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION

@@ -57,7 +57,7 @@ class Arena:
 
 
 def _whole(size: int) -> int:
-    """`size` rounded up to whole huge pages, so that the last weights lie in one too."""
+    """`size` rounded up to whole huge pages, so that the last weights are in one too."""
     return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 

@@ -89,7 +89,8 @@ class CpuDecoder:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]. The next `decode` overwrites what `decode` left here.
+        """The logits of the last step, float32 [sequences, vocabulary]. The next `decode` overwrites what `decode` left
+        here.
 
         Raises ValueError before the first step.
         """

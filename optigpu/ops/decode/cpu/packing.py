@@ -141,7 +141,7 @@ def _strips(weight: torch.Tensor, at_once: int = AT_ONCE) -> Iterator[torch.Tens
 
 
 class _Quantized(NamedTuple):
-    """What is kept of rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
+    """Quantized rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
 
     q: torch.Tensor
     scale: torch.Tensor

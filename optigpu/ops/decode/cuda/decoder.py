@@ -70,7 +70,7 @@ class CudaDecoder:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
+        """The logits of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
         if self._step is None or not self._seen:
             raise no_logits()
         return self._step.logits.clone()

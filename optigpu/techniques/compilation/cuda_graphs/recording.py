@@ -69,7 +69,7 @@ class Replayed:
 
 
 def record_cuda_graph(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
-    """Warms up on a stream of its own, as recording wants it, and records.
+    """Warms up on a separate stream, as recording wants it, and records.
 
     Raises UnsupportedError where an operation cannot be recorded: it waits for the device, or reads the host's memory.
     Source: PyTorch documentation, CUDA semantics: CUDA Graphs.

@@ -1,7 +1,7 @@
 """An exported graph as a compiled package: made by AOTInductor, kept in the cache folder, loaded around given tensors.
 
 The package has no weights and no values of weights in it, so that one serves every model of the same graph. What it
-reads and writes are the tensors that it is given when it is loaded, where they stand.
+reads and writes are the tensors that it is given when it is loaded, in place.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ class CompileTimes:
     autotune_s: float
 
     def since(self, earlier: "CompileTimes") -> "CompileTimes":
-        """What was added."""
+        """The difference from earlier counts."""
         return CompileTimes(*(vars(self)[name] - vars(earlier)[name] for name in vars(self)))
 
     def facts(self) -> dict[str, int | float]:

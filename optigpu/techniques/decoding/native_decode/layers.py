@@ -117,7 +117,7 @@ def exchange_linears(
 
 
 def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, torch.Tensor]:
-    """What the DecodeLinears at some paths hold, each by its path and its own name."""
+    """The tensors of the DecodeLinears at some paths, by path and name."""
     return {
         f"{path}.{name}": tensor
         for path in paths
@@ -132,7 +132,7 @@ def restore_linears(
     arena: Arena | None,
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """As `exchange_linears`, with what `packed_tensors` gave of such layers."""
+    """Like `exchange_linears`, with tensors from `packed_tensors`."""
     for place in places:
         weight, kind = weight_of(place.layer), kinds[place.path]
         found: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
     facts = pack_or_restore(model, places, options)
 
-What lies under a key is all that the key's model, options and sources make. A lock lets one process write at a time.
+The entry of a key depends on the key's model, options and sources alone. A lock lets one process write at a time.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def pack_or_restore(
 
 
 def most_bytes() -> int:
-    """What the folder may hold; 0 where the store is off, and then no key is needed either.
+    """The bound of the folder; 0 if the store is off, and then no key is needed either.
 
     Raises UnsupportedError when the environment's bound is not a number from 0 on.
     """
@@ -103,7 +103,7 @@ def most_bytes() -> int:
 
 
 def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
-    """What a loaded transformers model, packed with `options` by these sources, is kept under; a second for each GB.
+    """The key of a loaded transformers model, packed with `options` by these sources; takes a second for each GB.
 
     `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
     """
@@ -117,7 +117,7 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
 
 
 def load(key: str) -> StoredPacking | None:
-    """What was saved under a key, mapped into memory, and from now on the most recently used; None when there is none.
+    """The entry of a key, mapped into memory and marked as the most recently used; None if there is none.
 
     A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
     """
@@ -139,7 +139,7 @@ def load(key: str) -> StoredPacking | None:
 
 
 def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bool:
-    """Keeps tensors, wherever they lie, and facts, which are JSON, in the place of what was kept under the key.
+    """Stores tensors of any device and facts, which are JSON, in place of the key's earlier entry.
 
     False, with nothing kept, where the store is off, more than it may hold is asked for, the folder cannot be written,
     the disk is full, or others write for too long. Raises RuntimeError when two tensors overlap in memory, and
@@ -175,10 +175,10 @@ def _folder() -> Path | None:
 def _read(path: Path) -> StoredPacking:
     """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
     with safe_open(path, framework="pt") as file:
-        said = file.metadata() or {}
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    about = said.get("facts", "")
-    if said.get("digest") != _digest(tensors, about):
+    about = metadata.get("facts", "")
+    if metadata.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
     return StoredPacking(tensors, json.loads(about))
 
@@ -230,7 +230,7 @@ def _digest(tensors: Tensors, about: str) -> str:
 
 
 def _add_tensor(found: hashlib.blake2b, name: str, tensor: torch.Tensor) -> None:
-    """Adds its bytes where they lie, so that of a contiguous tensor no more than a piece is ever there twice."""
+    """Hashes a tensor's bytes in place, so that at most a piece of a contiguous tensor is copied at a time."""
     _add(found, f"{name} {tensor.dtype} {list(tensor.shape)}")
     for piece in tensor.detach().reshape(-1).view(torch.uint8).split(AT_ONCE):
         found.update(piece.cpu().numpy())

@@ -45,7 +45,7 @@ class PromptLookup:
 
 
 class DraftModel:
-    """Greedy decoding by a smaller model with a cache of its own, which is cropped to what was right."""
+    """Greedy decoding by a smaller model with its own cache, which is cropped to what was right."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         """`context` is the most tokens that the model can take."""

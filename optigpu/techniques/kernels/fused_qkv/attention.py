@@ -81,7 +81,7 @@ class FusedQkvAttention(torch.nn.Module):
 
 
 class FusedRotaryAttention(FusedQkvAttention):
-    """Of Llama and its kin."""
+    """The attention of Llama and similar families."""
 
     def forward(
         self,

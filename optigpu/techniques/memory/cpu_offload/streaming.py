@@ -1,9 +1,9 @@
-"""Weights of decoder layers that lie in the host's memory and visit the device one layer at a time.
+"""Weights of decoder layers in the host's memory, copied to the device one layer at a time.
 
 Two staging slots of the device take turns: while one layer computes in the first, the next one is copied into the
 second (Sheng et al., FlexGen, 2023, arXiv:2303.06865, overlaps the same way). After a layer its weights point to the
 host again; nothing is copied back, since they do not change. How bytes travel is a `Lane`'s: plain copies, or pinned
-memory and a stream of its own.
+memory and a separate stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,10 +29,10 @@ class Lane(Protocol):
         """Begins to copy into a slot, once what computes with it has ended."""
 
     def arrive(self, slot: int) -> None:
-        """What is computed from now on waits for the last copy into the slot."""
+        """Makes later computations wait for the last copy into the slot."""
 
     def leave(self, slot: int) -> None:
-        """What was computed so far used the slot; a later copy waits for it."""
+        """Makes later copies into the slot wait for the computations so far."""
 
 
 class CudaLane:
@@ -73,7 +73,7 @@ class Parcel:
         self.evict()
 
     def know(self, slots: Sequence[torch.Tensor]) -> None:
-        """Where its tensors will lie in each slot."""
+        """Sets the places of its tensors in each slot."""
         self._staged = [_views(slot, self._home) for slot in slots]
 
     def enter(self, slot: int) -> None:
