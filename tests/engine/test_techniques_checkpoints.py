@@ -169,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("scales", "NaN or infinite"), ("g_idx", "each group as many inputs")]
+    ("name", "why"), [("scales", "NaN or infinite"), ("g_idx", "groups of different sizes")]
 )
 def test_damaged_tensors_are_refused_and_leave_the_model(name: str, why: str, models_dir: Path) -> None:
     write_packed_tiny(models_dir / "packed" / f"damaged-{name}", "llama", Layout())
