@@ -1,1 +1,1 @@
-"""The routes, one file for each resource."""
+"""The endpoints and pages, one file for each resource; `ROUTERS` in api/app.py lists them."""

@@ -1,4 +1,4 @@
-"""Published figures: the claims, their plausibility, and measurements on the same hardware."""
+"""Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
 from optigpu.claims.findings import Plausibility, RuleFinding
 from optigpu.claims.measured import Measured, from_leaderboard, from_results, measured_for

@@ -1,1 +1,1 @@
-"""Measures a job: starts the measuring processes, monitors the host, judges the results."""
+"""Measures a job: starts measuring processes, monitors the host, computes results and verdicts. Loads no torch."""

@@ -1,1 +1,1 @@
-"""Documents that are stored and shown: results, events, and the answers of the service."""
+"""What is stored and shown: results with their facts, events, and the service's views."""

@@ -1,1 +1,1 @@
-"""Statistics of samples: intervals, comparisons and drift."""
+"""Intervals, comparisons and drift, computed from samples and their summaries."""

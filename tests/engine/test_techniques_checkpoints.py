@@ -170,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("scales", "NaN or infinite"), ("g_idx", "each group as many inputs")]
+    ("name", "why"), [("scales", "NaN or infinite"), ("g_idx", "groups of different sizes")]
 )
 def test_damaged_tensors_are_refused_and_leave_the_model(name: str, why: str, models_dir: Path) -> None:
     write_packed_tiny(models_dir / "packed" / f"damaged-{name}", "llama", Layout())
@@ -187,7 +187,7 @@ def test_damaged_tensors_are_refused_and_leave_the_model(name: str, why: str, mo
 def test_the_wrong_technique_and_a_second_quantization_are_refused(
     written: dict[tuple[str, str], Any],
 ) -> None:
-    with pytest.raises(UnsupportedError, match="was quantized by gptq; put that in the stack"):
+    with pytest.raises(UnsupportedError, match="was quantized by gptq; use gptq in the stack"):
         runtime_of(reference("gptq", "llama"), Awq())
     with pytest.raises(UnsupportedError, match="quantized already"):
         runtime_of(reference("gptq", "llama"), Int8WeightOnly())
