@@ -1,1 +1,1 @@
-"""The HTTP service: what it takes to post jobs, follow them and read the leaderboard. Loads no torch."""
+"""The HTTP service: post jobs, follow them, read results and the leaderboard. Loads no torch."""

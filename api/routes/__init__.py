@@ -1,1 +1,1 @@
-"""The calls, one file for each thing that they are about."""
+"""The endpoints and pages, one file for each resource; `ROUTERS` in api/app.py lists them."""

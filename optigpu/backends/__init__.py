@@ -1,6 +1,7 @@
-"""The backends, one folder each: what executes a variant inside the measuring process.
+"""The backends, one folder each: the engines that execute a variant inside the measuring process.
 
-To add one: write its folder and name it here.
+To add one: write its folder and name its class in `_ALL`. What a backend is, `base.py` says; what its runtime offers,
+`runtime.py` and `operators.py`.
 """
 
 from optigpu.backends.base import Backend

@@ -1,4 +1,4 @@
-"""Published figures: what they claim, whether they can be true, and what was measured on the same hardware."""
+"""Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
 from optigpu.claims.findings import Finding, Plausibility
 from optigpu.claims.measured import Measured, from_leaderboard, from_results, measured_for

@@ -1,1 +1,1 @@
-"""Measures a job: starts measuring processes, watches the host meanwhile, judges what they measured."""
+"""Measures a job: starts measuring processes, monitors the host, computes results and verdicts. Loads no torch."""

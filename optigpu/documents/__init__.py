@@ -1,1 +1,1 @@
-"""What is stored and shown: results, events, and what the service answers with."""
+"""What is stored and shown: results with their facts, events, and the service's views."""

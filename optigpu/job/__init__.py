@@ -1,1 +1,1 @@
-"""What is asked for, and what it came to: spec, plan, attribution, replay."""
+"""What a job asks for and what came of it: spec, plan, attribution, replay."""

@@ -1,4 +1,7 @@
-"""The meters, one file each: what is measured around a workload's requests."""
+"""The meters, one file each: what is measured around a workload's requests.
+
+To add one: write its file and name it in `METERS`. A new metric is named in `METRICS` of optigpu/vocabulary.py.
+"""
 
 from optigpu.meters.base import Meter
 from optigpu.meters.energy import EnergyMeter

@@ -1,1 +1,1 @@
-"""Intervals, comparisons and drift, from samples alone."""
+"""Intervals, comparisons and drift, computed from samples and their summaries."""

@@ -1,1 +1,1 @@
-"""Whether a result counts: what disturbed it, and what that means."""
+"""Whether a result is valid: what disturbed it, and the reasons and warnings that follow."""
