@@ -11,12 +11,16 @@ INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo check quick test lint serve migrate up down clean
+.PHONY: help setup llama demo check quick test lint serve migrate up down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make .venv and install the pinned dependencies into it
+
+llama: setup ## add the llama_cpp backend: llama.cpp is compiled for this CPU, which takes several minutes
+	@$(BIN)/python -c 'import gguf, llama_cpp' 2>/dev/null || \
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo

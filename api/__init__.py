@@ -1,1 +1,1 @@
-"""The HTTP service: post jobs, follow them, read results and the leaderboard. Loads no torch."""
+"""The HTTP service: posts jobs, follows them and shows the leaderboard. Loads no torch."""

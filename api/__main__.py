@@ -1,4 +1,4 @@
-"""python -m api: runs the service until it is told to stop."""
+"""python -m api: runs the service until it receives SIGINT or SIGTERM."""
 
 import argparse
 import socket
@@ -13,17 +13,17 @@ from pydantic import ValidationError
 from api import logs
 from api.app import create_app
 from api.auth import has_key
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store.database import Database
 from optigpu.vocabulary import OptiGPUError, StoreError
 
-REFUSED = 2
-FAILED = 1
+EXIT_REFUSED = 2
+EXIT_FAILED = 1
 DRAIN_S = 5
 
 
 class StartError(OptiGPUError):
-    """The service cannot start like this."""
+    """The settings do not allow the service to start."""
 
 
 class Server(uvicorn.Server):
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 after it was told to stop, 2 when it refuses to start, 1 when it fails."""
+    """Returns the exit status: 0 after a request to stop, 2 if the settings do not allow a start, 1 after an error."""
     try:
         settings = _settings(arguments)
         logs.configure(settings.log_level, as_json=not settings.embedded)
@@ -49,19 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listener = _listen(settings)
     except (StartError, StoreError) as error:
         print(error, file=sys.stderr)
-        return REFUSED if isinstance(error, StartError) else FAILED
+        return EXIT_REFUSED if isinstance(error, StartError) else EXIT_FAILED
     except KeyboardInterrupt:
         return 0
     return _serve(settings, listener)
 
 
-def _settings(arguments: Sequence[str] | None) -> Settings:
+def _settings(arguments: Sequence[str] | None) -> ServiceSettings:
     parser = argparse.ArgumentParser(prog="python -m api", description="The OptiGPU service.")
     parser.add_argument("--host", help="address to listen on (OPTIGPU_HOST; 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (OPTIGPU_PORT; 8000)")
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     try:
-        return Settings(**given)
+        return ServiceSettings(**given)
     except ValidationError as error:
         wrong = (
             f"OPTIGPU_{str(e['loc'][0]).upper()}: {e['msg']}." for e in error.errors(include_input=False)
@@ -69,7 +69,7 @@ def _settings(arguments: Sequence[str] | None) -> Settings:
         raise StartError(" ".join(wrong)) from None
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare(settings: ServiceSettings) -> None:
     """Migrates the embedded database. Raises StartError if others can reach the service and there is no key."""
     if settings.embedded:
         import migrations
@@ -85,8 +85,8 @@ def _prepare(settings: Settings) -> None:
             )
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """A bound socket, so that an address that cannot be used is reported before anything starts."""
+def _listen(settings: ServiceSettings) -> socket.socket:
+    """Returns a bound socket: an address that cannot be used is reported before anything else starts."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family)
@@ -96,7 +96,7 @@ def _listen(settings: Settings) -> socket.socket:
         ) from None
 
 
-def _serve(settings: Settings, listener: socket.socket) -> int:
+def _serve(settings: ServiceSettings, listener: socket.socket) -> int:
     app = create_app(settings)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=DRAIN_S
@@ -104,7 +104,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     server = Server(config)
     app.state.service.feeds.stopping = lambda: server.should_exit
     server.run(sockets=[listener])
-    return 0 if server.started else FAILED
+    return 0 if server.started else EXIT_FAILED
 
 
 def address_of(listener: socket.socket) -> str:

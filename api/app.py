@@ -1,4 +1,4 @@
-"""The factory: settings -> the application."""
+"""Creates the FastAPI application from the settings."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +17,7 @@ from api.middleware import HostGuard, RequestContext
 from api.openapi import DocumentedApp
 from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
 from api.service import Service
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store.database import Database
 
 ROUTERS = (jobs, events, results, compare, leaderboard, workers, hardware, schema, health, pages)
@@ -25,7 +25,7 @@ COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """The application. The database is not touched before the first request."""
     app = DocumentedApp(
         lifespan=_lifespan, redirect_slashes=False, redoc_url=None, swagger_ui_oauth2_redirect_url=None
@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _service(settings: Settings) -> Service:
+def _service(settings: ServiceSettings) -> Service:
     database = Database(settings.database_url)
     return Service(
         settings=settings,

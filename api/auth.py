@@ -1,4 +1,4 @@
-"""Who calls, and what they may do: keys in the header `Authorization: Bearer`.
+"""Authentication and permissions by keys in the header `Authorization: Bearer`.
 
 A service on loopback is open until the first key exists; then every call needs a key. A service that other machines can
 reach always needs a key, even after the last one was revoked.
@@ -14,7 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.keys import KeyInfo, Scope
@@ -29,13 +29,13 @@ _IMPLIES = {
 
 @dataclass(frozen=True)
 class Caller:
-    """Who a request is from. `key` is None where none is needed."""
+    """The sender of a request. `key` is None if the service needs no key."""
 
     key: KeyInfo | None
 
     @property
     def id(self) -> str:
-        """What tells callers apart."""
+        """The key's id, or the address of a caller without a key."""
         return self.key.id if self.key else "open"
 
     def may(self, scope: Scope) -> bool:
@@ -52,7 +52,7 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 
 def caller(request: Request, service: ServiceDep, credentials: Credentials) -> Caller:
-    """Who calls, counted against the rate limit. Raises ProblemError 401 or 429."""
+    """Returns the caller and counts the call against the rate limit. Raises ProblemError 401 or 429."""
     key = _known(service, credentials.credentials) if credentials else None
     address = request.client.host if request.client else "unknown"
     service.limiter.count(key.id if key else f"address:{address}")
@@ -61,13 +61,13 @@ def caller(request: Request, service: ServiceDep, credentials: Credentials) -> C
     return Caller(key)
 
 
-def needs_key(settings: Settings, database: Database) -> bool:
+def needs_key(settings: ServiceSettings, database: Database) -> bool:
     """Whether a call without a key is refused."""
     return not settings.on_loopback or has_key(settings, database)
 
 
-def has_key(settings: Settings, database: Database) -> bool:
-    """Whether there is a key: one that the environment names, or one in the database."""
+def has_key(settings: ServiceSettings, database: Database) -> bool:
+    """Whether a key exists, in the environment or in the database."""
     if settings.api_key is not None:
         return True
     with database.read() as session:
@@ -88,7 +88,7 @@ def _known(service: Service, plain: str) -> KeyInfo | None:
     return key
 
 
-def _is_from_environment(plain: str, settings: Settings) -> bool:
+def _is_from_environment(plain: str, settings: ServiceSettings) -> bool:
     """Whether this is the first key, which is entered when it is first used: the database may start after us."""
     named = settings.api_key
     return named is not None and hmac.compare_digest(plain.encode(), named.get_secret_value().encode())

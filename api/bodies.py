@@ -1,4 +1,4 @@
-"""A posted body: counted while it streams, strict JSON, a job that could run."""
+"""Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
 import json
 from typing import Annotated, NoReturn
@@ -19,7 +19,7 @@ SPEC_FIELDS = Fields(JobSpec)
 
 
 async def json_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
-    """The body, once the caller is known: refused by its type (415) or as soon as it is too long (413)."""
+    """Returns the body of an authenticated call. Refuses other media types (415) and bodies that are too long (413)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(415, "Send the job as JSON with the header Content-Type: application/json.")

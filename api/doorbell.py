@@ -1,4 +1,4 @@
-"""The API's side of the queue: tells workers of a kind of device to look. It carries no job."""
+"""Notifies workers through Redis that a job is queued. The message holds no job: workers read the database."""
 
 import threading
 from functools import cached_property
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from optigpu.store.doorbell import LOOK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, queue_for
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
@@ -17,20 +17,20 @@ logger = structlog.stdlib.get_logger("api.doorbell")
 
 
 class Doorbell:
-    """Rings through Redis. Without a broker it does nothing, because the embedded worker polls."""
+    """Notifies workers through Redis. Without a broker it does nothing, because the embedded worker polls."""
 
     def __init__(self, redis_url: str | None) -> None:
         self._url = redis_url
         self._making = threading.Lock()
 
     def ring(self, device: DeviceKind) -> None:
-        """Rings once, in at most about two seconds. A ring that fails is logged: the sweeper rings again."""
+        """Sends one notification, in at most about two seconds. A failure is logged: the sweeper sends another one."""
         if self._url is None:
             return
         try:
             with self._making:
                 celery = self._celery
-            celery.send_task(LOOK, queue=queue_for(device), ignore_result=True, retry=False)
+            celery.send_task(LOOK_TASK, queue=queue_for(device), ignore_result=True, retry=False)
         except Exception as error:
             logger.warning("ring_failed", queue=queue_for(device), reason=str(error))
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from api.settings import Settings
+from api.settings import ServiceSettings
 
 GRACE_S = 10.0
 FIRST_PAUSE_S = 1.0
@@ -24,7 +24,7 @@ logger = structlog.stdlib.get_logger("api.embedded")
 
 
 @asynccontextmanager
-async def embedded_worker(settings: Settings) -> AsyncIterator[None]:
+async def embedded_worker(settings: ServiceSettings) -> AsyncIterator[None]:
     """Runs `python -m worker` as long as the block lasts; at its end nothing of it is left.
 
     Enter it on the main thread: Linux ends the child when the *thread* that made it ends.
@@ -82,7 +82,7 @@ async def _end(process: Process) -> None:
 
 
 def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What the child does before it becomes the worker: asks Linux for SIGTERM when we die, however we die."""
+    """Runs in the child before the worker starts: asks Linux to send SIGTERM when the parent dies, for any reason."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

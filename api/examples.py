@@ -1,11 +1,11 @@
-"""Jobs that show what can be asked for; the documentation shows them and a test posts each one."""
+"""Example jobs for the API documentation; a test posts each of them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Example:
-    """A job's document and what it is for."""
+    """A job's document with a title."""
 
     summary: str
     document: dict[str, object]

@@ -1,4 +1,4 @@
-"""Live events of jobs: one poll of the database per followed job, however many follow it."""
+"""Live events of jobs. The database is polled once for each followed job, however many clients follow it."""
 
 import asyncio
 from collections import deque
@@ -22,14 +22,14 @@ logger = structlog.stdlib.get_logger("api.feeds")
 
 @dataclass(frozen=True)
 class Batch:
-    """Events in their order, and whether the job can have no more of them."""
+    """Events in order, and whether the job has ended, so that no more will follow."""
 
     events: tuple[EventView, ...]
     complete: bool
 
 
 class Feed:
-    """The newest events of one job, for all who follow it.
+    """The newest events of one job, for all of its followers.
 
     `known` is the last sequence that was read. The feed holds every event after the sequence `start`, and none before.
     """
@@ -87,7 +87,7 @@ class Feeds:
     async def follow(self, job_id: str, after: int) -> AsyncIterator[EventView | None]:
         """Each event after a sequence until the job's last one; None when nothing happened for HEARTBEAT_S.
 
-        `after` must not lie beyond the job's newest event.
+        `after` must not be larger than the sequence of the job's newest event.
         """
         with self._joined(job_id, after) as feed:
             position = after

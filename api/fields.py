@@ -22,7 +22,7 @@ Entry = dict[str, str | list[str]]
 
 
 class Fields:
-    """The fields of one model, to say where an error of it lies."""
+    """The fields of one model, which locate its errors."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._names = tuple(model.model_fields)
@@ -52,7 +52,7 @@ class Fields:
         return entry_of(path, error)
 
     def _walk(self, loc: Iterable[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
-        """The location without the names of union members, and the schema that stands there."""
+        """The location without the names of union members, and the schema at that location."""
         path: list[int | str] = []
         node: Mapping[str, Any] = self._schema
         for part in loc:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.keys import Scope
@@ -14,7 +14,7 @@ from optigpu.vocabulary import StoreError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if the database cannot be used, with the reason on stderr."""
     given = _parser().parse_args(arguments)
-    settings = Settings()
+    settings = ServiceSettings()
     try:
         database = _database(settings)
         try:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _database(settings: Settings) -> Database:
+def _database(settings: ServiceSettings) -> Database:
     if settings.embedded:
         import migrations
 

@@ -1,4 +1,4 @@
-"""How many calls a key or an address may make: counted in memory (embedded) or in Redis (service)."""
+"""Rate limits for keys and addresses, counted in memory (embedded) or in Redis (service)."""
 
 import time
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ class RateLimiter:
         self._shared_again_at = 0.0
 
     def count(self, identity: str) -> None:
-        """Counts one call. Raises ProblemError 429 that says when to come again."""
+        """Counts one call. Raises ProblemError 429, with the time to wait, if the limit is exceeded."""
         limiter = self._limiter()
         try:
             self._count(limiter, identity)

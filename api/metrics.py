@@ -63,4 +63,6 @@ class _Stored(Collector):
         yield GaugeMetricFamily(
             "optigpu_queue_depth", "Jobs that wait for a worker", value=counts[JobState.QUEUED]
         )
-        yield GaugeMetricFamily("optigpu_workers_alive", "Workers heard of within their lease", value=alive)
+        yield GaugeMetricFamily(
+            "optigpu_workers_alive", "Workers with a heartbeat within their lease", value=alive
+        )

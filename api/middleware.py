@@ -1,4 +1,4 @@
-"""Around every request: identifier, log line, metrics, unhandled errors, and the check of the Host header."""
+"""Middleware: request identifiers, log lines, metrics, unhandled errors, and the check of the Host header."""
 
 import time
 from collections.abc import Collection
@@ -20,7 +20,7 @@ logger = structlog.stdlib.get_logger("api.requests")
 
 
 class RequestContext:
-    """The outermost layer. An error that nothing has handled is logged and becomes a 500 without a traceback."""
+    """The outermost layer. An unhandled error is logged and answered with status 500, without a traceback."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class RequestContext:
             logger.exception("request_failed", method=scope["method"], path=_shown(scope))
             if status is not None:
                 raise
-            detail = "The service failed; its log has the error under the identifier in `instance`."
+            detail = "Internal error; the service's log has the details under the identifier in `instance`."
             await problem_response(scope, ProblemError(500, detail))(scope, receive, send_with_headers)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:

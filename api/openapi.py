@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI knows, the body that we read ourselves, and problem documents for all errors."""
+"""The OpenAPI document: FastAPI's own, with the body of POST /v1/jobs and problem documents for all errors."""
 
 from http import HTTPStatus
 from typing import Any
@@ -27,7 +27,7 @@ DESCRIPTION = (
     "the leaderboard. Times are UTC, numbers are in SI units, every error is a problem document (RFC 9457)."
 )
 OURS = (JobSpec, Problem, EventView)
-"""What FastAPI does not see: the body that we read ourselves, errors, messages of a stream."""
+"""Schemas that FastAPI cannot derive: the body of POST /v1/jobs, errors, messages of a stream."""
 
 Responses = dict[int | str, dict[str, Any]]
 

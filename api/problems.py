@@ -68,7 +68,7 @@ def from_store(error: StoreError) -> ProblemError:
 
 
 def unavailable(error: StoreError) -> ProblemError:
-    """The log names the database and the cause; the caller is not told its address."""
+    """Logs the database and the cause; the answer does not contain the database's address."""
     logger.error("database_refused", error=str(error), waiting=isinstance(error, StoreUnavailableError))
     return ProblemError(
         503, "The results database cannot be used now; try again.", headers={"Retry-After": "5"}
@@ -94,7 +94,7 @@ async def _store(request: Request, error: Exception) -> Response:
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, no such method."""
+    """Handles Starlette's own errors: an unknown path (404) or method (405)."""
     assert isinstance(error, HTTPException)
     details = {
         404: f"There is nothing at {request.url.path[:200]}; /docs lists the calls.",
@@ -122,6 +122,6 @@ async def _parameters(request: Request, error: Exception) -> Response:
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """One sentence for the whole: the first field's, and how many others there are."""
+    """Returns the first field's message, and how many other fields are wrong."""
     first = f"{entries[0]['field']}: {entries[0]['message']}"
     return first if len(entries) == 1 else f"{first} ({len(entries) - 1} more in `errors`)"

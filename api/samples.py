@@ -1,4 +1,4 @@
-"""Raw samples as JSON text, a piece at a time: a long run has millions of them."""
+"""Streams raw samples as JSON text: a long run has millions of them."""
 
 import json
 import zlib
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from optigpu.store import results
 from optigpu.store.database import Database
 
-PIECE = 4096
+PIECE_NUMBERS = 4096
 """How many numbers are text at once."""
 
 
 def samples_text(database: Database, result_id: str, names: Sequence[str]) -> Iterator[str]:
-    """The JSON of a SamplesView. Each metric is read in a session of its own: a slow reader holds none."""
+    """The JSON of a SamplesView. Each metric is read in its own session: a slow reader holds none."""
     yield f'{{"result_id": {json.dumps(result_id)}, "samples": {{'
     for number, name in enumerate(names):
         with database.read() as session:
@@ -31,8 +31,8 @@ def _lists(lengths: Sequence[int], data: bytes) -> Iterator[str]:
     start = 0
     for number, length in enumerate(lengths):
         yield ", [" if number else "["
-        for at in range(start, start + length, PIECE):
-            piece = flat[at : min(at + PIECE, start + length)].tolist()
+        for at in range(start, start + length, PIECE_NUMBERS):
+            piece = flat[at : min(at + PIECE_NUMBERS, start + length)].tolist()
             yield (", " if at > start else "") + json.dumps(piece)[1:-1]
         yield "]"
         start += length

@@ -1,4 +1,4 @@
-"""The parts that every request shares, made once by the factory."""
+"""Objects that all requests share, created once by `create_app`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,15 +10,15 @@ from api.feeds import Feeds
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.store.database import Database
 
 
 @dataclass(frozen=True)
 class Service:
-    """What a request needs beyond itself."""
+    """The objects that all requests share."""
 
-    settings: Settings
+    settings: ServiceSettings
     database: Database
     doorbell: Doorbell
     limiter: RateLimiter

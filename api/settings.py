@@ -10,10 +10,10 @@ from optigpu.paths import data_dir
 from optigpu.store.database import default_url
 from optigpu.store.keys import LEAST_CHARACTERS
 
-RATE = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
+RATE_PATTERN = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
 
 
-class Settings(BaseSettings):
+class ServiceSettings(BaseSettings):
     """The service's settings.
 
     Without `redis_url` it is embedded: it migrates its own database and starts a worker (unless `embedded_worker` is
@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(None, min_length=LEAST_CHARACTERS)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     lease_s: float = Field(30.0, ge=1, le=3600)
-    rate_limit: str = Field("600/minute", pattern=RATE)
+    rate_limit: str = Field("600/minute", pattern=RATE_PATTERN)
     max_body_bytes: int = Field(1_000_000, ge=1000, le=100_000_000)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     embedded_worker: bool = True

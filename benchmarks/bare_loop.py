@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bare_loop`: what somebody writes by hand to time a model, with nothing of OptiGPU in it.
+"""`python -m benchmarks.bare_loop`: a hand-written loop that times a model without OptiGPU.
 
 After its warm-up it prints "ready", and then for each line that it reads the tokens/s of one more request, after the
 first token, by greedy decoding with transformers' `generate`. `fidelity` compares them with the engine's.
@@ -22,7 +22,7 @@ class Moments:
         self.moments.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: each token was handed on at once."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.fidelity`: a bare hand-written loop against the engine's figure for the same variant.
 
-The two processes of a pair stand ready side by side and take turns, a request each, since a virtual machine's speed
-wanders by more within seconds than the two may differ. The 95% interval of the ratio of their medians, over the pairs,
+The two processes of a pair are resident side by side and take turns, a request each, since a virtual machine's speed
+varies by more within seconds than the two may differ. The 95% interval of the ratio of their medians, over the pairs,
 must lie within 0.97..1.03.
 """
 
@@ -113,7 +113,7 @@ def bare_process(preset: str, threads: int) -> Iterator["subprocess.Popen[str]"]
 
 
 def _line(process: "subprocess.Popen[str]", said: str = "") -> str:
-    """What the process answers, a line long, to what was said."""
+    """Sends a text to the process and returns its answer of one line."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(said)

@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu_decode`: our CUDA decoder beside gpt-fast's recipe and Hugging Face eager, on a GPU.
 
-Batch 1, greedy, random weights of a preset's shapes. The three stand ready together and take turns, a text each; a
+Batch 1, greedy, random weights of a preset's shapes. The three are resident together and take turns, a text each; a
 figure is the median of its turns. `limit` is what the bandwidth that a copy reaches in the same run allows for the
 bytes that a step of that subject reads: its weights and, on average, its cache. Off a GPU there are no figures.
 """
@@ -43,7 +43,7 @@ GOALS = {
     ("llama-3.1-8b", "bf16"): ("gpt-fast", 1.05),
     ("gpt2", "int4"): ("eager", 20.0),
 }
-"""Against whom, and how many times as fast at least."""
+"""The peer, and the least speed relative to it."""
 WARM_UPS = 3
 COPIED_BYTES = 2**32
 COPIES = 20
@@ -376,7 +376,7 @@ def shown(title: str, lines: list[Line], bandwidth: float) -> Table:
 
 
 def goals(tables: dict[tuple[str, str], list[Line]]) -> list[tuple[str, bool]]:
-    """What was to be reached, and whether it was; of the tables that were measured."""
+    """The goals of the measured tables, and whether they were reached."""
     found = []
     for (preset, weights), (name, least) in GOALS.items():
         for line in tables.get((preset, weights), ()):

@@ -40,14 +40,14 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class GpuTables:
-    """What came of the jobs: their documents by name, and the goals with whether they were reached."""
+    """The results of the jobs: their documents by name, and the goals with whether they were reached."""
 
     document: dict[str, Any]
     goals: list[tuple[str, bool]] = field(default_factory=list)
 
 
 def measured() -> GpuTables:
-    """Runs every job on the GPU; where there is none, says so."""
+    """Runs every job on the GPU; without a GPU the document has the reason."""
     if not probe().has(DeviceKind.CUDA):
         console().print(f"gpu: {NO_GPU}", markup=False)
         return GpuTables({"reason": NO_GPU})

@@ -23,7 +23,7 @@ from optigpu.report import console
 SHAPE = (32, 64)
 """Prompt tokens and new tokens."""
 AT_ONCE = 7
-"""Processes that stand ready together beside the reference: their memory must fit."""
+"""Processes that are resident together with the reference: their memory must fit."""
 
 
 def decode_stacks() -> list[Stack]:
@@ -75,7 +75,7 @@ def in_groups(
 
 
 def goals(tables: dict[str, list[Figures]]) -> list[tuple[str, bool]]:
-    """What was to be reached, with the figures, and whether it was; only of the tables that were measured."""
+    """The goals of the measured tables, with the figures and whether they were reached."""
     found: list[tuple[str, bool]] = []
     if "decode gpt2" in tables:
         ratios = {figures.name: figures.ratio for figures in tables["decode gpt2"] if figures.ratio}

@@ -37,4 +37,4 @@ def session_of(spec: JobSpec, variants: int) -> AbstractContextManager[Session]:
 
 
 def _silent(_: Event) -> None:
-    """Nobody listens."""
+    """Ignores events."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.quiet_runs`: how often a detector speaks although nothing disturbs.
+"""`python -m benchmarks.quiet_runs`: how often a detector reports a disturbance on a quiet machine.
 
 The same job is run again and again on a machine that does nothing else; whatever reason a verdict has is a false alarm.
 Goal: none in 20 runs. Warnings are counted as well: `shared_host` may be true of a virtual machine.
@@ -27,7 +27,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def main() -> int:
-    """Runs the jobs and prints what the verdicts say; ends with status 1 when one of them has a reason."""
+    """Runs the jobs and prints their verdicts; ends with status 1 when one of them has a reason."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quiet_runs", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--replicates", type=int, default=3)
@@ -79,7 +79,7 @@ def figures_of(results: list[Result]) -> dict[str, Any]:
 
 
 def text_of(figures: dict[str, Any]) -> str:
-    """The counts, then what was said."""
+    """The counts, then the notes."""
     lines = [f"{figures['results']} results of the same job"]
     lines += [f"  {name:20} {count:4}  (goal: 0)" for name, count in figures["reasons"].items()]
     lines += [f"  {name:20} {count:4}  (a mark)" for name, count in figures["warnings"].items()]
@@ -87,7 +87,7 @@ def text_of(figures: dict[str, Any]) -> str:
 
 
 def _silent(_: Event) -> None:
-    """Nobody listens."""
+    """Ignores events."""
 
 
 if __name__ == "__main__":

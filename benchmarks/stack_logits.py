@@ -1,4 +1,4 @@
-"""`python -m benchmarks.stack_logits`: what a stack predicts of given tokens, answered as peers answer.
+"""`python -m benchmarks.stack_logits`: a stack's predictions of given tokens, in the format of the peers.
 
 Each token is forced through the decode step that a job would time. With --sample the tokens are first drawn from the
 model itself, and predicted by passes over whole sequences: what all others are compared with.

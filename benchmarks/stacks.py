@@ -49,7 +49,7 @@ _, _, Q4_0, Q4_K_M = LLAMA_CPP
 
 
 def asked_of(case: Case) -> Asked:
-    """What a peer is told."""
+    """The request to a peer."""
     return Asked(f"preset:{case.preset}", case.measure, case.prompt_tokens, case.new_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Subjects side by side: their processes stand ready together and take turns, a request each."""
+"""Subjects side by side: their processes are resident together and take turns, a request each."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -48,11 +48,11 @@ class Figures:
 
 
 class Subject(Protocol):
-    """What can be asked for one more request."""
+    """A process that runs one request at a time."""
 
     @property
     def weight_bytes(self) -> int:
-        """Of all its weights as they lie there."""
+        """Bytes of all its weights in memory."""
 
     @property
     def details(self) -> dict[str, Any]:
@@ -94,9 +94,8 @@ def measure(subjects: Sequence[Stack | Peer], case: Case, turns: int) -> list[Fi
 
 
 def _take_turns(ready: dict[int, Subject], turns: int, reasons: dict[int, str]) -> dict[int, list[float]]:
-    """Who goes first rotates, so that nobody always follows the same neighbour's heat.
-
-    Who fails is left out from then on, with the reason; the first subject's failure is raised.
+    """The first subject rotates, so that none always follows the heat of the same one. A subject that fails is left out
+    from then on, with the reason; the first subject's failure is raised.
     """
     rates: dict[int, list[float]] = {index: [] for index in ready}
     order = list(ready)

@@ -1,4 +1,4 @@
-"""What `vs_peers` measures: stacks, the cases, and what each is to reach."""
+"""The cases of `vs_peers`: stacks, workloads and goals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ OURS = (
 """Our stacks, the first with the technique's own defaults."""
 IN_GOALS = OURS[1]
 """What the goals are about, of speed and of quality alike: the one that reads less than the default, and diverges more,
-but still less than the peer's 4 bits. The default's own figures stand beside it."""
+but still less than the peer's 4 bits. The default's own figures are shown beside it."""
 UNCALIBRATED = tuple(
     replace(stack, techniques=tuple(technique | {"calibration": "none"} for technique in stack.techniques))
     for stack in OURS
@@ -56,8 +56,8 @@ class Goal:
 class Speed:
     """`stacks` beside the first goal's, in jobs of `at_once` of them: their memory must fit.
 
-    Who is compared with a second stack stands in the same job with it, and so early in `stacks`. `elsewhere` are those
-    that no backend runs; `left_out` are only named, with the reason.
+    A stack that is compared with the second one must be in the same job, and so early in `stacks`. `elsewhere` are
+    those that no backend runs; `left_out` are only named, with the reason.
     """
 
     case: Case
@@ -96,7 +96,7 @@ QUALITY = "quality-tiny"
 
 
 def speed_goals(name: str, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each goal of the case with its figure, or that there is none."""
+    """Each goal of the case with its figure, or a note that it was not measured."""
     by_name = {line["name"]: line for line in lines}
     ours = by_name[IN_GOALS.name]
     return [_goal(name, goal, ours, by_name[goal.against.name]) for goal in SPEED[name].goals]

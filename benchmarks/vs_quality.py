@@ -1,6 +1,6 @@
 """How far each peer and each stack is from the fp32 model, on the same tokens: Kullback-Leibler divergence.
 
-The fp32 model writes the tokens itself, at temperature 1 from a seed. Everybody predicts them after the same prompts,
+The fp32 model writes the tokens itself, at temperature 1 from a seed. All subjects predict them after the same prompts,
 token by token, as when decoding.
 """
 
@@ -38,7 +38,7 @@ class WeightsAlone(Stack):
 
 @dataclass(frozen=True)
 class Scoring:
-    """Where the tokens and the fp32 model's logits lie."""
+    """The folder of the tokens and the fp32 model's logits."""
 
     folder: Path
 

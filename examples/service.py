@@ -86,7 +86,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """SIGTERM, and SIGKILL for its group when that takes too long or somebody presses Ctrl-C again."""
+    """SIGTERM, and SIGKILL for its group when that takes too long or Ctrl-C is pressed again."""
     try:
         process.terminate()
         process.wait(STOP_S)

@@ -35,7 +35,7 @@ from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, UnreachableEr
 
 TIMEOUT = httpx.Timeout(10.0, read=30.0)
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
-"""While nothing happens the service still sends comments, so a longer silence is a dead connection."""
+"""The service sends comments even if nothing happens, so a longer silence means a broken connection."""
 
 ATTEMPTS = 5
 RECONNECT_S = 1.0
@@ -53,7 +53,7 @@ _Document = RootModel[dict[str, Any]]
 
 
 class Client:
-    """Calls one service, and again a few times when the connection or the service fails for a moment.
+    """Calls one service; retries a few times if the connection or the service fails for a moment.
 
     Methods raise ServiceError when the service answers with a problem, UnreachableError when none answers.
     """

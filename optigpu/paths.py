@@ -1,4 +1,4 @@
-"""Where OptiGPU keeps its files."""
+"""The directories of OptiGPU's files."""
 
 import os
 from pathlib import Path
@@ -14,12 +14,12 @@ def data_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: what can be made again. It may not exist yet."""
+    """$XDG_CACHE_HOME/optigpu, else ~/.cache/optigpu: files that can be created again. It may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "optigpu"
 
 
 def lock_dir() -> Path:
-    """OPTIGPU_LOCK_DIR, else `locks` in the data directory: what is measuring on this host locks a file there."""
+    """OPTIGPU_LOCK_DIR, else `locks` in the data directory: a job that measures on this host locks a file there."""
     chosen = os.environ.get("OPTIGPU_LOCK_DIR")
     return Path(chosen).expanduser() if chosen else data_dir() / "locks"

@@ -1,7 +1,7 @@
 """run(spec, on_event) -> Report: a job from its request to its results. Loads no torch.
 
-Variants are measured side by side as far as the memory allows; each replicate of a variant is a process of its own.
-An error ends only the variant that it belongs to.
+Variants are measured side by side as far as the memory allows; each replicate of a variant is a separate process.
+An error ends only its own variant.
 """
 
 import sys
@@ -28,9 +28,9 @@ NONE_DONE: Mapping[int, Outcome] = MappingProxyType({})
 
 
 class Report(Frozen):
-    """What a run leaves: the results, how each variant ended, and which technique bought what.
+    """The results of a run, how each variant ended, and the gain of each technique.
 
-    It covers the whole job, with the outcomes of earlier attempts that the run was given.
+    It covers the whole job, with the outcomes of earlier attempts that were passed to the run.
     """
 
     spec: JobSpec
@@ -44,7 +44,7 @@ class Report(Frozen):
 
 
 def never() -> str | None:
-    """The job is not cancelled."""
+    """The default of `cancelled`: no reason to stop."""
     return None
 
 

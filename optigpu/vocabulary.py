@@ -117,7 +117,7 @@ class Layer(StrEnum):
 
 
 class DeviceKind(StrEnum):
-    """What a variant runs on."""
+    """The kind of device of a variant."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -139,7 +139,7 @@ class JobState(StrEnum):
 
 
 class VariantStatus(StrEnum):
-    """How a variant stands. `unsupported` is an answer; `failed` is a fault."""
+    """The state of a variant. `unsupported`: this machine or model cannot run it; `failed`: an error occurred."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -150,7 +150,7 @@ class VariantStatus(StrEnum):
 
 
 class Task(StrEnum):
-    """What a workload has its model do: decode text, pass over a prompt once, classify images; or no model at all."""
+    """The task of a workload's model: decode text, pass over a prompt once, classify images; or no model at all."""
 
     DECODING = "decoding"
     PREFILL = "prefill"
@@ -181,7 +181,7 @@ class Better(StrEnum):
 
 
 class Metric(NamedTuple):
-    """What a metric name means."""
+    """The meaning of a metric's name."""
 
     unit: str
     better: Better
@@ -211,9 +211,7 @@ METRICS: dict[str, Metric] = {
     "peak_reserved_bytes": Metric(
         "B", Better.LOWER, "peak memory that the allocator reserved on the accelerator"
     ),
-    "weight_bytes": Metric(
-        "B", Better.LOWER, "bytes of parameters and buffers; what several share counts once"
-    ),
+    "weight_bytes": Metric("B", Better.LOWER, "bytes of parameters and buffers; shared ones count once"),
     "host_peak_bytes": Metric("B", Better.LOWER, "peak resident memory of the measuring process"),
     "params_total": Metric("1", Better.LOWER, "number of the model's weights, before the stack is applied"),
     "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),

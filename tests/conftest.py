@@ -1,4 +1,4 @@
-"""What every test can rely on: real servers, the datasets, no GPU test without a GPU; and which tests are quick."""
+"""Fixtures and selection for all tests: real servers, the datasets, no GPU test without a GPU, the quick tests."""
 
 import os
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ pytest_plugins = [
     "tests.servers.fixtures",
 ]
 
-# What one test packed is not another's to read.
+# A test must not read the packed weights of another one.
 os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
 
 TESTS = Path(__file__).resolve().parent
@@ -37,18 +37,17 @@ ALONE = (
     "service/test_worker_execute.py::test_a_job_goes_from_the_queue_to_the_leaderboard",
     "service/test_worker_execute.py::test_a_ladder_leaves_its_attribution",
 )
-"""What needs the machine for itself, as the beginnings of ids: what is measured there must be valid, or is timed, or
-takes many times as long in company, where threads that wait for each other keep turning.
+"""Beginnings of the ids of tests that need the machine for themselves: their measurements must be valid, or they are
+timed, or they take many times as long beside other processes, because waiting threads keep the cores busy.
 
-Every other test has processes, folders and databases of its own, and so may run beside others. A job that is measured
-there is disturbed, which its verdict says and the test does not ask.
+All other tests use their own processes, folders and databases, and so can run in parallel. A job that such a test
+measures is disturbed; its verdict is then invalid, which the test does not check.
 """
 
-
 QUICK = ("unit/", "contract/", "engine/", "service/")
-"""Where `make check` takes tests from: all of the first two, one case of each test of the others."""
+"""Folders of `make check`: all tests of the first two, one case of each test of the others."""
 SERVERS = frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "redis_url"})
-"""Fixtures that start a server; a check goes without."""
+"""Fixtures that start a server; `make check` runs no test that needs one."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

@@ -1,1 +1,1 @@
-"""Programs that make what the package holds; nobody who uses OptiGPU needs them."""
+"""Programs for the development of OptiGPU; its users do not need them."""

@@ -1,4 +1,4 @@
-"""Counts what the code should have little of: `python -m tools.code_counts`, with `--check` exit 1 above a bound."""
+"""Counts patterns that the code should avoid: `python -m tools.code_counts`; with `--check` exit 1 above a bound."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted; of BOUNDS, the most of each that is allowed."""
+    """The counts; in BOUNDS, the largest allowed value of each."""
 
     inner_imports: int
     """Functions that import torch or transformers inside."""
@@ -31,7 +31,7 @@ class Counts:
     """Cached functions that define a class."""
 
 
-BOUNDS = Counts(inner_imports=60, any_types=350, type_ignores=20, cached_classes=3)
+BOUNDS = Counts(inner_imports=59, any_types=349, type_ignores=19, cached_classes=2)
 
 
 def count(folders: Sequence[Path]) -> Counts:

@@ -1,4 +1,4 @@
-"""`python -m worker [--device cpu|cuda]`: runs jobs until it is told to stop.
+"""`python -m worker [--device cpu|cuda]`: runs jobs until it receives SIGINT or SIGTERM.
 
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
 start; the reason is printed on stderr.
@@ -21,7 +21,7 @@ from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
 from worker import logs, poll
 from worker.capabilities import serving
 from worker.context import WorkerContext, retrying
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 CANNOT_START = 2
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _wanted_device() -> DeviceKind | None:
     parser = argparse.ArgumentParser(
-        prog="python -m worker", description="Runs jobs until it is told to stop."
+        prog="python -m worker", description="Runs jobs until it receives SIGINT or SIGTERM."
     )
     which = "the device to measure on; by default a GPU if there is one, else the CPU"
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
@@ -52,9 +52,9 @@ def _wanted_device() -> DeviceKind | None:
     return device
 
 
-def _settings() -> Settings:
+def _settings() -> WorkerSettings:
     try:
-        return Settings()
+        return WorkerSettings()
     except ValidationError as error:
         wrong = (f"OPTIGPU_{item['loc'][0]}".upper() + f": {item['msg']}" for item in error.errors())
         raise OptiGPUError("; ".join(wrong)) from None

@@ -5,7 +5,7 @@ import structlog
 from celery import signals
 from kombu.exceptions import OperationalError
 
-from optigpu.store.doorbell import LOOK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, queue_for
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.sweeper import Sweeper
@@ -13,7 +13,7 @@ from worker.sweeper import Sweeper
 log = structlog.stdlib.get_logger(__name__)
 
 CONFIGURATION: dict[str, object] = {
-    # A ring carries nothing, so it is done when it is heard; one that is lost with a worker is rung again.
+    # A message holds no job, so it is acknowledged at once; the sweeper replaces one that is lost with a worker.
     "task_acks_late": False,
     "task_ignore_result": True,
     "task_serializer": "json",
@@ -28,18 +28,18 @@ CONFIGURATION: dict[str, object] = {
     "worker_redirect_stdouts": False,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    # Whoever rings does not wait for a broker that is away: the next sweep tries again.
+    # The sender does not wait for a broker that is down: the next sweep tries again.
     "broker_transport_options": {"socket_connect_timeout": 5, "socket_keepalive": True, "max_retries": 1},
 }
 
 
 def serve(context: WorkerContext, broker_url: str) -> None:
-    """Looks for work at each ring until the process is told to stop."""
+    """Looks for a job at each message until the process is asked to stop."""
     app = celery.Celery("optigpu", broker=broker_url)
     app.conf.update(CONFIGURATION)
     queue = queue_for(context.info.device)
 
-    @app.task(name=LOOK)
+    @app.task(name=LOOK_TASK)
     def look() -> None:
         while execute_next(context):
             pass
@@ -74,6 +74,6 @@ def ring_if_silent(app: celery.Celery, queue: str) -> None:
         try:
             waiting = app.amqp.queues[queue](connection.default_channel)
             if waiting.queue_declare().message_count == 0:
-                app.send_task(LOOK, queue=queue, connection=connection)
+                app.send_task(LOOK_TASK, queue=queue, connection=connection)
         except (OperationalError, *connection.connection_errors) as error:
             log.warning("broker.away", reason=str(error))

@@ -38,7 +38,7 @@ def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
 
 
 def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
-    """How a worker for `device` describes itself on this machine."""
+    """The description of a worker for `device` on this machine."""
     gpus = environment.accelerators if device is DeviceKind.CUDA else ()
     return WorkerInfo(
         id=new_id(),

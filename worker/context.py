@@ -9,7 +9,7 @@ import stamina
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.workers import WorkerInfo
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 from worker.stopping import Stopping
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class WorkerContext:
 
     info: WorkerInfo
     database: Database
-    settings: Settings
+    settings: WorkerSettings
     stopping: Stopping = field(default_factory=Stopping)
     job_id: str | None = None
 

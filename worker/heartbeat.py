@@ -32,7 +32,7 @@ class Interruption(StrEnum):
     NOT_EXTENDED = (
         "The worker could not extend its lease because of an error of its own; its log shows the error."
     )
-    STOPPING = "The worker was told to stop."
+    STOPPING = "The worker was asked to stop."
 
 
 class Heartbeat:

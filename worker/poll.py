@@ -8,7 +8,7 @@ from worker.sweeper import Sweeper
 
 
 def serve(context: WorkerContext) -> None:
-    """Looks for work every `poll_s` seconds until the process is told to stop."""
+    """Looks for a job every `poll_s` seconds until the process is asked to stop."""
 
     def stop(*_: object) -> None:
         context.stopping.ask()

@@ -23,7 +23,7 @@ log = structlog.stdlib.get_logger(__name__)
 class Recorder:
     """The listener of a run: each event becomes a write with the lease's fencing number.
 
-    While the database is away a write is tried again, until the lease is lost or the worker is told to stop. Raises
+    While the database is away a write is tried again, until the lease is lost or the worker is asked to stop. Raises
     LeaseLostError through the run when another worker holds the job, so that the run stops.
     """
 

@@ -9,7 +9,7 @@ from optigpu.paths import data_dir
 from optigpu.store.database import default_url
 
 
-class Settings(BaseSettings):
+class WorkerSettings(BaseSettings):
     """A worker's settings, besides the folders of `optigpu.paths`.
 
     Without `redis_url` it polls the database every `poll_s` seconds (embedded); with it, it is a Celery worker

@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger(__name__)
 class Sweeper:
     """A thread that sweeps while a `with` block lasts, at once and then every `sweep_s` seconds.
 
-    Any number of workers may sweep: what one has taken back is gone for the next. `ring` tells workers of this kind
+    Any number of workers may sweep: each job is taken back once. `ring` tells workers of this kind
     to look for work and raises nothing when the broker is away; None where they look by themselves.
     """
 

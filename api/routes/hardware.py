@@ -1,4 +1,4 @@
-"""Which hardware there is: the classes that serve or were measured, and the catalog of published peaks."""
+"""Hardware classes with a worker or a result, and the catalog of published peaks."""
 
 from collections.abc import Iterable
 
@@ -49,7 +49,7 @@ def _catalog(serving: Iterable[WorkerView]) -> tuple[CatalogEntry, ...]:
 
 
 def _devices(worker: WorkerView) -> list[catalog.Device]:
-    """What the worker runs jobs on, as far as the catalog knows it."""
+    """The worker's devices that are in the catalog."""
     if worker.device is DeviceKind.CPU:
         found = [catalog.find_class(worker.hardware_class)]
     else:

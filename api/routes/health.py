@@ -25,7 +25,7 @@ class Alive(Frozen):
     status: Literal["alive"] = "alive"
 
 
-class Ready(Frozen):
+class Readiness(Frozen):
     """The process can serve."""
 
     status: Literal["ready"] = "ready"
@@ -38,7 +38,7 @@ async def is_alive() -> Alive:
 
 
 @router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems())
-def is_ready(service: ServiceDep) -> Ready:
+def is_ready(service: ServiceDep) -> Readiness:
     """Checks the database, the version of its tables, and the broker."""
     checks = {
         "database": service.database.ping,
@@ -49,7 +49,7 @@ def is_ready(service: ServiceDep) -> Ready:
     if failures:
         entries: list[Entry] = [{"field": part, "message": why} for part, why in failures.items()]
         raise ProblemError(503, f"Not ready: {', '.join(failures)}.", entries)
-    return Ready()
+    return Readiness()
 
 
 @router.get(

@@ -48,16 +48,16 @@ class LeaderboardFilter(Frozen):
     backend: Text | None = None
     min_top1: Annotated[
         Annotated[float, Field(ge=0, le=1)] | None,
-        Query(description="The least `top1_agreement` with fp32; rows without that figure are left out."),
+        Query(description="Minimum `top1_agreement` with fp32; rows without that figure are left out."),
     ] = None
     max_kld: Annotated[
         Annotated[float, Field(ge=0)] | None,
-        Query(description="The largest `kld_mean`, in nats; rows without that figure are left out."),
+        Query(description="Maximum `kld_mean`, in nats; rows without that figure are left out."),
     ] = None
     source: Text = "worker"
     limit: Limit = 50
     cursor: Cursor | None = None
-    format: Annotated[Form | None, Query(description="Wins over the header Accept.")] = None
+    format: Annotated[Form | None, Query(description="Takes precedence over the header Accept.")] = None
 
     def query(self) -> LeaderboardQuery:
         """The same, as the store asks for it."""

@@ -1,4 +1,5 @@
-"""The page at `/`: what this is, the last results and jobs. Rendered here, without scripts or files from elsewhere."""
+"""The page at `/`: a short description, the last results and jobs. Rendered on the server, without scripts or remote
+files."""
 
 from functools import lru_cache
 from pathlib import Path

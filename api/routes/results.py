@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(
 
 
 class JobResults(Frozen):
-    """What `optigpu run --json` prints: the request, the results so far, and which technique bought what."""
+    """The output of `optigpu run --json`: the request, the results so far, and the gain of each technique."""
 
     spec: dict[str, Any]
     results: tuple[Result, ...]

@@ -57,7 +57,9 @@ def list_workloads(_: Reader) -> Workloads:
                 "metrics": list(kind.metrics),
                 "needs_model": kind.task.needs_model,
                 "backends": [
-                    name for name, backend in BACKENDS.items() if not backend.supports(kind(kind=name), None)
+                    backend.name
+                    for backend in BACKENDS.values()
+                    if not backend.supports(kind(kind=name), None)
                 ],
                 "schema": kind.model_json_schema(),
             }

@@ -1,4 +1,4 @@
-"""Ways to run a model that no backend of the engine runs, each a process of its own.
+"""Ways to run a model that no backend of the engine runs, each a separate process.
 
 A peer prepares itself and prints a line of JSON: the bytes of its weights and how it was built, or the reason why it
 cannot. Then it prints for each line that it reads the tokens/s of one more request. Nothing of OptiGPU is in the loop;
@@ -81,7 +81,7 @@ PUBLISHED = {"gpt2": (0.27, 0.85), "gpt2-medium": (0.26, 0.93), "gpt2-large": (0
 
 
 class Running:
-    """A peer's process that stands ready."""
+    """A peer's process that is ready."""
 
     def __init__(self, process: "subprocess.Popen[str]", name: str) -> None:
         """Waits until it is ready. Raises UnsupportedError with its reason when it cannot."""
@@ -100,7 +100,7 @@ class Running:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        with suppress(BrokenPipeError):  # a process that has ended says nothing more, which is seen below
+        with suppress(BrokenPipeError):  # a process that has ended is detected below
             stdin.write(said)
             stdin.flush()
         line = stdout.readline()

@@ -1,4 +1,4 @@
-"""What every peer's process is told, and how it answers."""
+"""The command line and the answers of every peer's process."""
 
 import argparse
 import json
@@ -61,7 +61,7 @@ def parse(description: str | None, weights: Sequence[str]) -> argparse.Namespace
 
 
 def serve(make: Callable[[argparse.Namespace], Loop], options: argparse.Namespace) -> None:
-    """Makes the loop, warms it up and answers; or says why it cannot be made."""
+    """Makes the loop, warms it up and answers, or answers with the reason why it cannot be made."""
     with refusing():
         with redirect_stdout(sys.stderr):
             loop = make(options)

@@ -1,4 +1,4 @@
-"""What each library makes of a transformers model's weights, by the name that a peer is asked for."""
+"""Preparations of a transformers model's weights by each library, by the name of the peer's `weights`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -11,4 +11,5 @@ from optigpu.backends.torch import TorchBackend
 _ALL: tuple[Backend, ...] = (TorchBackend(), LlamaCppBackend())
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
-"""Every backend by its name; what a job may ask for, and what the child, the workers and the documents read."""
+"""Every backend by its name; the job's field `backend`, the measuring process, the workers and the documents read
+it."""

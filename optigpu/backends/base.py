@@ -1,7 +1,7 @@
-"""What a backend is: an engine that executes variants, what it can run, and how it is made ready.
+"""The interface of a backend: an engine, what it can run, and how it prepares a variant.
 
-This module and each backend's `__init__` are imported everywhere, so an engine's libraries are imported by `prepare`,
-`peaks` and `use_threads` alone.
+This module and each backend's `__init__` are imported everywhere, so only `prepare`, `peaks` and `use_threads` import
+an engine's libraries.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from optigpu.workloads.base import Workload
 
 @dataclass(frozen=True)
 class Order:
-    """What a backend is asked to prepare: one variant in one process."""
+    """The variant that a backend prepares in one process."""
 
     model: str | None  # the reference, such as "preset:gpt2"; None for a workload without a model
     stack: tuple[Technique, ...]  # resolved, in the order of the phases
@@ -48,7 +48,7 @@ class Backend(Protocol):
         """
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Loads the model and applies the stack; `progress` is told what it is busy with.
+        """Loads the model and applies the stack; `progress` is called with what it is doing.
 
         The result is a DecodingRuntime, PassRuntime or OperatorRuntime, as the workload's task says. Raises
         UnsupportedError when this machine or this model cannot do it.
@@ -61,7 +61,7 @@ class Backend(Protocol):
         """
 
     def use_threads(self, count: int) -> None:
-        """Limits the engine to so many CPU threads; called before anything of it is used."""
+        """Limits the engine to that many CPU threads; called before the engine is used."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether the engine says with `error` that memory ran out; must not import the engine."""
+        """Whether `error` means that memory ran out; must not import the engine."""

@@ -1,6 +1,6 @@
-"""What a backend offers to workloads that time one operator without a model; what crosses to be checked is numpy.
+"""The interface for workloads that time one operator without a model. Values to be checked are numpy arrays.
 
-The operands lie on the device and are drawn there, by the backend, from the runtime's seed.
+The backend draws the operands on the device, from the runtime's seed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ Wide = NDArray[np.float64]
 
 
 class TimedOperator(Protocol):
-    """One operator with its operands, called again and again."""
+    """One operator with its operands, called repeatedly."""
 
     def seconds(self, calls: int) -> float:
-        """Seconds of so many calls, one after the other."""
+        """Seconds of that many calls, one after the other."""
 
     def redraw(self) -> None:
-        """Draws the operands anew, into the storages that they have: other ones might not fit."""
+        """Draws new operands into the same storages: further ones might not fit."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with before the softmax."""
+        """The factor of the scores before the softmax."""
         return float(self.head_size**-0.5)
 
 
@@ -87,7 +87,7 @@ class AttentionOperator(TimedOperator, Protocol):
         """The names of the attention kernels that a call runs; slow, and never timed."""
 
     def rows(self, places: Sequence[AttentionPlace]) -> Iterator[AttentionRow]:
-        """What one call gives for these queries."""
+        """The results of one call for these queries."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,12 @@ class NormOperator(TimedOperator, Protocol):
     """A norm with its weight, and a bias if it is a layer norm."""
 
     def rows(self, places: Sequence[int]) -> NormRows:
-        """What one call gives for these rows."""
+        """The results of one call for these rows."""
 
 
 class OperatorRuntime(Runtime, Protocol):
-    """What a workload without a model can ask. Each operator raises UnsupportedError if the engine has none."""
+    """The runtime of a workload without a model. Each method raises UnsupportedError if the engine lacks the
+    operator."""
 
     def free_bytes(self) -> int:
         """Memory of the device that is free."""

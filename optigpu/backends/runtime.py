@@ -1,13 +1,13 @@
-"""What a backend offers to workloads and meters inside the measuring process; everything that crosses is numpy.
+"""The interface between a backend and the workloads and meters in the measuring process. All arrays are numpy arrays.
 
-A backend converts to and from its own arrays before and after what is timed, never within.
+A backend converts to and from its own arrays before and after the timed part, never within it.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Profile:
 
 
 class Runtime(Protocol):
-    """What every workload and meter can ask. `notes` collect what the result says of the run."""
+    """The methods that every runtime has. `notes` collect facts for the result."""
 
     device: DeviceKind
     seed: int
@@ -81,7 +81,7 @@ class Runtime(Protocol):
         """Which weights were loaded and how many bytes they take with the stack applied; None without a model."""
 
     def footprint(self) -> Footprint | ImageFootprint | None:
-        """What a step reads of the model, for the roofline; None without a model."""
+        """The bytes that a step reads of the model, for the roofline; None without a model."""
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """The peaks of accelerator memory while `run` runs once, or the reasons why there are none."""
@@ -97,7 +97,7 @@ class Runtime(Protocol):
 
 
 class DecodingRuntime(Runtime, Protocol):
-    """What a workload that generates text can ask.
+    """The runtime of a workload that generates text.
 
     `decoded` is the batch and the length in tokens, prompt included, of the longest decoding or scoring so far; None
     before one.
@@ -107,7 +107,7 @@ class DecodingRuntime(Runtime, Protocol):
 
     @property
     def decoded(self) -> tuple[int, int] | None:
-        """See above."""
+        """The batch and the length of the longest decoding so far, or None."""
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Greedy decoding of exactly `new_tokens` tokens, timed. `prompt`: [batch, prompt_tokens]."""
@@ -134,11 +134,12 @@ class DecodingRuntime(Runtime, Protocol):
         """Records in the notes which kernels run for this prompt; never called within a timed request."""
 
 
+@runtime_checkable
 class ReferenceRuntime(DecodingRuntime, Protocol):
-    """What makes the reference for quality asks beside that, of the one backend that makes it for all."""
+    """Further methods of the one backend that makes the quality reference for all backends."""
 
     def whole(self, tokens: Ids, first: int) -> Iterator[Logits]:
-        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
 
     def sample(self, rows: int, length: int) -> Ids:
         """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""
@@ -148,7 +149,7 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
 
 
 class PassRuntime(Runtime, Protocol):
-    """What a workload that runs whole forward passes and decodes nothing can ask."""
+    """The runtime of a workload that runs forward passes and decodes nothing."""
 
     facts: Facts
 

@@ -1,6 +1,6 @@
-"""What every process that the conductor starts does first, and how it answers.
+"""The connection of a measuring process to the conductor.
 
-It reads lines from stdin and answers on a pipe of its own (`--answers-fd`), as `optigpu.child.messages` says;
+It reads lines from stdin and answers on a separate pipe (`--answers-fd`), as `optigpu.child.messages` says;
 whatever else prints goes to stderr. It ends with status 0 when its stdin closes, whatever it is
 doing then, and is killed when its parent dies.
 """
@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def connect(module: str, description: str) -> tuple[Lines, Tell]:
-    """Sets this process up as a child of the conductor: what it hears, and how it answers.
+    """Sets this process up as a child of the conductor; returns its input and its way to answer.
 
     `module` is what was started with `python -m`.
     """
@@ -52,7 +52,7 @@ def connect(module: str, description: str) -> tuple[Lines, Tell]:
 
 
 def broken(error: Exception) -> Broken:
-    """What went wrong, in one sentence, with the end of its traceback."""
+    """The message for an error: one sentence and the end of the traceback."""
     trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
     if _is_out_of_memory(error):
         return Broken(
@@ -91,7 +91,7 @@ def _read_lines(lines: Lines) -> None:
 
 
 def _end_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies; a parent that died before is seen by its absence."""
+    """Has the kernel kill this process when its parent dies; ends at once if the parent has died already."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -100,6 +100,6 @@ def _end_with_parent() -> None:
 
 
 def _be_first_for_the_oom_killer() -> None:
-    """When the host runs out of memory, a measurement is what it can best do without."""
+    """Has the kernel kill this process first when the host runs out of memory."""
     with suppress(OSError):  # not Linux, or a container whose /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000")

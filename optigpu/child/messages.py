@@ -1,6 +1,6 @@
-"""What the conductor and a measuring process say to each other: JSON, one message a line.
+"""The messages between the conductor and a measuring process: JSON, one message on each line.
 
-The conductor writes an `Assignment` and then commands to the child's stdin; the child answers on a pipe of its own,
+The conductor writes an `Assignment` and then commands to the child's stdin; the child answers on a separate pipe,
 never on stdout, which belongs to the model's code. That pipe's file descriptor is an argument:
 `python -m optigpu.child.replicate --answers-fd 5`. A child that reads the end of its stdin ends.
 
@@ -14,7 +14,7 @@ never on stdout, which belongs to the model's code. That pipe's file descriptor 
     RunMeter            ->
                         <-        Metered | Broken            (for each meter)
     RunReference        ->
-                        <-        Metered | Broken            (only to a process of its own, before all others)
+                        <-        Metered | Broken            (only to a separate process, before all others)
     (closes stdin)                ends with status 0
 """
 
@@ -109,7 +109,7 @@ class Refused(Frozen):
 
 
 class Broken(Frozen):
-    """The child failed. `fault` is "out_of_memory" or "error"; `trace` is the end of the traceback."""
+    """The process failed. `fault` is "out_of_memory" or "error"; `trace` is the end of the traceback."""
 
     kind: Literal["broken"] = "broken"
     fault: Literal["out_of_memory", "error"]

@@ -1,4 +1,4 @@
-"""python -m optigpu.child.peaks: the process that measures what the machine itself can do.
+"""python -m optigpu.child.peaks: the process that measures the machine's peak rates.
 
 It reads one `RunPeaks` from stdin and answers with `Peaks` or `Broken`, as `optigpu.child.connection` says.
 """
@@ -13,7 +13,7 @@ from optigpu.documents.peaks import Peaks
 
 def main() -> NoReturn:
     """Answers each order, for ever: the thread that reads stdin ends the process."""
-    lines, tell = connect("optigpu.child.peaks", "Measures bandwidth and arithmetic of this machine.")
+    lines, tell = connect("optigpu.child.peaks", "Measures the peak rates of this machine.")
     while True:
         line = lines.get()
         try:

@@ -33,13 +33,14 @@ from optigpu.child.messages import (
     RunRound,
 )
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, Reading
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
-from optigpu.models.facts import Facts, ModelFacts, known_facts
+from optigpu.models.facts import Facts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -48,7 +49,7 @@ from optigpu.workloads.base import Request, Workload
 
 @dataclass(frozen=True)
 class Subject:
-    """What stands ready to be measured."""
+    """A prepared request with its runtime."""
 
     runtime: Runtime
     request: Request
@@ -108,7 +109,7 @@ def _answer(command: AnyCommand, subject: Subject) -> Answer:
 
 
 def refusal(assignment: Assignment) -> str | None:
-    """What can be refused before the engine is loaded: the device, the engine itself, the shapes, each technique."""
+    """Why the assignment cannot run here, as far as this is known before the engine is loaded, or None."""
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
         return f"This machine has no {variant.device} device; ask for another device or another worker."
@@ -160,7 +161,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
 
 def order_of(assignment: Assignment) -> Order:
-    """What the variant's backend is asked to prepare."""
+    """The order for the variant's backend."""
     variant = assignment.variant
     return Order(
         model=variant.model,
@@ -175,7 +176,7 @@ def order_of(assignment: Assignment) -> Order:
 
 
 def _facts(variant: Variant, noted: Mapping[str, object]) -> RunFacts:
-    """What the backend, the stack and the check noted."""
+    """The notes of the backend, the stack and the check."""
     return RunFacts.gathered(noted, NOT_RECORDED if variant.model else NO_MODEL)
 
 
@@ -196,7 +197,7 @@ def _round(command: RunRound, subject: Subject) -> Round:
 
 
 def _audited(command: RunAudit, subject: Subject) -> Audited:
-    """Fresh inputs, so that a remembered answer is no answer; the output may have gone wrong since it was looked at."""
+    """Runs requests with fresh inputs, for which no cached output is valid, and checks the output again."""
     fresh: list[Mapping[str, float]] = []
     repeated: list[Mapping[str, float]] = []
     described: dict[str, list[float]] = {}
@@ -217,7 +218,7 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
 
 
 def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading]) -> Metered:
-    """What a meter cannot read is a reason for its metrics, and spares the other meters."""
+    """Reads a meter. An error becomes the reason of its metrics and does not affect the other meters."""
     assignment = subject.assignment
     context = MeterContext(
         runtime=subject.runtime,

@@ -1,6 +1,6 @@
-"""Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
+"""Published figures: the claims, their plausibility, and measurements on the same hardware."""
 
-from optigpu.claims.findings import Finding, Plausibility
+from optigpu.claims.findings import Plausibility, RuleFinding
 from optigpu.claims.measured import Measured, from_leaderboard, from_results, measured_for
 from optigpu.claims.model import Book, Claim, Status, baselines, read_book
 from optigpu.claims.rules import RULES, Judgement, judge
@@ -10,10 +10,10 @@ __all__ = [
     "RULES",
     "Book",
     "Claim",
-    "Finding",
     "Judgement",
     "Measured",
     "Plausibility",
+    "RuleFinding",
     "Status",
     "Thesis",
     "baselines",

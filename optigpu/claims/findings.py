@@ -1,4 +1,4 @@
-"""What a rule finds about a claim."""
+"""The findings of the rules."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -8,8 +8,8 @@ from optigpu.vocabulary import Frozen
 
 
 class Plausibility(StrEnum):
-    """`plausible` passed the rules that apply; `doubtful` cannot stand as it is, though nothing forbids the figure;
-    `implausible` breaks arithmetic or a limit of the hardware; `unchecked`: no rule applies.
+    """`plausible` passed the rules that apply; `doubtful` contradicts itself or cannot be checked, though no limit
+    forbids the figure; `implausible` breaks arithmetic or a limit of the hardware; `unchecked`: no rule applies.
     """
 
     UNCHECKED = "unchecked"
@@ -18,8 +18,8 @@ class Plausibility(StrEnum):
     IMPLAUSIBLE = "implausible"
 
 
-class Finding(Frozen):
-    """What one rule found: the arithmetic in a sentence, and its two numbers in the sentence's unit.
+class RuleFinding(Frozen):
+    """The finding of one rule: the arithmetic in a sentence, and its two numbers in the sentence's unit.
 
     `implied` is what the claim's own figures amount to, `limit` what it was held against.
     """
@@ -31,7 +31,7 @@ class Finding(Frozen):
     limit: float | None = None
 
 
-Rule = Callable[[Claim, Book], Finding | None]
+Rule = Callable[[Claim, Book], RuleFinding | None]
 """A pure function; None means that the rule does not apply to the claim."""
 
 

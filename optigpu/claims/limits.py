@@ -4,9 +4,9 @@ The claim has the benefit of the doubt: bytes are the fewest that the format nee
 units, and peaks are the highest that the precision allows.
 """
 
-from optigpu.claims.findings import Finding, Plausibility, rounded
+from optigpu.claims.findings import Plausibility, RuleFinding, rounded
 from optigpu.claims.model import BINARY_UNITS, UNITS, Book, Claim
-from optigpu.claims.work import FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
+from optigpu.claims.work import NUMBER_FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
 from optigpu.hardware.catalog import Device, find
 
 CLOCK_MARGIN = 1.1
@@ -17,7 +17,7 @@ IDLE_SHARE = 0.01
 """Below this share of the peak, a figure describes the software rather than the hardware."""
 
 
-def compute_peak(claim: Claim, book: Book) -> Finding | None:
+def compute_peak(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags more operations per second than the hardware's peak for the precision."""
     device, rate = _device(claim), flop_per_s(claim, book)
     peak = peak_flop_per_s(claim, device) if device else None
@@ -25,7 +25,7 @@ def compute_peak(claim: Claim, book: Book) -> Finding | None:
         return None
     plausibility = _against_peak(rate, peak)
     relation = "above" if rate > peak else f"{_percent(rate / peak)} of"
-    return Finding(
+    return RuleFinding(
         rule="compute_peak",
         plausibility=plausibility,
         sentence=f"{_operations(claim, book, rate)}, {relation} its peak of {_rate(peak, claim)}.",
@@ -34,13 +34,13 @@ def compute_peak(claim: Claim, book: Book) -> Finding | None:
     )
 
 
-def bandwidth(claim: Claim, _: Book) -> Finding | None:
+def bandwidth(claim: Claim, _: Book) -> RuleFinding | None:
     """Flags more bytes of weights per second than the memory bandwidth; the KV cache is not counted."""
     device, weights = _device(claim), weights_of(claim.model)
     limit = device.memory_bandwidth_bytes_per_s if device else None
     if claim.metric != "tokens_per_s" or not (device and limit and weights and claim.precision):
         return None
-    form = FORMATS[claim.precision]
+    form = NUMBER_FORMATS[claim.precision]
     read = weights.blocks * form.block_bytes + weights.head * form.table_bytes
     if read < LARGEST_CACHE_BYTES:
         return None
@@ -48,7 +48,7 @@ def bandwidth(claim: Claim, _: Book) -> Finding | None:
     steps = claim.quantity / (claim.batch_size or 1)
     above = steps * read > limit
     rows = f" ({steps * read / 1e9:,.0f} without the embedding, of which a step reads one row)"
-    return Finding(
+    return RuleFinding(
         rule="bandwidth",
         plausibility=Plausibility.IMPLAUSIBLE if above else Plausibility.PLAUSIBLE,
         sentence=(
@@ -61,12 +61,12 @@ def bandwidth(claim: Claim, _: Book) -> Finding | None:
     )
 
 
-def own_weights(claim: Claim, _: Book) -> Finding | None:
+def own_weights(claim: Claim, _: Book) -> RuleFinding | None:
     """Flags less memory than the weights alone take."""
     weights = weights_of(claim.model)
     if claim.metric not in ("peak_bytes", "weight_bytes") or not (weights and claim.precision):
         return None
-    form = FORMATS[claim.precision]
+    form = NUMBER_FORMATS[claim.precision]
     tables = weights.head + weights.embedding
     least = weights.blocks * form.block_bytes + tables * form.table_bytes
     most = rounded(claim)[1] / UNITS[claim.unit] * BINARY_UNITS[claim.unit]
@@ -78,7 +78,7 @@ def own_weights(claim: Claim, _: Book) -> Finding | None:
             f"embedding and head that the format leaves at {form.table_bytes:g} B"
         )
     below = most < least
-    return Finding(
+    return RuleFinding(
         rule="own_weights",
         plausibility=Plausibility.IMPLAUSIBLE if below else Plausibility.PLAUSIBLE,
         sentence=(
@@ -90,7 +90,7 @@ def own_weights(claim: Claim, _: Book) -> Finding | None:
     )
 
 
-def efficiency(claim: Claim, book: Book) -> Finding | None:
+def efficiency(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags work per energy that rests on an impossible rate, or on an almost idle device."""
     if claim.rate_of is None or claim.power_of is None:
         return None
@@ -102,7 +102,7 @@ def efficiency(claim: Claim, book: Book) -> Finding | None:
     plausibility, remark = _against_peak(rate, peak), ""
     if share < IDLE_SHARE:
         plausibility, remark = Plausibility.DOUBTFUL, ": the device was almost idle"
-    return Finding(
+    return RuleFinding(
         rule="efficiency",
         plausibility=plausibility,
         sentence=(

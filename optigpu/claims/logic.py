@@ -2,7 +2,7 @@
 
 import math
 
-from optigpu.claims.findings import Finding, Plausibility, rounded
+from optigpu.claims.findings import Plausibility, RuleFinding, rounded
 from optigpu.claims.model import Book, Claim
 from optigpu.claims.work import flop_per_item, weights_of
 from optigpu.hardware.catalog import find
@@ -17,7 +17,7 @@ EXPONENT_MARGIN = 0.5
 """How far the claimed power may be below the power of the work: half the distance between 1 and 2."""
 
 
-def printed_ratio(claim: Claim, book: Book) -> Finding | None:
+def printed_ratio(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags a printed ratio that does not follow from its two figures, rounding allowed for."""
     if claim.ratio_of is None:
         return None
@@ -26,7 +26,7 @@ def printed_ratio(claim: Claim, book: Book) -> Finding | None:
     high = rounded(over)[1] / rounded(under)[0]
     off = rounded(claim)[1] < low or rounded(claim)[0] > high
     quotient = over.quantity / under.quantity
-    return Finding(
+    return RuleFinding(
         rule="printed_ratio",
         plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
         sentence=(
@@ -38,7 +38,7 @@ def printed_ratio(claim: Claim, book: Book) -> Finding | None:
     )
 
 
-def contradiction(claim: Claim, book: Book) -> Finding | None:
+def contradiction(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags two figures for the same subject in one text."""
     others = [
         other
@@ -48,7 +48,7 @@ def contradiction(claim: Claim, book: Book) -> Finding | None:
     other = next((each for each in others if each.quantity != claim.quantity), None)
     if other is None:
         return None
-    return Finding(
+    return RuleFinding(
         rule="contradiction",
         plausibility=Plausibility.DOUBTFUL,
         sentence=(
@@ -60,7 +60,7 @@ def contradiction(claim: Claim, book: Book) -> Finding | None:
     )
 
 
-def unnamed_hardware(claim: Claim, _: Book) -> Finding | None:
+def unnamed_hardware(claim: Claim, _: Book) -> RuleFinding | None:
     """Flags a figure that depends on hardware that is not named or not in the catalog."""
     if claim.metric not in NEEDS_HARDWARE or claim.ratio_of:
         return None
@@ -70,11 +70,11 @@ def unnamed_hardware(claim: Claim, _: Book) -> Finding | None:
         sentence = f"The catalog has no entry for the {claim.hardware}, so its limits cannot be checked."
     else:
         return None
-    return Finding(rule="unnamed_hardware", plausibility=Plausibility.DOUBTFUL, sentence=sentence)
+    return RuleFinding(rule="unnamed_hardware", plausibility=Plausibility.DOUBTFUL, sentence=sentence)
 
 
-def growth(claim: Claim, book: Book) -> Finding | None:
-    """Flags time that is said to grow with a lower power of the size than the work does."""
+def growth(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags time that is claimed to grow with a lower power of the size than the work does."""
     if claim.metric != "growth_exponent" or len(claim.series) < 2:
         return None
     first, last = book.claim(claim.series[0]), book.claim(claim.series[-1])
@@ -85,7 +85,7 @@ def growth(claim: Claim, book: Book) -> Finding | None:
     slower = last.quantity / first.quantity
     power = math.log(more) / math.log(longer)
     off = claim.quantity < power - EXPONENT_MARGIN
-    return Finding(
+    return RuleFinding(
         rule="growth",
         plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
         sentence=(
@@ -98,8 +98,8 @@ def growth(claim: Claim, book: Book) -> Finding | None:
     )
 
 
-def backward_only(claim: Claim, book: Book) -> Finding | None:
-    """Flags a technique of the backward pass that is said to make inference faster."""
+def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
+    """Flags a technique of the backward pass that is claimed to make inference faster."""
     used = BACKWARD_ONLY & set(claim.techniques or ())
     if not used or claim.workload == "train_step" or claim.metric != "latency_s":
         return None
@@ -109,7 +109,7 @@ def backward_only(claim: Claim, book: Book) -> Finding | None:
     if other is None:
         return None
     faster = claim.quantity < other.quantity
-    return Finding(
+    return RuleFinding(
         rule="backward_only",
         plausibility=Plausibility.IMPLAUSIBLE if faster else Plausibility.PLAUSIBLE,
         sentence=(
@@ -122,7 +122,7 @@ def backward_only(claim: Claim, book: Book) -> Finding | None:
     )
 
 
-def fixed_overhead(claim: Claim, book: Book) -> Finding | None:
+def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
     """Flags a fixed overhead that implies run times that do not fit the sizes of the models.
 
     A speed s of a run that takes t without the overhead o means s = t / (t + o), so t = o s / (1 - s).
@@ -138,7 +138,7 @@ def fixed_overhead(claim: Claim, book: Book) -> Finding | None:
     # What a step costs besides its weights makes time grow more slowly than size, never faster. Rounding of both speeds
     # is granted.
     off = _time(1.0, rounded(large)[0]) / _time(1.0, rounded(small)[1]) > bigger
-    return Finding(
+    return RuleFinding(
         rule="fixed_overhead",
         plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
         sentence=(

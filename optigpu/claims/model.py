@@ -79,7 +79,7 @@ class Claim(Frozen):
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What the figure is of: equal for two claims about the same thing."""
+        """The subject of the figure: equal for two claims about the same thing."""
         shapes = (self.batch_size, self.size, self.sequence, self.heads, self.head_dim)
         return (
             self.metric,

@@ -1,6 +1,6 @@
 """All rules, and the judgement of a claim."""
 
-from optigpu.claims.findings import Finding, Plausibility, Rule
+from optigpu.claims.findings import Plausibility, Rule, RuleFinding
 from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
 from optigpu.claims.logic import (
     backward_only,
@@ -34,10 +34,10 @@ class Judgement(Frozen):
     """The judgement of a claim: the worst of its findings."""
 
     plausibility: Plausibility
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RuleFinding, ...] = ()
 
     @property
-    def reasons(self) -> tuple[Finding, ...]:
+    def reasons(self) -> tuple[RuleFinding, ...]:
         """The findings that decided."""
         return tuple(each for each in self.findings if each.plausibility is self.plausibility)
 

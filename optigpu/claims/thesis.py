@@ -1,4 +1,4 @@
-"""The thesis: is the gap that optimization closes on one machine larger than the gap between two machines?"""
+"""The thesis of the project: the speedup by optimization on one machine is larger than the gap between two machines."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

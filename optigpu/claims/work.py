@@ -53,25 +53,25 @@ def weights_of(model: str | None) -> Weights | None:
 
 
 @dataclass(frozen=True)
-class Format:
+class NumberFormat:
     """Bytes per weight of the blocks' matrices, and of embedding and head, without scales and zero points."""
 
     block_bytes: float
     table_bytes: float
 
 
-FORMATS: dict[Precision, Format] = {
-    "fp32": Format(4, 4),
-    "fp16": Format(2, 2),
-    "bf16": Format(2, 2),
-    "int8": Format(1, 1),
-    "int4": Format(0.5, 0.5),
-    "q4_k_m": Format(0.5, 0.5),
+NUMBER_FORMATS: dict[Precision, NumberFormat] = {
+    "fp32": NumberFormat(4, 4),
+    "fp16": NumberFormat(2, 2),
+    "bf16": NumberFormat(2, 2),
+    "int8": NumberFormat(1, 1),
+    "int4": NumberFormat(0.5, 0.5),
+    "q4_k_m": NumberFormat(0.5, 0.5),
     # bitsandbytes, GPTQ and AWQ checkpoints quantize the blocks and leave embedding and head at 16 bits.
-    "llm_int8": Format(1, 2),
-    "nf4": Format(0.5, 2),
-    "gptq": Format(0.5, 2),
-    "awq": Format(0.5, 2),
+    "llm_int8": NumberFormat(1, 2),
+    "nf4": NumberFormat(0.5, 2),
+    "gptq": NumberFormat(0.5, 2),
+    "awq": NumberFormat(0.5, 2),
 }
 """The fewest bytes that a weight takes in each precision."""
 
@@ -100,7 +100,7 @@ def peak_flop_per_s(claim: Claim, device: Device) -> float | None:
 
 
 def flop_per_item(claim: Claim, book: Book) -> float | None:
-    """Operations for one image, one token, or one call of attention; None where the claim does not say enough."""
+    """Operations for one image, one token, or one call of attention; None if the claim lacks the needed facts."""
     match claim.workload:
         case "classify" | "train_step":
             model = book.image_model(claim.model)

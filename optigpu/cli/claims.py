@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid
+from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, Document, SpecError
 
@@ -45,7 +45,7 @@ def add_commands(app: typer.Typer) -> None:
 def claims(
     results: ResultFiles = None,
     against: Against = None,
-    format_: OutputFormat = Format.TABLE,
+    format_: FormatOption = OutputFormat.TABLE,
     json_: AsJson = False,
     url: MaybeUrl = None,
     api_key: ApiKey = None,
@@ -62,10 +62,10 @@ def claims(
         measured += from_leaderboard(ranked)
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
-    match Format.JSON if json_ else format_:
-        case Format.JSON:
+    match OutputFormat.JSON if json_ else format_:
+        case OutputFormat.JSON:
             typer.echo(json.dumps(claims_document(rows, thesis), indent=2))
-        case Format.CSV:
+        case OutputFormat.CSV:
             typer.echo(claims_csv(rows), nl=False)
         case form:
             show_grid(claims_grid(rows, thesis), form)
@@ -74,7 +74,7 @@ def claims(
 def read_report(path: Path) -> Document:
     """The report of a job from a file.
 
-    Raises SpecError for a file that cannot be read, or that holds something else than `optigpu run --json` prints.
+    Raises SpecError if the file cannot be read or is not the output of `optigpu run --json`.
     """
     from optigpu.claims import from_results, gap_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
-from optigpu.cli.output import AsJson, Format, show_grid
+from optigpu.cli.output import AsJson, OutputFormat, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
@@ -57,7 +57,7 @@ def compare(
     if json_:
         typer.echo(comparison.model_dump_json(indent=2))
     else:
-        show_grid(comparison_grid(comparison), Format.TABLE)
+        show_grid(comparison_grid(comparison), OutputFormat.TABLE)
 
 
 def replay(
@@ -86,7 +86,7 @@ def replay(
     if json_:
         typer.echo(json.dumps(document | {"comparison": comparison.model_dump(mode="json")}, indent=2))
     else:
-        show_grid(comparison_grid(comparison), Format.TABLE)
+        show_grid(comparison_grid(comparison), OutputFormat.TABLE)
 
 
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:

@@ -1,4 +1,4 @@
-"""Commands with flags that are read from models, and read only when the command is called.
+"""Commands whose flags come from the job's models, which are imported only when the command is called.
 
 JobSpec loads every technique, which `optigpu --help` need not wait for.
 """
@@ -18,7 +18,7 @@ Given = Mapping[str, FlagValue]
 """The flags that were used, by their field's name."""
 
 Panels = Mapping[str, Sequence["Flag"]]
-"""Flags by the heading that they stand under in the help."""
+"""The flags under each heading of the help."""
 
 
 def job_panels() -> Panels:
@@ -29,7 +29,7 @@ def job_panels() -> Panels:
 
 
 def replay_panels() -> Panels:
-    """The flags that say how to measure a result again; what is not given stays as it was."""
+    """The flags of `replay` that change how a result is measured again."""
     from optigpu.cli.flags import measure_flags
 
     return {"Measurement": measure_flags(with_defaults=False)}
@@ -39,7 +39,7 @@ def add_flagged(app: typer.Typer, command: Callable[..., None], panels: Callable
     """Adds a command whose first parameter is the mapping of the flags that were used."""
 
     class Flagged(TyperCommand):
-        """Stands for the command until it is called."""
+        """A placeholder that builds the command when it is called."""
 
         def make_context(self, *arguments: Any, **options: Any) -> Any:
             alone = typer.Typer(add_completion=False)
@@ -64,5 +64,5 @@ def _with_flags(command: Callable[..., None], panels: Panels) -> Callable[..., N
 
 
 def _has_default(parameter: Parameter) -> bool:
-    """The order that a signature needs: parameters without a default stand first."""
+    """Sorts parameters as a signature needs them: those without a default first."""
     return parameter.default is not Parameter.empty

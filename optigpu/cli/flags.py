@@ -14,7 +14,7 @@ from optigpu.cli.flagged import FlagValue, Given
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
-KINDS: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
+FLAG_TYPES: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
 DEFAULT_WORKLOAD = "generate"
 OWN_SYNTAX = ("workload", "stack")
 NO_FLAG = ("plan",)
@@ -22,7 +22,7 @@ NO_FLAG = ("plan",)
 
 
 class FieldSchema(BaseModel):
-    """What is read of a field's JSON schema."""
+    """The parts of a field's JSON schema that flags need."""
 
     type: str | None = None
     ref: str | None = Field(None, alias="$ref")
@@ -37,7 +37,7 @@ class FieldSchema(BaseModel):
 
 
 class ModelSchema(BaseModel):
-    """What is read of a model's JSON schema."""
+    """The parts of a model's JSON schema that flags need."""
 
     properties: dict[str, FieldSchema]
     definitions: dict[str, FieldSchema] = Field({}, alias="$defs")
@@ -52,7 +52,7 @@ class Flag(NamedTuple):
     help: str
 
     def parameter(self, panel: str) -> Parameter:
-        """The flag as typer reads it; `panel` is the heading that it stands under in the help."""
+        """The flag as typer reads it; `panel` is its heading in the help."""
         given: Any = str if self.takes_several else self.kind
         option = typer.Option(help=self.help, rich_help_panel=panel)
         annotation = Annotated[given | None, option]
@@ -108,7 +108,7 @@ def measure_flags(with_defaults: bool = True) -> list[Flag]:
 
 
 def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, FlagValue | list[str]]:
-    """The part of the job's document that the flags say."""
+    """The part of the job's document that the flags define."""
     return {flag.field: flag.read(given[flag.field]) for flag in flags if flag.field in given}
 
 
@@ -133,7 +133,7 @@ def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> Fi
 
 
 def _is_plain(schema: FieldSchema) -> bool:
-    """Whether the values are numbers or words, or lists of them: what a flag can say."""
+    """Whether the values are numbers, words, or lists of them, which a flag can express."""
     return (schema.items or schema).type in ("integer", "number", "boolean", "string")
 
 
@@ -149,7 +149,7 @@ def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
 
 
 def _kind(schema: FieldSchema) -> type[FlagValue]:
-    return KINDS.get(schema.items.type if schema.items else schema.type, str)
+    return FLAG_TYPES.get(schema.items.type if schema.items else schema.type, str)
 
 
 def _clause(schema: FieldSchema) -> str:
@@ -166,7 +166,7 @@ def _with_default(schema: FieldSchema) -> str:
 
 
 def _values(schema: FieldSchema) -> str:
-    """What the values may be, as the end of a sentence; for a list of numbers, an example."""
+    """The valid values, as the end of a sentence; for a list of numbers, an example."""
     each = schema.items or schema
     several = ", comma separated" if schema.items else ""
     choices = [str(choice) for choice in each.enum] or ([each.const] if each.const else [])

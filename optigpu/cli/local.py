@@ -6,7 +6,7 @@ import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import AsJson, Format, OutputFormat, show_job
+from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, VariantStatus
 
 if TYPE_CHECKING:
@@ -52,17 +52,23 @@ def techniques(
 
 
 def run(
-    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+    given: Given,
+    spec_file: SpecFile = None,
+    format_: FormatOption = OutputFormat.TABLE,
+    json_: AsJson = False,
 ) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
     A SPEC.JSON with "plan": "ladder" or "grid" measures many.
     """
-    _measure(spec_of(given, default_device, spec_file), Format.JSON if json_ else format_)
+    _measure(spec_of(given, default_device, spec_file), OutputFormat.JSON if json_ else format_)
 
 
 def ladder(
-    given: Given, spec_file: SpecFile = None, format_: OutputFormat = Format.TABLE, json_: AsJson = False
+    given: Given,
+    spec_file: SpecFile = None,
+    format_: FormatOption = OutputFormat.TABLE,
+    json_: AsJson = False,
 ) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
@@ -71,7 +77,7 @@ def ladder(
     spec = spec_of(given, default_device, spec_file, plan="ladder")
     if "stack" not in given and spec_file is None:
         spec = with_default_stack(spec)
-    _measure(spec, Format.JSON if json_ else format_)
+    _measure(spec, OutputFormat.JSON if json_ else format_)
 
 
 def default_device() -> DeviceKind:
@@ -92,7 +98,7 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
     )
 
 
-def _measure(spec: "JobSpec", form: Format) -> None:
+def _measure(spec: "JobSpec", form: OutputFormat) -> None:
     """Runs the job with progress on stderr and shows it. Exit status 1 if no variant succeeded."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console

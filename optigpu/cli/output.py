@@ -1,4 +1,4 @@
-"""Printing of tables and JSON on stdout."""
+"""Prints tables and JSON on stdout."""
 
 import json
 from enum import StrEnum
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
     from optigpu.report import Grid
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     TABLE = "table"
     MARKDOWN = "md"
     CSV = "csv"
     JSON = "json"
 
 
-OutputFormat = Annotated[Format, typer.Option("--format", help="The form of the output.")]
+FormatOption = Annotated[OutputFormat, typer.Option("--format", help="The form of the output.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 
-def show_job(document: Document, attribution: "Attribution", form: Format) -> None:
+def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""
     from optigpu.report import job_title, ladder_csv, ladder_grid
 
     results = document["results"]
-    if form is Format.JSON:
+    if form is OutputFormat.JSON:
         typer.echo(json.dumps(document, indent=2))
-    elif form is Format.CSV:
+    elif form is OutputFormat.CSV:
         typer.echo(ladder_csv(attribution, results), nl=False)
     else:
         show_grid(ladder_grid(job_title(document["spec"], results), attribution, results), form)
 
 
-def show_grid(grid: "Grid", form: Format) -> None:
+def show_grid(grid: "Grid", form: OutputFormat) -> None:
     """Prints a table for a terminal or as Markdown."""
     from optigpu.report import console, markdown, terminal
 
-    if form is Format.MARKDOWN:
+    if form is OutputFormat.MARKDOWN:
         typer.echo(markdown(grid), nl=False)
     else:
         console().print(terminal(grid))

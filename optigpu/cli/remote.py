@@ -7,7 +7,7 @@ import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import AsJson, Format, OutputFormat, show_grid, show_job
+from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid, show_job
 from optigpu.vocabulary import DeviceKind, JobState
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ def submit(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Post a job to a service and print its id."""
+    """Submit a job to a service and print its id."""
     with connect(url, api_key) as client:
         job = client.submit(spec_of(given, lambda: _best_device(client), spec_file, plan))
         typer.echo(job.id)
         if watch_:
-            _follow(client, job.id, Format.TABLE)
+            _follow(client, job.id, OutputFormat.TABLE)
 
 
 def watch(
     job_id: JobId,
-    format_: OutputFormat = Format.TABLE,
+    format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -70,7 +70,7 @@ def jobs(
     if json_:
         typer.echo(page.model_dump_json(indent=2))
     else:
-        show_grid(jobs_grid(page), Format.TABLE)
+        show_grid(jobs_grid(page), OutputFormat.TABLE)
 
 
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
@@ -95,7 +95,7 @@ def leaderboard(
         float | None, typer.Option(min=0, help="Maximum mean divergence from fp32, in nats.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many rows, the best first.")] = 20,
-    format_: OutputFormat = Format.TABLE,
+    format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -106,9 +106,9 @@ def leaderboard(
     gates = {"min_top1": min_top1, "max_kld": max_kld}
     with connect(url, api_key) as client:
         page = client.leaderboard(**query, **gates, technique=technique, backend=backend, limit=limit)
-    if format_ is Format.JSON:
+    if format_ is OutputFormat.JSON:
         typer.echo(page.model_dump_json(indent=2))
-    elif format_ is Format.CSV:
+    elif format_ is OutputFormat.CSV:
         typer.echo(leaderboard_csv(page), nl=False)
     else:
         show_grid(leaderboard_grid(page), format_)
@@ -130,7 +130,7 @@ def _best_device(client: "Client") -> DeviceKind:
     return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
 
 
-def _follow(client: "Client", job_id: str, form: Format) -> None:
+def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     """Shows a job's progress on stderr until it has ended, then its results.
 
     Exit status 1 unless it succeeded.

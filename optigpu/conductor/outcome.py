@@ -1,4 +1,4 @@
-"""From a variant's replicates to its outcome: measurements, summaries, verdict, result."""
+"""Makes a variant's outcome from its replicates: measurements, summaries, verdict, result."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ def outcome_of(
 
 
 def summary_of(variant: Variant) -> VariantSummary:
-    """A variant as its result shows it."""
+    """The summary of a variant that its result contains."""
     return VariantSummary(
         index=variant.index,
         role=variant.role,
@@ -94,7 +94,7 @@ def _measurements(replicates: Sequence[Replicate]) -> list[Measurement]:
 
 
 def _metered(replicates: Sequence[Replicate]) -> list[Measurement]:
-    """What the meters read: one number for each replicate that was asked."""
+    """The readings of the meters: one number for each replicate in which a meter was read."""
     by_meter: dict[str, list[Metered]] = {}
     for metered in _readings(replicates):
         by_meter.setdefault(metered.meter, []).append(metered)
@@ -110,7 +110,7 @@ def _of_meter(readings: Sequence[Metered]) -> list[Measurement]:
 
 
 def _once(name: str, values: Sequence[float | None], reason: str | None) -> Measurement:
-    """What a process has once. The variant has it only where every replicate does."""
+    """The metrics with one number for each process. A variant has such a metric only if every replicate has it."""
     if None in values:
         return Measurement(name=name, reason=reason or "Not every replicate measured it.")
     samples: Samples = tuple((value,) for value in values if value is not None)
@@ -126,7 +126,7 @@ def _merged(*mappings: Mapping[str, T]) -> dict[str, T]:
 
 
 def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts:
-    """What the first replicate recorded, how each one warmed up, and times that only describe."""
+    """The first replicate's facts, each replicate's warm-up, and the times within requests."""
     first = replicates[0]
     described: dict[str, list[float]] = {}
     for replicate in replicates:

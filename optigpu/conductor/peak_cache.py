@@ -1,6 +1,6 @@
-"""The machine's peak rates, measured by a process of their own and kept for a day.
+"""The machine's peak rates, measured in a separate process and cached for a day.
 
-The conductor holds the device's lock meanwhile, and no variant's process runs yet.
+They are measured while the conductor holds the device's lock and before any variant's process runs.
 """
 
 import logging
@@ -26,9 +26,9 @@ from optigpu.vocabulary import DeadlineError, DeviceKind, ReplicateError, Unsupp
 
 PEAKS = (sys.executable, "-P", "-m", "optigpu.child.peaks")
 """The program that measures peaks. -P keeps files of the working directory from being taken for modules."""
-KEPT = timedelta(days=1)
-METHOD = 1
-"""Part of a cached file's name; to be raised when peaks are measured in another way."""
+KEPT_FOR = timedelta(days=1)
+PEAKS_METHOD = 1
+"""Part of a cached file's name. Increase it when the way of measuring peaks changes."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _path(environment: Environment, device: DeviceKind, threads: int) -> Path:
     """One file for each of what a peak depends on."""
     key = digest(
         {
-            "method": METHOD,
+            "method": PEAKS_METHOD,
             "hardware_class": environment.hardware_class,
             "host_id": environment.host_id,
             "device": device,
@@ -85,7 +85,7 @@ def _read(path: Path) -> Peaks | None:
         peaks = Peaks.model_validate_json(path.read_text())
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
-    return peaks if timedelta(0) <= utc_now() - peaks.measured_at < KEPT else None
+    return peaks if timedelta(0) <= utc_now() - peaks.measured_at < KEPT_FOR else None
 
 
 def _write(path: Path, peaks: Peaks) -> None:

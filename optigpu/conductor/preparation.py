@@ -1,4 +1,4 @@
-"""What a job needs once before its variants: the machine's peak rates and the quality reference."""
+"""Prepares a job before its first variant: the machine's peak rates and the quality reference."""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Preparation:
-    """What was measured before the first variant."""
+    """The results of the preparation."""
 
     # None if the machine's peak rates could not be measured.
     peaks: Peaks | None

@@ -1,4 +1,4 @@
-"""How far a job is, and whether it must stop."""
+"""A job's progress and its limits."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from optigpu.documents.events import Event, Progressed
 from optigpu.vocabulary import CancelledError, DeadlineError
 
-EVERY_S = 1.0
+PROGRESS_PERIOD_S = 1.0
 
 Unit = tuple[int, int]
 """A replicate of a variant: the variant's index and the replicate's number."""
@@ -71,14 +71,14 @@ class JobProgress:
             self._half = (math.inf, "")
 
     def begin(self, index: int, replicate: int, doing: str) -> None:
-        """Work on this replicate begins, or goes on; told at once."""
+        """Work on this replicate starts or continues; reported at once."""
         self._settle()
         self._unit = (index, replicate)
         self._stay()
         self.show(doing)
 
     def show(self, doing: str) -> None:
-        """What the present replicate does; told at once."""
+        """Sets the text for what the current replicate does; reported at once."""
         self._doing = doing
         self._tell()
 
@@ -102,14 +102,14 @@ class JobProgress:
         self.show("done")
 
     def give_up(self, index: int) -> None:
-        """Nothing more of this variant will be measured."""
+        """The variant has failed: its remaining replicates are not measured."""
         for unit in self._shares:
             if unit[0] == index:
                 self._shares[unit] = 1.0
         self.show("given up")
 
     def check(self) -> None:
-        """Tells once a second how far the job is. To be called more often than that.
+        """Reports the progress once a second; must be called more often.
 
         Raises CancelledError when the job was cancelled and DeadlineError when its time is up.
         """
@@ -125,7 +125,7 @@ class JobProgress:
             raise DeadlineError(
                 f"deadline: {self._half[1]} took half of the time that the job had left; raise limits.timeout_s."
             )
-        if time.monotonic() - self._told >= EVERY_S:
+        if time.monotonic() - self._told >= PROGRESS_PERIOD_S:
             self._tell()
 
     @property
@@ -149,7 +149,7 @@ class JobProgress:
         self._told = time.monotonic()
         moving = max(0.0, self._advance.share(self._told) - self._share)
         done = (sum(self._shares.values()) + moving) / max(len(self._shares), 1)
-        # A later and longer expectation must not make the bar go back.
+        # A longer expectation must not move the progress bar back.
         self._fraction = min(1.0, max(self._fraction, done))
         self._on_event(
             Progressed(
@@ -162,7 +162,7 @@ class JobProgress:
         )
 
     def _remaining_s(self) -> float | None:
-        """From what the work that is done has taken; unknown until a first process is ready."""
+        """Predicts from the time of the work so far; None until a first process is ready."""
         if self._fraction >= 1:
             return 0.0
         if not self._typical_s:

@@ -1,4 +1,4 @@
-"""What exactly a variant was: where its model, its data and the code that measured it come from."""
+"""The provenance of a result: the exact model, data and code of a variant."""
 
 from optigpu import __version__
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, ImageQuality, RunFacts, TextQuality, WeightFacts
@@ -16,7 +16,7 @@ NO_CHECKOUT = (
 def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, facts: RunFacts) -> Provenance:
     """The provenance of a measured variant, from what its first process and its meters recorded.
 
-    What nobody recorded is null, with the reason.
+    What was not recorded is null, with the reason.
     """
     weights, quality = facts.weights or _no_weights(variant), facts.quality
     dataset = quality.dataset_sha256 if isinstance(quality, TextQuality) else None

@@ -1,4 +1,4 @@
-"""What the measuring processes of one job share."""
+"""The session of one job: the locks, folders and monitor that its measuring processes share."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudg
 from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.scratch import scratch_folder
-from optigpu.conductor.verdicts.host_monitor import HostMonitor, nobody
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
 from optigpu.hardware import hardware_class, probe
@@ -26,8 +26,8 @@ from optigpu.vocabulary import DeviceKind
 class Session:
     """One job on its device.
 
-    To be made before the job's first measuring process starts, so that the monitor takes whatever computes on the GPU
-    by then for another's.
+    To be made before the job's first measuring process starts, so that the monitor counts every process on the GPU at
+    that time as foreign.
     """
 
     spec: JobSpec
@@ -43,7 +43,7 @@ class Session:
     progress: JobProgress
     on_event: Callable[[Event], None]
     # Whether another job is measured on this host.
-    others: Callable[[], bool] = nobody
+    others: Callable[[], bool] = no_other_job
     # Makes what decides how many processes fit into memory.
     memory_rule: MakeMemoryRule = MemoryBudget
     monitor: HostMonitor = field(init=False)

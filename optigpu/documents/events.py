@@ -1,4 +1,4 @@
-"""What happens while a job runs, as data: what `run` tells its listener, the store keeps, and the service streams."""
+"""Events of a running job: `run` passes them to its listener, the store keeps them, the service streams them."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,7 @@ class VariantStarted(Frozen):
 
 
 class Progressed(Frozen):
-    """Something moved within a variant.
+    """The progress of the running variant.
 
     `fraction` is the share of the whole job that is done, in 0..1; `remaining_s` a prediction, null until it is known.
     """
@@ -52,7 +52,7 @@ class VariantFinished(Frozen):
 
 
 class Finished(Frozen):
-    """The last event of a run that went to its end: which technique bought what."""
+    """The last event of a complete run: the gain of each technique."""
 
     kind: Literal["finished"] = "finished"
     attribution: Attribution

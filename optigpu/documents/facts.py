@@ -1,6 +1,6 @@
-"""What is known of how a variant ran, apart from its figures: stored with each result, and read by code.
+"""Facts about how a variant ran, besides its figures: stored with each result, and read by code.
 
-A field that code reads is typed here. What a technique or a meter notes for people alone is in `recorded`.
+Fields that code reads are typed here. Notes of a technique or a meter that only people read are in `recorded`.
 """
 
 import math
@@ -109,7 +109,7 @@ class EnergyFacts(Frozen):
 
 
 class MeterFacts(Frozen):
-    """How a meter read its figures; each meter fills what is its own."""
+    """How the meters read their figures."""
 
     # Null where quality was not measured; a metric's own reason says why.
     quality: TextQuality | ImageQuality | None = None

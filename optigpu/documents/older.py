@@ -1,6 +1,6 @@
-"""Stored results of older schema versions, read with the names of today's.
+"""Reads stored results of older schema versions by the current field names.
 
-What is stored stays as it was written; whoever reads a field asks here.
+Stored documents are never changed; code that reads a field uses this module.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ _WEIGHT_REASONS = {"model_revision": "revision", "weight_hash": "hash"}
 
 
 def current(result: Document) -> dict[str, Any]:
-    """A stored result as a document of today's schema version. It is not validated: its version had other rules."""
+    """Returns a stored result as a document of the current schema version. It is not validated: its version had other
+    rules."""
     if result.get("schema_version", 1) >= SCHEMA_VERSION:
         return dict(result)
     others = {name: value for name, value in result.items() if name != "details"}

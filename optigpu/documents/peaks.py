@@ -1,4 +1,4 @@
-"""What a machine itself can do, as it was measured."""
+"""The measured peak rates of a machine."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ from optigpu.vocabulary import DeviceKind, Frozen
 
 
 class ReadRate(Frozen):
-    """How fast an array of that size is read again and again: from a cache where it fits into one."""
+    """The rate at which an array of that size is read repeatedly: from a cache if it fits into one."""
 
     array_bytes: PositiveInt
     bytes_per_s: PositiveFloat
 
 
 class Peaks(Frozen):
-    """What the machine itself can do, measured: medians of repetitions.
+    """Measured peak rates of the machine: medians of repetitions.
 
     `reads` have rising sizes, the last far larger than any cache. `copy_bytes_per_s` counts what is read and what is
     written. `matmul_flops_per_s` holds the rate of square matrix products by the dtype of their operands (of integers:

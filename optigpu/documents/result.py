@@ -1,6 +1,6 @@
-"""What a measurement leaves behind: measurements, summaries, verdict, environment, result.
+"""The documents of a measurement: measurements, summaries, verdict, environment, result.
 
-Data only; how a summary is computed from samples stands in `optigpu.statistics.intervals`.
+Data only: `optigpu.statistics.intervals` computes the summaries from samples.
 """
 
 from datetime import datetime
@@ -44,7 +44,7 @@ class Measurement(Frozen):
 
 
 class MetricSummary(Frozen):
-    """One number for a metric with what it takes to trust it.
+    """One value of a metric with its interval, its percentiles and its variation.
 
     `value` is the median over requests, averaged over the processes, or null with a `reason`. `ci` is its 95%
     interval, null where there is too little to know one. `n` counts the samples and `replicates` the processes they
@@ -89,7 +89,7 @@ class VerdictReason(StrEnum):
 
 
 class VerdictWarning(StrEnum):
-    """What a reader should know of a result that is ranked all the same."""
+    """What a reader should know of a result that is ranked."""
 
     SINGLE_REPLICATE = "single_replicate"
     NOT_CONVERGED = "not_converged"
@@ -114,7 +114,8 @@ class Verdict(Frozen):
 
 
 class HostIdSource(StrEnum):
-    """What tells a host from others, the surest first. A container has its own `network_address` and `hostname`."""
+    """What identifies a host, the most reliable source first. A container has its own `network_address` and
+    `hostname`."""
 
     FIRMWARE = "firmware"
     GPUS = "gpus"
@@ -140,7 +141,7 @@ class Accelerator(Frozen):
 
 
 class CpuSetup(Frozen):
-    """How the CPU is set up. Null: the system does not tell.
+    """How the CPU is set up. Null: the system does not report it.
 
     `max_hz` is the most that the hardware does and `limit_hz` the most that the governor may choose. `governor` names
     those of all CPUs in use. `hypervisor` says whether the CPU itself announces one.
@@ -157,18 +158,18 @@ class CpuSetup(Frozen):
 
 
 class Environment(Frozen):
-    """Where something was measured.
-
-    `hardware_class` names models and counts: results are comparable when it is equal. `host_id` tells two machines
-    of one class apart without naming them; `host_id_source` is what it was made from. The hardware's fingerprint is the
-    same after a reboot, in another process and in another container with the same share of the machine; the software's
-    changes with any version. `cpu_features` are the kernel's flag names. `compiler` is the C++ compiler's version line,
-    or null where there is none. `cuda` is the newest version of CUDA that the driver can run.
+    """The machine of a measurement. `hardware_class` names models and counts: results are comparable when it is equal.
+    `host_id` tells two machines of one class apart without naming them; `host_id_source` is what it was made from. The
+    hardware's fingerprint is the same after a reboot, in another process and in another container with the same share
+    of the machine; the software's changes with any version. `cpu_features` are the kernel's flag names. `compiler` is
+    the C++ compiler's version line, or null where there is none. `cuda` is the newest version of CUDA that the driver
+    can run.
 
     `container` is the kind of container, by its marks, and `image` what its builder called it. `git_revision` is the
-    commit of this package where it runs from a checkout, or what the image's builder said; `git_dirty` whether the
-    package differs from that commit. Null: there is none, or nobody knows. `variables` are the environment variables
-    that the measuring processes inherited and that may change what is measured, for example NVIDIA_TF32_OVERRIDE.
+    commit of this package where it runs from a checkout, or the one that the image's builder recorded; `git_dirty`
+    whether the package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment
+    variables that the measuring processes inherited and that may change what is measured, for example
+    NVIDIA_TF32_OVERRIDE.
     """
 
     hardware_class: str
@@ -199,7 +200,7 @@ class Environment(Frozen):
 
 
 class VariantSummary(Frozen):
-    """Which variant a result belongs to, as it is shown and ranked.
+    """The variant of a result, as it is shown and ranked.
 
     `stack` holds each technique's parameters, `workload` the workload's; both as plain JSON, because a stored result
     is never validated again with today's models.
@@ -219,7 +220,7 @@ class VariantSummary(Frozen):
 
 
 class Provenance(Frozen):
-    """What exactly was measured, so that it can be measured again.
+    """The exact origin of a result, so that it can be measured again.
 
     `spec_digest` is the SHA-256 of the job's canonical spec. `model_revision` is a hub's commit, or the digest of a
     preset's architecture. `weight_hash` is, as `weight_hash_of` says, the SHA-256 of the files that the weights came
@@ -320,10 +321,10 @@ class AttributionRow(Frozen):
 
 
 class Attribution(Frozen):
-    """Which technique bought what. `best` is the index of the fastest valid variant.
+    """The gain of each technique. `best` is the index of the fastest valid variant.
 
     Where memory did not allow to measure all variants side by side, `baseline_again` is the baseline at the end of the
-    job relative to itself at the start: far from 1, the machine has changed meanwhile.
+    job relative to itself at the start: a ratio far from 1 means that the machine changed during the job.
     """
 
     metric: str

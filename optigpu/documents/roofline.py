@@ -7,7 +7,7 @@ from optigpu.vocabulary import Frozen
 
 
 class Bound(StrEnum):
-    """What limits a variant by its roofline: memory bandwidth, arithmetic, or the host that launches the work."""
+    """The limit of a variant by its roofline: memory bandwidth, arithmetic, or the host that launches the work."""
 
     MEMORY = "memory"
     COMPUTE = "compute"
@@ -15,7 +15,7 @@ class Bound(StrEnum):
 
 
 class Roof(Frozen):
-    """What bounds a step, in bytes and operations per second.
+    """The limits of a step, in bytes and operations per second.
 
     `array_bytes` is the size of the array whose read rate the bandwidth is; null for a published one.
     """

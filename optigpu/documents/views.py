@@ -1,4 +1,4 @@
-"""What the service shows, as data: the store makes these, the API sends them, the client reads them."""
+"""The answers of the service: the store makes them, the API sends them, the client reads them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,7 +11,7 @@ from optigpu.vocabulary import Better, DeviceKind, Frozen, JobState, Role, Varia
 
 
 class VariantView(Frozen):
-    """How one variant of a job stands."""
+    """The state of one variant of a job."""
 
     index: int
     role: Role
@@ -131,7 +131,7 @@ class LeaderboardPage(Frozen):
 
 
 class WorkerView(Frozen):
-    """Who serves what. `alive` means that it was heard of within the last lease."""
+    """A worker and what it can run. `alive` means that it sent a heartbeat within the last lease."""
 
     id: str
     host_id: str
@@ -174,7 +174,7 @@ class ArtifactsView(Frozen):
 
 
 class Decision(StrEnum):
-    """What an interval of a ratio says: a difference that is real, none that matters, or nothing yet."""
+    """The conclusion from a ratio's interval: a difference, equivalence, or undecided."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -28,7 +28,7 @@ class HardwareKind(StrEnum):
     MICROCONTROLLER = "microcontroller"
 
 
-class Block(Frozen):
+class ParallelUnits(Frozen):
     """Equal units (cores, multiprocessors) that work in parallel; `flop_per_cycle` is per unit."""
 
     clock_hz: Positive
@@ -55,7 +55,7 @@ class Device(Frozen):
     tdp_w: Positive | None = None
     price_usd: Positive | None = None
     published_flop_per_s: dict[Dtype, Positive] = Field(default_factory=dict)
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ParallelUnits, ...] = ()
     source: str
     notes: str | None = None
 

@@ -1,4 +1,4 @@
-"""What the control group of this process allows it, and whether the kernel killed for memory. Versions 1 and 2.
+"""The limits of this process's control group, and the kernel's kills for lack of memory. Versions 1 and 2.
 
 `root` is the root of the file system, so that a test can hand in another.
 """

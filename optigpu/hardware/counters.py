@@ -1,7 +1,7 @@
-"""Counters of this host, to tell what happened between two readings. Each is read in well under a millisecond.
+"""Counters of this host that show what happened between two readings. Each is read in well under a millisecond.
 
 What the system does not count is None or empty. `root` is the root of the file system, so that a test can hand in
-another. In a container /proc/stat and the clocks of the CPUs are the host's: the host is what disturbs.
+another. In a container /proc/stat and the clocks of the CPUs are the host's, which is what matters for disturbances.
 """
 
 import os
@@ -28,7 +28,8 @@ _LONGEST_STAT = 4096
 class Clocks:
     """The clock of the samples, in seconds, and the offsets of two other clocks.
 
-    `suspended_s` grows while the machine is suspended. `wall_s` is the time of day; it changes when somebody sets it.
+    `suspended_s` grows while the machine is suspended. `wall_s` is the time of day; it changes when the system's time
+    is set.
     """
 
     monotonic_s: float
@@ -40,7 +41,7 @@ class Clocks:
 class CpuTimes:
     """Seconds since boot, summed over some CPUs: in processes, idle, and stolen by the hypervisor.
 
-    Time in interrupts is in none of them: whose it is cannot be told.
+    Time in interrupts is in none of them, because its process is not known.
     """
 
     work_s: float
@@ -73,7 +74,7 @@ class ProcessTimes:
 @dataclass(frozen=True)
 class GpuCounters:
     """A GPU: who computes on it, the clock of its multiprocessors, seconds in which heat or its power limit held that
-    clock down (since the driver was loaded), and what holds it down at the moment. None is what it does not give.
+    clock down (since the driver was loaded), and what holds it down at the moment. None: the GPU does not report it.
     """
 
     pids: frozenset[int] | None = None
@@ -121,7 +122,7 @@ def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
 
 
 def gpu_counters(gpu: Gpu) -> GpuCounters:
-    """The counters of a GPU; None for those that it does not give."""
+    """The counters of a GPU; None for those that it does not report."""
     pids, slowdowns = _or_none(gpu.compute_pids), _or_none(gpu.slowdowns)
     return GpuCounters(
         pids=None if pids is None else frozenset(pids),

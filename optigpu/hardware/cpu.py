@@ -96,7 +96,7 @@ def _core(root: Path, cpu: int) -> str:
 
 
 def _topology(root: Path, cpu: int, name: str) -> str:
-    """A fact of a CPU's place in the topology; a name of its own if the kernel does not say."""
+    """A fact of a CPU's place in the topology; a unique name if the kernel does not report it."""
     return contents(root / f"sys/devices/system/cpu/cpu{cpu}/topology" / name) or f"cpu{cpu}"
 
 

@@ -7,7 +7,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def last_level_cache_bytes(root: Path = _ROOT) -> int | None:
-    """Bytes of the first CPU's largest cache; None if the kernel does not say.
+    """Bytes of the first CPU's largest cache; None if the kernel does not report it.
 
     `root` is the root of the file system, so that a test can hand in another.
     """

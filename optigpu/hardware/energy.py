@@ -21,7 +21,7 @@ class Flow(Protocol):
     """Joules since the last reading."""
 
     def since(self, elapsed_s: float) -> float:
-        """`elapsed_s` have passed since the last look. Raises SensorError when what is read makes no sense."""
+        """Joules in the `elapsed_s` since the last reading. Raises SensorError if the reading is not plausible."""
 
 
 class CounterFlow:
@@ -34,7 +34,7 @@ class CounterFlow:
         self._last_j = read_j()
 
     def since(self, elapsed_s: float) -> float:
-        """The counter's step. One that is not plausible for the time, a wrap counted in, ends the measurement."""
+        """The counter's increase, wraps included. An implausible one ends the measurement."""
         before, now = self._last_j, self._read_j()
         self._last_j = now
         step = now - before
@@ -83,7 +83,7 @@ class Energy:
 class EnergySensor:
     """The energy that flows into a device, from the creation of this object on.
 
-    `source` is what counts it, `scope` what is in it, `least_hz` how often it must be looked at to be right.
+    `source` names the counter, `scope` the parts that it covers, `least_hz` how often it must be read to be correct.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class EnergySensor:
         )
 
     def since(self, start: Energy) -> Energy:
-        """What has flowed since the total was `start`."""
+        """The energy since the total was `start`."""
         end = self.total
         return Energy(
             end.joules - start.joules,

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML. Without a library or a working driver there are none."""
+"""NVIDIA GPUs through NVML. Without the library or a working driver the machine counts as one without GPUs."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ def job_gpu() -> Iterator[Gpu]:
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Free memory of a GPU; None if its driver does not say."""
+    """Free memory of a GPU; None if its driver does not report it."""
     try:
         with Driver() as driver:
             return driver.gpu(uuid).free_bytes()
@@ -88,7 +88,7 @@ def _accelerator(gpu: Gpu) -> Accelerator:
 
 
 def _told(read: Callable[[], T]) -> T | None:
-    """A reading; None if the GPU or the driver does not give it."""
+    """A reading; None if the GPU or the driver does not report it."""
     try:
         return read()
     except SensorError:

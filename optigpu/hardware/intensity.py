@@ -16,12 +16,12 @@ RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {DeviceKind.CPU: 10.0, DeviceK
 """Round figures between the ridges of datasheets: some 5 to 20 for CPUs with AVX2 and AVX-512 in fp32, 80 to 300 for
 GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long prefill far above, whichever is taken."""
 
-RULE = (
+BOUND_RULE = (
     "An operator is memory-bound below the device's ridge and compute-bound above it. FLOPs are the profiler's; where "
     "it has none, 2 x rows x weights for a product, the same for each pixel of a convolution (as if at stride 1), "
     "4 x queries x keys x channels for attention. Bytes are those of the inputs. torch's other operators do a few "
-    "operations for each element and are memory-bound. A kernel without an operator is told by its name; what remains "
-    "is unknown."
+    "operations for each element and are memory-bound. A kernel without an operator is classified by its name; the "
+    "rest is unknown."
 )
 
 GLUE = frozenset(
@@ -107,7 +107,7 @@ def _is_heavy(name: str) -> bool:
 
 
 def _flops(operator: Operator) -> int:
-    """An estimate from the shapes; 0 if they do not fit the kind of operator."""
+    """An estimate of the operations from the shapes; 0 if they do not fit the kind of operator."""
     shapes = operator.shapes
     if len(shapes) < 2 or not shapes[0]:
         return 0

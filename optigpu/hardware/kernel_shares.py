@@ -1,4 +1,4 @@
-"""The kernels that a request runs: as a table, and as the shares of time that memory and arithmetic bound."""
+"""The kernels of a request: a table, and the shares of kernel time that are bound by memory and by arithmetic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ TABLE_ROWS = 20
 class Kernel:
     """One that ran: an operator's own time on a CPU, a kernel on a GPU.
 
-    `weight` says for how many like it in the whole request it stands, `in_steps` whether it is part of a decode step.
+    `weight` is the number of equal kernels in the whole request that it represents, `in_steps` whether it is part of a
+    decode step.
     """
 
     name: str
@@ -24,7 +25,7 @@ class Kernel:
 
     @property
     def weighted_s(self) -> float:
-        """Its part of the request's time."""
+        """Seconds of all the kernels that it represents."""
         return self.seconds * self.weight
 
 

@@ -1,4 +1,4 @@
-"""How much host memory is free for this process."""
+"""Host memory that is free for this process."""
 
 from pathlib import Path
 

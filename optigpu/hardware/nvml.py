@@ -1,6 +1,6 @@
 """NVIDIA's management library (NVML): typed readings in SI units, errors as sentences.
 
-Whatever goes wrong (no library, no driver, a refusal, a GPU that is lost while one looks) is a SensorError.
+All errors (no library, no driver, no permission, a lost GPU) are SensorErrors.
 Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
 

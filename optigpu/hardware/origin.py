@@ -21,13 +21,13 @@ _GROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lx
 def git_revision(package: Path | None = None) -> tuple[str | None, bool | None]:
     """The commit of the checkout around the package, and whether the package differs from it, new files included.
 
-    Outside of a checkout it is what REVISION says, and nobody knows whether anything was changed. (None, None) where
-    neither is known, or git is missing or refuses a checkout that belongs to another user.
+    Outside of a checkout the commit is the value of REVISION, and it is unknown whether anything was changed. (None,
+    None) where neither is known, or git is missing or refuses a checkout that belongs to another user.
     """
     folder = package or Path(optigpu.__file__).resolve().parent
     if not (folder.parent / ".git").exists():  # not just any checkout around an installed package
         return os.environ.get(REVISION) or None, None
-    # Without the variables that would lead git elsewhere, and without its habit of rewriting the index.
+    # Without the variables that select another repository, and without git rewriting its index.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(folder.parent), "status", "--porcelain=v2", "--branch"]
     command += ["--untracked-files=normal", "--", folder.name]
@@ -52,9 +52,9 @@ def container(root: Path) -> str | None:
     """The kind of container that this process runs in; None if no mark of one is found."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
-    told = contents(root / "run/systemd/container")
-    if told:
-        return told
+    named = contents(root / "run/systemd/container")
+    if named:
+        return named
     for mark, kind in _MARKS.items():
         if (root / mark).exists():
             return kind

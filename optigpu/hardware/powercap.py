@@ -1,6 +1,6 @@
 """RAPL, the energy counters of a CPU, through the kernel's power capping framework in /sys/class/powercap.
 
-Counted are the packages (cores, caches, memory controller, graphics) and the memory that hangs on each. `psys`, the
+Counted are the packages (cores, caches, memory controller, graphics) and the memory of each. `psys`, the
 whole platform, is left out: what it covers is up to the board's maker, it holds the packages once more, and servers
 lack it. The domains `core` and `uncore` are parts of their package, and `intel-rapl-mmio` shows the same packages.
 

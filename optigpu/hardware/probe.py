@@ -1,4 +1,4 @@
-"""This machine as an Environment: what results are compared by, and what explains them."""
+"""Describes this machine as an Environment: results are compared by it, and it explains them."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ PACKAGES = (
     "llama-cpp-python",
     "nvidia-ml-py",
 )
-"""The packages whose versions explain a result."""
+"""The packages whose versions a result records."""
 
 
 def probe() -> Environment:
@@ -52,7 +52,7 @@ def probe() -> Environment:
 
 
 def probed(root: Path) -> Environment:
-    """The same, with the hardware read again. `root` is the root of the file system, for tests."""
+    """Like `probe`, with the hardware read again. `root` is the root of the file system, for tests."""
     return _with_software(_machine(root))
 
 
@@ -62,7 +62,7 @@ def _this_machine(_visible_gpus: str | None) -> Environment:
 
 
 def _machine(root: Path) -> Environment:
-    """The facts that cannot change while the process lives."""
+    """The facts that cannot change during the process."""
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)

@@ -1,4 +1,4 @@
-"""What all sensors share: the error for a failed reading, and a thread that reads regularly."""
+"""The error for a failed reading, and a thread that reads a sensor regularly."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from optigpu.vocabulary import OptiGPUError
 
 
 class SensorError(OptiGPUError):
-    """A sensor is missing, refuses, or gives nonsense; the text says which, and what to do."""
+    """A sensor is missing, refuses access, or gives implausible values; the text names the cause and what to do."""
 
 
 class Ticker:
     """Calls `take` at once, then every `period_s` in its own thread, and once more at the end of the block.
 
     The calls never overlap. An error ends them; it is raised at the block's end unless the block itself failed, and
-    `failed` tells of it before. The thread is gone when the block is left, whatever happened in it.
+    `failed` is true before that. The thread has ended when the block is left, also after an error.
     """
 
     THREAD = "optigpu-ticker"
@@ -49,7 +49,7 @@ class Ticker:
     def _run(self) -> None:
         due = time.perf_counter()
         while True:
-            due = max(due + self._period_s, time.perf_counter())  # what was missed is not made up for
+            due = max(due + self._period_s, time.perf_counter())  # missed calls are not repeated
             if self._over.wait(due - time.perf_counter()):
                 return
             try:

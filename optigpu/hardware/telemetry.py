@@ -77,7 +77,7 @@ def _mean_hz(files: tuple[Path, ...]) -> float:
 
 
 def _total(files: tuple[Path, ...]) -> float:
-    """The count since boot; its rise while requests run is of interest."""
+    """The count since boot; only its increase during requests matters."""
     return float(sum(_numbers(files)))
 
 

@@ -1,1 +1,1 @@
-"""What a job asks for and what came of it: spec, plan, attribution, replay."""
+"""A job as data: the request (spec), its variants (plan), their gains (attribution), and replay."""

@@ -1,4 +1,4 @@
-"""Which technique bought what: each variant of a job against the baseline, and against the rung before it.
+"""The gain of each technique: each variant of a job against the baseline, and against the previous rung.
 
 Only valid results are compared, and only with others of the same workload.
 """
@@ -69,7 +69,8 @@ class _Comparison:
         return self.by_way.get((self.spec.backend, self.spec.workload.reference, stack))
 
     def repeated(self, again: Samples) -> Gain | None:
-        """The baseline at the end against itself: far from 1, the machine has changed meanwhile."""
+        """The baseline at the end over itself at the start: a ratio far from 1 means that the machine changed during
+        the job."""
         baseline = self.baseline
         if baseline is None or not self.samples[baseline.index]:
             return None
@@ -90,7 +91,7 @@ class _Comparison:
         return Gain(ratio=quotient, ci=bounds, compared_with=reference.index)
 
     def reference_of(self, technique: Technique) -> Variant | None:
-        """What a technique alone is compared with: the baseline, or the variant of its own reference."""
+        """The variant that a technique alone is compared with: the baseline, or the variant of its `compared_with`."""
         named = (TECHNIQUES[name](name=name) for name in technique.compared_with)
         return self._of(resolve(named, self.spec.workload.kind))
 

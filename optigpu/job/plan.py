@@ -1,6 +1,7 @@
 """spec -> variants: single, ladder, grid, and what is measured beside them."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
@@ -32,15 +33,20 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """The variants of a job in the order in which they are measured.
 
     A variant that stands for two things (a ladder's first prefix is its first technique alone) is measured once.
-    Raises SpecError when there are more than the job allows.
+    No two have the same label. Raises SpecError when there are more than the job allows, and for a label that was given
+    to two or is another variant's.
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // len(workloads)
     planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
+    labels = _labels(drafts, spec.backend)
+    every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
     return tuple(
-        _variant(index, spec, workload, draft, several=len(workloads) > 1)
-        for index, (workload, draft) in enumerate((w, d) for w in workloads for d in drafts)
+        _variant(
+            index, spec, workload, draft, _joined(workload.label, label) if len(workloads) > 1 else label
+        )
+        for index, (workload, draft, label) in enumerate(every)
     )
 
 
@@ -104,24 +110,58 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
     return list(seen.values())
 
 
-def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, *, several: bool) -> Variant:
-    backend = draft.backend or spec.backend
-    names = draft.label or _names(backend, draft.stack)
-    says_what = names != BASELINE
+def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, label: str) -> Variant:
     return Variant(
         index=index,
         role=draft.role,
-        label=f"{workload.label}: {names}" if several and says_what else workload.label if several else names,
+        label=label,
         rung=draft.rung,
         workload=workload,
         model=spec.model,
-        backend=backend,
+        backend=draft.backend or spec.backend,
         device=spec.device,
         stack=draft.stack,
     )
 
 
-def _names(backend: str, stack: tuple[Technique, ...]) -> str:
+def _joined(workload: str, label: str) -> str:
+    return workload if label == BASELINE else f"{workload}: {label}"
+
+
+def _labels(drafts: Sequence[Draft], own: str) -> list[str]:
+    """One for each draft; `own` is the job's backend."""
+    plain = [_names(draft.backend or own, [technique.name for technique in draft.stack]) for draft in drafts]
+    alike: dict[str, list[tuple[Technique, ...]]] = {}
+    for draft, names in zip(drafts, plain, strict=True):
+        if not draft.label:
+            alike.setdefault(names, []).append(draft.stack)
+    labels = [
+        draft.label or _names(draft.backend or own, _told_apart(draft.stack, alike[names]))
+        for draft, names in zip(drafts, plain, strict=True)
+    ]
+    for draft, label in zip(drafts, labels, strict=True):
+        if draft.label and labels.count(label) > 1:
+            raise SpecError(f"beside: the label {label!r} is another variant's as well; choose another.")
+    return labels
+
+
+def _names(backend: str, techniques: Sequence[str]) -> str:
     """A leaderboard has rows of several backends, so all but the usual one are named."""
-    names = " + ".join(technique.name for technique in stack) or BASELINE
+    names = " + ".join(techniques) or BASELINE
     return names if backend == JobSpec.model_fields["backend"].default else f"{backend}: {names}"
+
+
+def _told_apart(stack: Sequence[Technique], alike: Sequence[tuple[Technique, ...]]) -> list[str]:
+    """The techniques of a stack, where `alike` are all stacks of the same techniques: "gguf(type=Q8_0)"."""
+    return [_with_differences(*each) for each in zip(stack, zip(*alike, strict=True), strict=True)]
+
+
+def _with_differences(technique: Technique, siblings: Sequence[Technique]) -> str:
+    """Its name and the parameters in which its siblings, itself among them, differ."""
+    others = [sibling.model_dump(mode="json") for sibling in siblings]
+    differing = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in technique.model_dump(mode="json").items()
+        if any(other[name] != value for other in others)
+    ]
+    return f"{technique.name}({', '.join(differing)})" if differing else technique.name

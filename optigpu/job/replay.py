@@ -1,4 +1,4 @@
-"""The request that measures a stored result's variant once more, with today's models."""
+"""Makes the request that measures a stored result's variant again with this version."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,8 @@ def _unchanged(request: Document) -> Document:
 
 
 UPGRADES: Mapping[int, Upgrade] = {1: _unchanged}
-"""For each older schema version, what makes its request one of the version after it: 2 changed results alone."""
+"""For each older schema version, the function that upgrades its request by one version. Version 2 changed only
+results."""
 
 
 def replay_request(
@@ -61,7 +62,9 @@ def upgraded(
         )
     for older in range(version, current):
         if older not in upgrades:
-            raise SpecError(f"Nothing upgrades a request of schema version {older}; post the job anew.")
+            raise SpecError(
+                f"This version cannot upgrade a request of schema version {older}; submit a new job."
+            )
         request = upgrades[older](request)
     return request
 
@@ -75,9 +78,7 @@ def _require(name: str, known: Mapping[str, Any], noun: str) -> None:
 
 
 def replay_note(stored: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """What a reader must know who takes the two for the same variant."""
+    """Returns a note if the replayed variant differs from the original, else None."""
     if stored["variant"]["variant_digest"] == new["variant"]["variant_digest"]:
         return None
-    return (
-        "It is not quite the same variant: a technique has another version now, or a digest another content."
-    )
+    return "This is not exactly the same variant: the version of a technique or the content of a digest has changed."

@@ -1,6 +1,6 @@
-"""A job as it is posted: validated wholly before anything is stored or run.
+"""A job as it is posted, validated completely before anything is stored or run.
 
-What can be known from the request alone is checked here; what only a machine can know ends one variant, later.
+Errors of the request itself are found here; a problem of the machine ends only the variant that it concerns.
 """
 
 import hashlib
@@ -14,9 +14,10 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validat
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
+from optigpu.documents.shapes import ImageFacts
 from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
-from optigpu.models.facts import ImageFacts, known_facts
+from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Technique, conflict_between
@@ -49,7 +50,7 @@ class PlanName(StrEnum):
 
 
 class Measure(Frozen):
-    """How to measure. In no digest: it changes how well a figure is known, not what is measured.
+    """How to measure. It is part of no digest: it changes the precision of a figure, not the measured thing.
 
     `rel_ci` is the width of the median's 95% interval, relative to it, at which sampling may stop.
     """
@@ -77,7 +78,7 @@ class Measure(Frozen):
         return self
 
 
-class Target(Frozen):
+class JobTarget(Frozen):
     """Which workers may take a job for CUDA. `gpu` is part of a GPU's name; None takes any."""
 
     gpu: str | None = Field(None, max_length=100)
@@ -85,7 +86,7 @@ class Target(Frozen):
 
 
 class Limits(Frozen):
-    """What a job may cost at most.
+    """The limits of a job.
 
     `max_kld` (nats, of `kld_mean`) and `min_top1` (a share, of `top1_agreement`) are the quality that a variant may
     lose; one that loses more is measured and not ranked.
@@ -101,7 +102,7 @@ class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
     `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: one name may stand for other files tomorrow.
+    the model came from, which is known only after it was loaded: the files under one name may change.
     """
 
     index: int
@@ -117,13 +118,13 @@ class Variant(Frozen):
 
     @property
     def workload_digest(self) -> str:
-        """What must be equal for two results to be compared; that of a result has the weights' hash in it."""
+        """Equal for results that can be compared; a result's digest includes the weights' hash."""
         weights = {"weights": self.weights} if self.weights else {}
         return digest({"workload": self.workload.identity(), "model": self.model} | weights)
 
     @property
     def digest(self) -> str:
-        """What must be equal for two results to be of the same variant; role and label are not part of it."""
+        """Equal for results of the same variant; role and label are not part of it."""
         parts = {
             "workload": self.workload_digest,
             "stack": [technique.identity() for technique in self.stack],
@@ -169,7 +170,7 @@ class JobSpec(Frozen):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
     measure: Measure = Measure()
-    target: Target = Target()
+    target: JobTarget = JobTarget()
     limits: Limits = Limits()
 
     @field_validator("model")
@@ -182,15 +183,13 @@ class JobSpec(Frozen):
         _as_value_error(_check_target, self)
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
-        for backend, stack in ((self.backend, self.stack), *((e.backend, e.stack) for e in self.beside)):
-            _as_value_error(_check_stack, self, stack)
-            _as_value_error(_check_backend, self, backend, stack)
+        _as_value_error(_check_stacks, self)
         _as_value_error(_check_gates, self)
         return self
 
 
 def _as_value_error(function: Any, *arguments: Any) -> Any:
-    """pydantic collects ValueErrors into its report; ours become one."""
+    """Converts our errors to ValueErrors, which pydantic collects into its report."""
     try:
         return function(*arguments)
     except SpecError as error:
@@ -198,7 +197,7 @@ def _as_value_error(function: Any, *arguments: Any) -> Any:
 
 
 def _check_target(spec: JobSpec) -> None:
-    if spec.device is DeviceKind.CPU and spec.target != Target():
+    if spec.device is DeviceKind.CPU and spec.target != JobTarget():
         raise SpecError(
             "target: a job for the cpu cannot ask for a GPU; leave target out, or set device to cuda."
         )
@@ -219,7 +218,7 @@ def _check_model(spec: JobSpec) -> None:
     if for_images != (workload.task is Task.IMAGES):
         does = "classifies images" if for_images else "generates text"
         raise SpecError(
-            f"model: {spec.model} {does}, which {workload.kind} does not; name another, for example "
+            f"model: {spec.model} {does}, and {workload.kind} needs another model, for example "
             f"{workload.example_model}."
         )
     problem = workload.check(facts)
@@ -228,21 +227,19 @@ def _check_model(spec: JobSpec) -> None:
 
 
 def _check_meters(spec: JobSpec) -> None:
-    """A workload that is about what a meter reads is refused where it would read nothing."""
+    """Refuses a workload without the meters that it needs, and quality of random weights."""
     missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
     if missing:
-        raise SpecError(
-            f"measure.meters: {spec.workload.kind} is about what the meter {missing[0]!r} reads; add it to them."
-        )
+        raise SpecError(f"measure.meters: {spec.workload.kind} needs the meter {missing[0]!r}; add it.")
     if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
         raise SpecError(
-            f"model: {spec.model} has random weights, which have no quality; name a trained model, for example "
+            f"model: {spec.model} has random weights, whose quality means nothing; name a trained model, for example "
             f"{spec.workload.example_model}."
         )
 
 
 def _check_gates(spec: JobSpec) -> None:
-    """A gate that could never be passed, because the quality that it asks for is never known, is a mistake."""
+    """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
     if spec.model is None or preset_of(parse_reference(spec.model)):
@@ -254,12 +251,24 @@ def _check_gates(spec: JobSpec) -> None:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
 
 
+def _check_stacks(spec: JobSpec) -> None:
+    """The job's own stack and those beside it, whose errors begin with their place in the list."""
+    _check_stack(spec, spec.stack)
+    _check_backend(spec, spec.backend, spec.stack)
+    for index, each in enumerate(spec.beside):
+        try:
+            _check_stack(spec, each.stack)
+            _check_backend(spec, each.backend, each.stack)
+        except SpecError as error:
+            raise SpecError(f"beside.{index}.{error}") from error
+
+
 def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
     resolve(stack, spec.workload.kind)
     for technique in stack:
         if spec.workload.task not in technique.tasks:
             raise SpecError(
-                f"stack: {technique.name} does nothing for {spec.workload.kind}; it is for "
+                f"stack: {technique.name} has no effect on {spec.workload.kind}; it applies to "
                 f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
@@ -272,7 +281,7 @@ def _check_stack(spec: JobSpec, stack: tuple[Technique, ...]) -> None:
 
 
 def _check_backend(spec: JobSpec, name: str, stack: tuple[Technique, ...]) -> None:
-    """The backend runs on the device, and takes the workload and every technique that the stack comes to."""
+    """Checks that the backend supports the device, the workload and every technique of the resolved stack."""
     backend = BACKENDS[name]
     if spec.device not in backend.devices:
         raise SpecError(
@@ -301,7 +310,7 @@ def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
     chosen: dict[str, Technique] = {}
     for technique in stack:
         if technique.name in chosen:
-            raise SpecError(f"stack: {technique.name} is there twice; name it once.")
+            raise SpecError(f"stack: {technique.name} occurs twice; name it once.")
         chosen[technique.name] = technique
     queue = list(chosen.values())
     while queue:
@@ -328,5 +337,5 @@ def digest(document: Any) -> str:
 
 
 def expand_workload(workload: Workload) -> tuple[Workload, ...]:
-    """The single workloads that a request's workload stands for, without repetitions."""
+    """The single workloads of a request's workload, without repetitions."""
     return tuple(dict.fromkeys(workload.expand()))

@@ -19,7 +19,7 @@ METERS: dict[str, Meter] = {
     "profile": ProfileMeter(),
     "telemetry": TelemetryMeter(),
 }
-"""The meters with a pass of their own, by name."""
+"""The meters that have a separate pass, by name."""
 
 METER_NAMES = ("latency", *METERS)
-"""All that a job may ask for. Latency has rounds instead of a pass: `optigpu.meters.latency`."""
+"""The names that a job may list. Latency has rounds instead of a pass: `optigpu.meters.latency`."""

@@ -1,4 +1,4 @@
-"""What a meter is: one pass around a workload's request, apart from the timed rounds."""
+"""The interface of a meter: one pass around a workload's request, apart from the timed rounds."""
 
 import time
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class QualityOptions(Frozen):
 
 @dataclass(frozen=True)
 class MeterContext:
-    """What a meter finds before it. `folder` is shared by the processes of a job and gone after it."""
+    """The inputs of a meter. `folder` is shared by the processes of a job and removed at its end."""
 
     runtime: Runtime
     request: Request
@@ -73,7 +73,7 @@ class Reading:
 class Meter(Protocol):
     """Reads something of a prepared request.
 
-    `once` says that a single process of a variant can tell (what it computes, not how fast): only the first is asked.
+    `once` means that one process of a variant is enough (for what it computes, not how fast): only the first is read.
     `metrics` are the names that it gives a number or a reason for.
     """
 
@@ -81,7 +81,8 @@ class Meter(Protocol):
     metrics: ClassVar[tuple[str, ...]]
 
     def read(self, context: MeterContext) -> Reading:
-        """One pass; it may run the request. What it cannot read is a reason, and an error spares the other meters."""
+        """One pass; it may run the request. A value that cannot be read becomes a reason; an error does not affect the
+        other meters."""
 
 
 def keep_running(request: Request, seconds: float, stop: Callable[[], bool]) -> int:

@@ -91,7 +91,7 @@ def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[
 
 
 def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, Any]:
-    """What flows while `work` is done, and what it returns. Raises SensorError when the sensor fails meanwhile."""
+    """The energy during `work`, and its result. Raises SensorError if the sensor fails."""
     sensor.look()
     start = sensor.total
     with Ticker(sensor.look, _PERIOD_S) as ticker:
@@ -99,7 +99,7 @@ def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, 
     flowed = sensor.since(start)
     if not flowed.changes:
         raise SensorError(
-            f"{sensor.source}: stood still for {flowed.seconds:.1f} s, so it counts nothing; do not trust it."
+            f"{sensor.source}: the counter did not change for {flowed.seconds:.1f} s; measure energy on another host."
         )
     if flowed.looks < sensor.least_hz * flowed.seconds:
         raise SensorError(

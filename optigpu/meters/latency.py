@@ -9,9 +9,9 @@ from statistics import median_low
 
 from optigpu.workloads.base import Request
 
-AGREEMENT = 0.05
+WARMUP_AGREEMENT = 0.05
 """Requests agree when the slowest of the last ones is within 5% of the fastest."""
-WINDOW = 3
+WARMUP_WINDOW = 3
 """How many must agree."""
 WARMUP_SECONDS = 5.0
 """Warm-up ends after so long past the first request, so that a slow variant does not warm up for minutes."""
@@ -32,13 +32,13 @@ class WarmUp:
 
     @property
     def beyond_steady_s(self) -> float:
-        """What the requests before those took beyond a steady one: compilation, if there was any."""
+        """The extra time of the requests before those, compared with a steady one: compilation, if there was any."""
         before = self.durations_s[: -len(self._last)]
         return sum(max(0.0, duration - self.request_s) for duration in before)
 
     @property
     def _last(self) -> tuple[float, ...]:
-        return self.durations_s[1:][-WINDOW:] or self.durations_s
+        return self.durations_s[1:][-WARMUP_WINDOW:] or self.durations_s
 
 
 def warm_up(request: Request, first_s: float) -> WarmUp:
@@ -49,14 +49,14 @@ def warm_up(request: Request, first_s: float) -> WarmUp:
     """
     durations = [first_s]
     started = time.perf_counter()
-    while not _agree(durations, WINDOW):
+    while not _agree(durations, WARMUP_WINDOW):
         spent = time.perf_counter() - started
         if len(durations) > 1 and (spent > WARMUP_SECONDS or len(durations) >= WARMUP_REQUESTS):
             break
         before = time.perf_counter()
         request.run()
         durations.append(time.perf_counter() - before)
-    return WarmUp(tuple(durations), _agree(durations, min(WINDOW, len(durations))))
+    return WarmUp(tuple(durations), _agree(durations, min(WARMUP_WINDOW, len(durations))))
 
 
 def run_round(
@@ -77,14 +77,14 @@ def run_round(
 
 
 def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
-    """What each request gave, by metric: one number for each request, in their order."""
+    """The samples of each metric: one number for each request, in their order."""
     names = requests[0] if requests else ()
     return {name: tuple(request[name] for request in requests) for name in names}
 
 
 def _agree(durations: list[float], window: int) -> bool:
     last = durations[-window:]
-    return len(last) == window and max(last) <= min(last) * (1 + AGREEMENT)
+    return len(last) == window and max(last) <= min(last) * (1 + WARMUP_AGREEMENT)
 
 
 @contextmanager

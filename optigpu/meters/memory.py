@@ -1,4 +1,4 @@
-"""memory: bytes of the weights as they lie there, and the peaks of host and accelerator over one request."""
+"""memory: bytes of the weights with the stack applied, and the peaks of host and accelerator during one request."""
 
 import os
 from pathlib import Path
@@ -86,7 +86,7 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
 
 def _source(refusal: str | None, exact: int | None) -> str:
     if refusal is None and exact is not None:
-        return "VmHWM, the kernel's own high-water mark, reset before the request; it misses nothing"
+        return "VmHWM, the kernel's own high-water mark, reset before the request; it includes every peak"
     why = refusal or "the kernel shows no VmHWM"
     return f"samples at {1 / _PERIOD_S:.0f} Hz, which miss what lasts shorter: {why}"
 

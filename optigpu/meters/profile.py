@@ -1,4 +1,4 @@
-"""profile: which kernels one request spends its time in, by torch's profiler, in a pass of its own."""
+"""profile: the kernels in which one request spends its time, from torch's profiler, in a separate pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import ClassVar
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
 from optigpu.hardware.intensity import (
+    BOUND_RULE,
     RIDGE_FLOP_PER_BYTE,
-    RULE,
 )
 from optigpu.hardware.kernel_shares import Kernel, share, table
 from optigpu.meters.base import MeterContext, Reading
@@ -17,7 +17,7 @@ from optigpu.vocabulary import UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
 KNOWN_FROM = 0.8
-"""With less than this share of the kernel time told, the two shares say too little."""
+"""If the bound is known for less than this share of the kernel time, the shares are not reported."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ProfileMeter:
         if not seen.kernels:
             why = f"The profiler saw no kernel on the {runtime.device}; check whether something else profiles it."
             return Reading(reasons=dict.fromkeys(self.metrics, why))
-        trace, said = self._kept(path)
+        trace, trace_note = self._kept(path)
         values, reasons = _shares(seen.kernels)
         if seen.recorded_steps:
             launches = sum(kernel.in_steps for kernel in seen.kernels)
@@ -55,12 +55,12 @@ class ProfileMeter:
             reasons["launches_per_step"] = "this workload decodes no steps"
         profile = {
             "table": table(seen.kernels),
-            "rule": RULE,
+            "rule": BOUND_RULE,
             "ridge_flop_per_byte": RIDGE_FLOP_PER_BYTE[runtime.device],
             "unknown_share": share(seen.kernels, None),
             "steps_recorded": seen.recorded_steps,
             "steps": seen.steps,
-            "trace": said,
+            "trace": trace_note,
         }
         return Reading(values, reasons, MeterFacts(recorded={"profile": profile}), trace)
 
@@ -78,7 +78,7 @@ def _shares(kernels: Sequence[Kernel]) -> tuple[dict[str, float], dict[str, str]
     unknown = share(kernels, None)
     if 1 - unknown < KNOWN_FROM:
         why = (
-            f"What bounds {unknown:.0%} of the kernel time cannot be told (compiled or fused kernels); profile the "
+            f"It is unknown what bounds {unknown:.0%} of the kernel time (compiled or fused kernels); profile the "
             "variant without compilation."
         )
         return {}, dict.fromkeys(names, why)

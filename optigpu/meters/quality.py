@@ -1,8 +1,8 @@
 """quality: how far a variant's predictions are from those of the fp32 model with the same weights.
 
 Every predicted token is forced through the decode step that was timed, and every image through the pass that was. The
-fp32 model's predictions are made once in a job by `make_reference`, in a process of its own: of text by passes over
-whole sequences, with no cache and no step of a variant.
+fp32 model's predictions are made once in a job by `make_reference`, in a separate process: of text by passes over whole
+sequences, with no cache and no step of a variant.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.hellaswag import accuracy, item_passages, read_items
 from optigpu.quality.images import (
-    MADE,
+    IMAGES_RECIPE,
     Classify,
     ImageSetting,
     compare_images,
@@ -39,12 +39,12 @@ from optigpu.quality.reference import (
     window_of,
     write_reference,
 )
-from optigpu.quality.text import HELLASWAG, SELF, Source, read_source
+from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
 from optigpu.vocabulary import OptiGPUError, Task
 
-PREFILL = 8
+PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
-FOLDER = "quality"
+QUALITY_FOLDER = "quality"
 
 _DIVERGENCE = ("kld_mean", "kld_p99", "top1_agreement")
 _PERPLEXITY = ("perplexity", "perplexity_delta")
@@ -58,7 +58,7 @@ class QualityMeter:
     metrics: ClassVar[tuple[str, ...]] = _DIVERGENCE + _PERPLEXITY + _ACCURACY
 
     def read(self, context: MeterContext) -> Reading:
-        """Compares with what `make_reference` left in the context's folder; where it cannot, says why."""
+        """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot."""
         try:
             return _compared_images(context) if context.workload.classified_images else _compared(context)
         except OptiGPUError as error:
@@ -70,7 +70,7 @@ def make_reference(context: MeterContext) -> Reading:
 
     Where it cannot, the reason is left instead, and is what every variant's meter then gives.
     """
-    folder = context.folder / FOLDER
+    folder = context.folder / QUALITY_FOLDER
     folder.mkdir(exist_ok=True)
     made: Manifest | ImageSetting
     try:
@@ -88,9 +88,9 @@ def make_reference(context: MeterContext) -> Reading:
 
 def _compared_images(context: MeterContext) -> Reading:
     setting = _image_setting(context)
-    agreement = compare_images(context.folder / FOLDER, setting, _classifier(_image_runtime(context)))
-    how = ImageQuality(images=setting.images, of=MADE, kld_standard_error=agreement.standard_error())
-    why = "The images are made up, so no answer is the right one; compare kld_mean and top1_agreement."
+    agreement = compare_images(context.folder / QUALITY_FOLDER, setting, _classifier(_image_runtime(context)))
+    how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, kld_standard_error=agreement.standard_error())
+    why = "The images are synthetic and have no labels; compare kld_mean and top1_agreement."
     facts = MeterFacts(quality=how)
     return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
 
@@ -125,7 +125,7 @@ def _written(context: MeterContext, folder: Path) -> Manifest:
 
 def _compared(context: MeterContext) -> Reading:
     runtime, source = _runtime(context), _source(context)
-    reference = open_reference(context.folder / FOLDER, _setting(context, runtime, source))
+    reference = open_reference(context.folder / QUALITY_FOLDER, _setting(context, runtime, source))
     made = predictions(reference.passages, _batch(runtime), runtime.score)
     agreement, likelihoods = reference.judge(made)
     parts = [
@@ -161,7 +161,7 @@ def _require_trained(context: MeterContext) -> None:
 
 
 def _source(context: MeterContext) -> Source | None:
-    return None if context.quality.text == SELF else read_source(context.quality.text)
+    return None if context.quality.text == SELF_WRITTEN else read_source(context.quality.text)
 
 
 def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | None) -> Setting:
@@ -173,7 +173,9 @@ def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | N
         tokens=context.quality.tokens,
         items=context.quality.items,
         window=window,
-        stride=None if context.quality.text in (SELF, HELLASWAG) else _stride(context.quality, window),
+        stride=None
+        if context.quality.text in (SELF_WRITTEN, HELLASWAG)
+        else _stride(context.quality, window),
         vocabulary=runtime.facts.vocabulary,
         dataset_sha256=source.sha256 if source else None,
     )
@@ -181,7 +183,7 @@ def _setting(context: MeterContext, runtime: DecodingRuntime, source: Source | N
 
 def _decoded(runtime: DecodingRuntime) -> tuple[int, int]:
     if runtime.decoded is None:
-        raise OptiGPUError("Nothing was decoded yet, so no decode step is known to have been timed.")
+        raise OptiGPUError("Nothing was decoded yet, so there is no timed decode step to check.")
     return runtime.decoded
 
 
@@ -190,12 +192,12 @@ def _batch(runtime: DecodingRuntime) -> int:
 
 
 def _window(context: MeterContext, decoded: int) -> int:
-    """What is timed is made for the length that the workload decodes: a longer window would run something else.
+    """The timed step is made for the workload's length: a longer window would run another one.
 
     The workloads of one job share its reference, and so the window of the first of them.
     """
     options = context.quality
-    window = options.window or window_of(context.folder / FOLDER) or min(decoded, options.tokens)
+    window = options.window or window_of(context.folder / QUALITY_FOLDER) or min(decoded, options.tokens)
     if window > decoded:
         raise OptiGPUError(
             f"quality.window is {window} tokens and the workload decodes {decoded}; ask for a smaller window, or for "
@@ -216,7 +218,7 @@ def _stride(options: QualityOptions, window: int) -> int:
 def _passages(
     setting: Setting, runtime: ReferenceRuntime, source: Source | None
 ) -> tuple[list[Passage], int]:
-    """What is predicted, and how many contexts had to be cut for it."""
+    """The passages to predict, and the number of contexts that were cut."""
     if source is None:
         return _own_passages(setting, runtime), 0
     encode = _encoder(setting, runtime)
@@ -228,7 +230,7 @@ def _passages(
 
 def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:
     """Sequences that the model wrote, exactly `tokens` of whose tokens are predicted; the last one may be shorter."""
-    first = 1 + min(PREFILL, (setting.window - 1) // 2)
+    first = 1 + min(PREFILL_TOKENS, (setting.window - 1) // 2)
     each = setting.window - first
     rows = -(-setting.tokens // each)
     tokens = runtime.sample(rows, setting.window)
@@ -266,7 +268,7 @@ def _divergence(agreement: Agreement) -> _Part:
 
 def _perplexity(reference: Reference, likelihoods: NDArray[np.float64]) -> _Part:
     text = reference.manifest.setting.text
-    if text in (SELF, HELLASWAG):
+    if text in (SELF_WRITTEN, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
         return _Part(reasons=dict.fromkeys(_PERPLEXITY, why))
     try:
@@ -292,7 +294,7 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
         "items": len(items),
     }
     if expected == 0:
-        why = "The fp32 model answers no item rightly, so there is no accuracy to lose; ask for more quality.items."
+        why = "The fp32 model answers no item correctly, so the accuracy loss is undefined; ask for more quality.items."
         return _Part({"accuracy": found}, {"accuracy_loss_percent": why}, about)
     loss = 100 * (expected - found) / expected
     return _Part({"accuracy": found, "accuracy_loss_percent": loss}, found=about)

@@ -18,8 +18,8 @@ from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind, new_id
 
 RATE_HZ = 10.0
-POINTS = 300
-"""A longer series is thinned to at most so many points; least, mean and most are those of all."""
+MOST_SERIES_POINTS = 300
+"""A longer series is thinned to at most this many points; least, mean and most are those of all points."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TelemetryMeter:
 
 
 class Series:
-    """What the probes gave at each look, null where they gave nothing, with the first reason why."""
+    """The probes' values at each reading, null where one failed, with its first reason."""
 
     def __init__(self, probes: Probes) -> None:
         self._probes = probes.probes
@@ -62,7 +62,7 @@ class Series:
             self._values[name].append(self._asked(name, probe))
 
     def summary(self) -> dict[str, Any]:
-        """How long and how often, and each series in three numbers."""
+        """Duration and number of readings, and the least, mean and most of each series."""
         known = {
             name: [value for value in values if value is not None] for name, values in self._values.items()
         }
@@ -79,7 +79,7 @@ class Series:
 
     def document(self) -> dict[str, Any]:
         """The series as a JSON document; `every` says that each n-th look was kept."""
-        every = -(-len(self._times_s) // POINTS)
+        every = -(-len(self._times_s) // MOST_SERIES_POINTS)
         return {
             "rate_hz": RATE_HZ,
             "every": every,

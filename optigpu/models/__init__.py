@@ -1,1 +1,1 @@
-"""Models: a reference, what can be known of it without loading it, and how it is loaded."""
+"""Models: references, facts that are known before a model is loaded, and loading."""

@@ -1,4 +1,4 @@
-"""The trained models that lie in the package. `tools/train_tiny.py` makes them; each folder has a MODEL_CARD.md."""
+"""The trained models inside the package. `tools/train_tiny.py` makes them; each folder has a MODEL_CARD.md."""
 
 import json
 from pathlib import Path

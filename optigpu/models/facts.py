@@ -1,4 +1,4 @@
-"""What can be known of a model without loading it."""
+"""Facts about a model that are known without loading it."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -9,24 +9,13 @@ from optigpu.models.families import family_of
 from optigpu.models.presets import IMAGE_PRESETS
 from optigpu.models.reference import ModelReference, preset_of
 
-__all__ = [
-    "Facts",
-    "ImageFacts",
-    "ModelFacts",
-    "block_shapes",
-    "facts_from_config",
-    "facts_of",
-    "image_facts_from_config",
-    "known_facts",
-]
-
 Facts = ModelFacts | ImageFacts
 _USUAL_SIZE = 224
 """He et al., Deep Residual Learning, 2015: the crops that ImageNet's classifiers are trained on ever since."""
 
 
 def known_facts(reference: ModelReference) -> Facts | None:
-    """The facts of a preset or a bundled model; None for a model whose configuration lies elsewhere."""
+    """The facts of a preset or a bundled model; None for other models."""
     if reference.kind == "preset" and reference.name in IMAGE_PRESETS:
         preset = IMAGE_PRESETS[reference.name]
         return image_facts_from_config(preset.model_type, preset.config)

@@ -1,7 +1,7 @@
-"""The families of transformers models whose parts the engine knows: the one table that everything else asks.
+"""The families of transformers models whose parts the engine knows: the only table of them.
 
-To add a family is to add one entry to `FAMILIES`. A part that is None is not known: what needs it refuses the family.
-Imports no torch: classes and modules are named here and looked up in a loaded model.
+To add a family, add one entry to `FAMILIES`. A part that is None is not known: techniques that need it refuse the
+family. Imports no torch: classes and modules are named here and looked up in a loaded model.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Forwards = Literal["gpt2", "opt", "llama", "vit"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """Where the parts of a causal language model stand.
+    """The paths of the parts of a causal language model.
 
     `model`, `block` and `norm` are transformers' classes of the whole model, of a block and of its norms. `path` leads
     from the model to the decoder; `embedding`, `positions` (None: no learned positions), `blocks` and `final` are names
@@ -37,7 +37,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionParts:
     """A block's attention: transformers' class, its path from the block, and its linear layers by their names in it.
 
     `qkv` is one layer where queries, keys and values are one matrix already. `window_in` says whose attribute
@@ -68,7 +68,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """What a family's configuration calls things, and what holds where it leaves them out.
+    """The names in a family's configuration, and the values of those that it leaves out.
 
     `inner_size` is the width of the MLP (None: not known) and `activation` its function. `renamed` has the family's own
     name for each of transformers' usual ones.
@@ -81,27 +81,42 @@ class ConfigKeys:
 
 
 @dataclass(frozen=True)
+class GgufFamily:
+    """How llama.cpp's file format has a family.
+
+    `architecture` is its name there. `epsilon` is what transformers' configuration calls the number that its norms add
+    to the variance. `rotates_neighbours`: llama.cpp rotates neighbouring rows of a head's queries and keys as a pair,
+    where transformers rotates a row of the first half with one of the second.
+    """
+
+    architecture: str
+    epsilon: str
+    rotates_neighbours: bool = False
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """One family. `name` is transformers' model_type, `title` what people call it.
 
     `forwards` is None where nothing of its forward passes is known. `mlps` are the classes under which versions of
-    transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights lie
-    as [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`:
-    an image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
-    GPTQModel's AWQ scales it correctly, None for any.
+    transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights are
+    [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`: an
+    image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
+    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family.
     """
 
     name: str
     title: str
     forwards: Forwards | None = None
     decoder: Decoder | None = None
-    attention: Attention | None = None
+    attention: AttentionParts | None = None
     mlps: tuple[Mlp, ...] = ()
     keys: ConfigKeys = ConfigKeys()
     conv1d: bool = False
     needs_mask: bool = False
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
+    gguf: GgufFamily | None = None
 
     @property
     def mlp(self) -> Mlp | None:
@@ -114,11 +129,15 @@ class ModelFamily:
         return self.decoder is not None and self.decoder.positions is not None
 
 
-_THREE = ("q_proj", "k_proj", "v_proj")
+_SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def _like_llama(
-    name: str, title: str, prefix: str, window_in: Literal["config", "attention"] | None = None
+    name: str,
+    title: str,
+    prefix: str,
+    window_in: Literal["config", "attention"] | None = None,
+    gguf: GgufFamily | None = None,
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return ModelFamily(
@@ -126,14 +145,15 @@ def _like_llama(
         title,
         forwards="llama",
         decoder=_decoder_like_llama(prefix),
-        attention=Attention(f"{prefix}Attention", "self_attn", _THREE, "o_proj", window_in),
+        attention=AttentionParts(f"{prefix}Attention", "self_attn", _SEPARATE_QKV, "o_proj", window_in),
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
+        gguf=gguf,
     )
 
 
 def _blocks_like_llama(name: str, title: str, prefix: str) -> ModelFamily:
-    """A family whose blocks and norms stand as Llama's do, with another attention or MLP in them."""
+    """A family whose blocks and norms have Llama's names, with another attention or MLP."""
     return ModelFamily(name, title, forwards="llama", decoder=_decoder_like_llama(prefix))
 
 
@@ -170,7 +190,7 @@ _GPT2 = ModelFamily(
         first="ln_1",
         second="ln_2",
     ),
-    attention=Attention("GPT2Attention", "attn", ("c_attn",), "c_proj"),
+    attention=AttentionParts("GPT2Attention", "attn", ("c_attn",), "c_proj"),
     mlps=(Mlp("GPT2MLP", "mlp", "c_fc", "c_proj", "act"),),
     keys=ConfigKeys(
         inner_size="n_inner",
@@ -186,6 +206,7 @@ _GPT2 = ModelFamily(
         defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
     ),
     conv1d=True,
+    gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
 )
 _OPT = ModelFamily(
     "opt",
@@ -204,7 +225,7 @@ _OPT = ModelFamily(
         first="self_attn_layer_norm",
         second="final_layer_norm",
     ),
-    attention=Attention("OPTAttention", "self_attn", _THREE, "out_proj"),
+    attention=AttentionParts("OPTAttention", "self_attn", _SEPARATE_QKV, "out_proj"),
     # The block itself holds its MLP's layers.
     mlps=(Mlp("OPTDecoderLayer", "", "fc1", "fc2", "activation_fn"),),
     keys=ConfigKeys(
@@ -219,7 +240,7 @@ _VIT = ModelFamily(
     "vit",
     "ViT",
     forwards="vit",
-    attention=Attention("ViTAttention", "attention", _THREE, "o_proj"),
+    attention=AttentionParts("ViTAttention", "attention", _SEPARATE_QKV, "o_proj"),
     mlps=(
         Mlp("ViTMLP", "mlp", "fc1", "fc2", "activation_fn"),
         Mlp("ViTIntermediate", "intermediate", "dense", "", "intermediate_act_fn"),
@@ -233,7 +254,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         for family in (
             _GPT2,
             _OPT,
-            _like_llama("llama", "Llama", "Llama"),
+            _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
             _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
             _blocks_like_llama("phi3", "Phi-3", "Phi3"),
@@ -249,5 +270,5 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
 
 
 def family_of(name: str) -> ModelFamily:
-    """The family of that model_type; one of which nothing is known, where the table has none."""
+    """The family of that model_type; a family without known parts if the table has none."""
     return FAMILIES.get(name) or ModelFamily(name, name)

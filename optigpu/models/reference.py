@@ -1,6 +1,6 @@
-"""A model reference: which model, said in one string.
+"""A model reference: one string that names a model.
 
-`preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model that lies in the package,
+`preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model inside the package,
 `hub:ORG/NAME@REVISION` a repository of the model hub, `path:DIR` a directory under `OPTIGPU_MODELS_DIR`. A bare name is
 a hub name.
 """

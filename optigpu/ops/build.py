@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from filelock import FileLock  # torch itself depends on it
+from filelock import FileLock  # a dependency of torch
 
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import UnsupportedError
@@ -28,7 +28,7 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-DTORCH_TARGET_VERSION=
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept."""
+    """The folder of the built libraries."""
     return cache_dir() / "ops"
 
 
@@ -99,7 +99,7 @@ def _built(sources: tuple[Path, ...]) -> Path:
 
 
 def _compile(source: Path, target: Path) -> None:
-    """Compiles next to `target` and renames, so that no process loads half a file."""
+    """Compiles next to `target` and renames, so that no process loads a partial file."""
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     command = [*_command(), str(source), "-o", str(unfinished), f"-L{_torch_folder() / 'lib'}", "-ltorch_cpu"]
     try:
@@ -116,7 +116,7 @@ def _command() -> list[str]:
 
 
 def _digest(sources: Sequence[Path]) -> str:
-    """Of everything that the library depends on. The CPU is not: the sources choose their path at run time."""
+    """Digest of everything that the library depends on, except the CPU: the sources choose their path at run time."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
     parts = [torch.__version__, platform.machine(), version, *_command(), *(s.read_text() for s in sources)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

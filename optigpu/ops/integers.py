@@ -5,4 +5,4 @@ INT8_LARGEST = 127
 INT4_LEAST, INT4_LARGEST = -8, 7
 """The range of 4-bit numbers once INT4_ZERO is subtracted."""
 INT4_ZERO = 8
-"""The stored 4-bit number, from 0 to 15, that stands for zero (plus the offset of its group)."""
+"""The stored 4-bit number, from 0 to 15, that represents zero (plus the offset of its group)."""

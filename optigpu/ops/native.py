@@ -1,4 +1,4 @@
-"""C++ operators with a path for each instruction set: loaded once, and asked which path is this CPU's best."""
+"""C++ operators with a path for each instruction set: loads them once and finds this CPU's best path."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ Name = TypeVar("Name", bound=str)
 class NativeOperators(Generic[Name]):
     """The operators of `sources`. `numbers` has the paths' names and their numbers in the enumeration InstructionSet.
 
-    `best` and `fakes` are as in `register`. Nothing is built before it is asked for.
+    `best` and `fakes` are as in `register`. Built at first use.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Quality: texts, and how far predictions diverge from those of the fp32 model."""
+"""Quality: the texts, and the divergence of predictions from those of the fp32 model."""

@@ -69,7 +69,7 @@ def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[l
     for item in items:
         context = encode(item.context)
         for ending in item.endings:
-            # Together, because a tokenizer may merge what stands on both sides of the boundary.
+            # Together, because a tokenizer may merge text across the boundary.
             tokens = encode(f"{item.context} {ending}")
             predicted = len(tokens) - len(context)
             if not 0 < predicted < window:

@@ -28,7 +28,7 @@ def read_hub(text: str, file: str) -> tuple[str, bytes]:
     name, configuration, split = _REPOSITORIES[text]
     try:
         rows: Any = importlib.import_module("datasets").load_dataset(name, configuration, split=split)
-    except Exception as error:  # whatever a download may raise
+    except Exception as error:  # any error of a download
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise OptiGPUError(
             f"{text} cannot be read from the hub ({why}); set OPTIGPU_DATASETS_DIR to a folder that holds {file}."

@@ -12,7 +12,7 @@ from optigpu.vocabulary import Frozen, OptiGPUError
 
 IMAGES = 64
 """The number of images that are compared, rounded up to whole batches."""
-MADE = "noise with the spectrum of photographs: amplitudes fall with the inverse of the frequency"
+IMAGES_RECIPE = "noise with the spectrum of photographs: amplitudes fall with the inverse of the frequency"
 _SETTING, _LOGITS = "images.json", "images.npy"
 
 

@@ -14,7 +14,7 @@ from optigpu.quality.divergence import Agreement, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
 from optigpu.vocabulary import Frozen, OptiGPUError
 
-MOST_BYTES = 4 * 2**30
+MOST_LOGIT_BYTES = 4 * 2**30
 """The most bytes of logits that a job keeps on disk; further positions count for perplexity and accuracy only."""
 _ITEM_BYTES = 4
 
@@ -136,7 +136,7 @@ def describe(
 ) -> Manifest:
     """The manifest of a reference for these passages, with logits of at most `most_compared` positions."""
     positions = sum(passage.positions for passage in passages)
-    fit = MOST_BYTES // (setting.vocabulary * _ITEM_BYTES)
+    fit = MOST_LOGIT_BYTES // (setting.vocabulary * _ITEM_BYTES)
     return Manifest(
         setting=setting,
         origin=origin,
@@ -169,7 +169,7 @@ def open_reference(folder: Path, setting: Setting) -> Reference:
     """Opens the reference in `folder`.
 
     Raises OptiGPUError when there is none (with the reason, where its maker left one), when it was made for another
-    setting, or when its passages are not those that it was made for.
+    setting, or when its passages were changed.
     """
     if not (folder / _MANIFEST).is_file():
         raise missing_reference(folder)

@@ -1,4 +1,4 @@
-"""The texts for the measurement of quality, and the bytes of datasets."""
+"""The names of the texts on which quality is measured, and the bytes of datasets."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from optigpu.vocabulary import OptiGPUError
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"
 """The environment variable with the datasets folder."""
 
-SELF = "self"
+SELF_WRITTEN = "self"
 WIKITEXT = "wikitext-2"
 HELLASWAG = "hellaswag"
-FILE = "file:"
+FILE_PREFIX = "file:"
 _FILES = {WIKITEXT: "wikitext-2/test.txt", HELLASWAG: "hellaswag/hellaswag_val_full.txt.bz2"}
 
 
@@ -26,7 +26,7 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """Of the raw bytes, in hexadecimal."""
+        """SHA-256 of the raw bytes, in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     def words(self) -> str:
@@ -39,11 +39,13 @@ class Source:
 
 def check_name(text: str) -> str:
     """The name itself. Raises ValueError if it is unknown or a file outside of the datasets folder."""
-    if text in (SELF, WIKITEXT, HELLASWAG):
+    if text in (SELF_WRITTEN, WIKITEXT, HELLASWAG):
         return text
-    if not text.startswith(FILE):
-        raise ValueError(f"unknown text {text!r}; write {SELF}, {WIKITEXT}, {HELLASWAG} or {FILE}NAME")
-    path = PurePosixPath(text.removeprefix(FILE))
+    if not text.startswith(FILE_PREFIX):
+        raise ValueError(
+            f"unknown text {text!r}; write {SELF_WRITTEN}, {WIKITEXT}, {HELLASWAG} or {FILE_PREFIX}NAME"
+        )
+    path = PurePosixPath(text.removeprefix(FILE_PREFIX))
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
         raise ValueError(
             f"{text!r} must be a file under {DATASETS_DIR}, written without '..' and not absolute"
@@ -58,7 +60,7 @@ def read_source(text: str) -> Source:
     """
     root = os.environ.get(DATASETS_DIR)
     if root:
-        return _read_file(Path(root), _FILES.get(text, text.removeprefix(FILE)))
+        return _read_file(Path(root), _FILES.get(text, text.removeprefix(FILE_PREFIX)))
     if text in _FILES:
         from optigpu.quality.hub import read_hub
 

@@ -1,4 +1,4 @@
-"""Results for people and for other programs: terminal tables, Markdown, CSV, live progress."""
+"""Presents results to people and programs: terminal tables, Markdown, CSV, live progress."""
 
 from optigpu.report.catalog import (
     environment_grid,

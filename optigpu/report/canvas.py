@@ -1,4 +1,4 @@
-"""What all charts share: style, markers, legend, and files that are the same each time they are written."""
+"""The common parts of all charts: style, markers, legend, and reproducible files."""
 
 import math
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def canvas(path: Path, title: str, width_in: float, height_in: float) -> Iterato
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # what a user has set for other charts must not change ours
+        matplotlib.rcdefaults()  # a user's settings for other charts must not change ours
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasAgg(figure)

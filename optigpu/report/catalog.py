@@ -154,9 +154,9 @@ def _cpu_setup(setup: CpuSetup) -> str:
         "NUMA nodes": setup.numa_nodes,
         "hypervisor": {True: "yes", False: "no", None: None}[setup.hypervisor],
     }
-    told = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
     unknown = ", ".join(name for name, value in facts.items() if value is None)
-    return "; ".join(filter(None, (told, unknown and f"unknown: {unknown}")))
+    return "; ".join(filter(None, (known, unknown and f"unknown: {unknown}")))
 
 
 def _gpu(gpu: Accelerator) -> str:
@@ -166,8 +166,8 @@ def _gpu(gpu: Accelerator) -> str:
         "power limit": None if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W",
         "persistence mode": _switch(gpu.persistence_mode),
     }
-    told = (f"{name} {value}" for name, value in facts.items() if value is not None)
-    return ", ".join([gpu.name, f"{gpu.memory_bytes / 2**30:.0f} GiB", *told])
+    known = (f"{name} {value}" for name, value in facts.items() if value is not None)
+    return ", ".join([gpu.name, f"{gpu.memory_bytes / 2**30:.0f} GiB", *known])
 
 
 def _driver(environment: Environment) -> str:

@@ -1,4 +1,4 @@
-"""Published figures beside what was measured: a table, flat records, and plain JSON."""
+"""Published figures beside measured ones: a table, flat records, and plain JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
 
 
 def figure(claim: Claim) -> str:
-    """The figure as it was printed, with what it counts where the unit does not say so."""
+    """The figure as it was printed, with the counted thing if the unit does not name it."""
     of = {"perplexity": "perplexity", "growth_exponent": "power"}.get(claim.metric)
     return f"{of} {claim.value:g}" if of else f"{claim.value:g} {claim.unit}"
 
@@ -97,7 +97,7 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
     ]
 
 
-FIELDS = (
+CSV_FIELDS = (
     "id", "text", "source", "status", "what", "hardware", "workload", "model", "precision", "metric",
     "value", "unit", "plausibility", "rules", "why",
     "measured", "measured_unit", "measured_low", "measured_high", "measured_label", "measured_hardware",
@@ -108,12 +108,12 @@ FIELDS = (
 
 def claims_csv(rows: Sequence[ClaimRow]) -> str:
     """The claims as flat records. The measured figure is in the claim's unit, empty if there is none."""
-    return csv_text(FIELDS, [_record(row) for row in rows])
+    return csv_text(CSV_FIELDS, [_record(row) for row in rows])
 
 
 def _record(row: ClaimRow) -> dict[str, object]:
     claim, measured = row.claim, row.measured
-    record = {name: value for name, value in claim.model_dump(mode="json").items() if name in FIELDS}
+    record = {name: value for name, value in claim.model_dump(mode="json").items() if name in CSV_FIELDS}
     record |= {
         "plausibility": str(row.judgement.plausibility),
         "rules": " ".join(finding.rule for finding in row.judgement.reasons),

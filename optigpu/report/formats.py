@@ -29,7 +29,7 @@ class Column:
 class Grid:
     """A table as text: one cell for each column in each row.
 
-    `faint` are the rows that do not count; `notes` stand below and say what a cell cannot.
+    `faint` are the rows that are not ranked; `notes` are shown below the table.
     """
 
     title: str

@@ -10,7 +10,7 @@ from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
-FURTHER = {
+FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
     "weight_bytes": ("weights (MB)", 1e-6),
@@ -22,7 +22,7 @@ FURTHER = {
     "headroom": ("headroom", 1.0),
 }
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
-ONLY = {
+METRICS_OF_SOME_WORKLOADS = {
     "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
     "peak_bytes": ("attention", "normalization"),
 }
@@ -32,7 +32,7 @@ ONLY = {
 def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document]) -> Grid:
     """The table of a job, without columns that are empty for it."""
     rows = rows_of(attribution, results)
-    further = [name for name in FURTHER if any(_is_shown(row, name) for row in rows)]
+    further = [name for name in FURTHER_METRICS if any(_is_shown(row, name) for row in rows)]
     scenario = scenario_of(rows)
     names = (
         heading(attribution.metric),
@@ -40,7 +40,7 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
         "alone",
         "added",
         *([scenario.heading] if scenario else []),
-        *(FURTHER[name][0] for name in further),
+        *(FURTHER_METRICS[name][0] for name in further),
     )
     grid = Grid(
         title=title,
@@ -56,7 +56,7 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
 
 
 def _is_shown(row: Row, name: str) -> bool:
-    return row.has_figure(name) and row.workload in ONLY.get(name, (row.workload,))
+    return row.has_figure(name) and row.workload in METRICS_OF_SOME_WORKLOADS.get(name, (row.workload,))
 
 
 def _cells(
@@ -77,7 +77,7 @@ def _cells(
 
 
 def _figure(row: Row, name: str) -> str:
-    figure = scaled(row.metric(name), FURTHER[name][1])
+    figure = scaled(row.metric(name), FURTHER_METRICS[name][1])
     bound = row.result.get("bound") if row.result and name == "headroom" else None
     return f"{figure}x, {bound}" if bound else figure
 
@@ -95,7 +95,7 @@ def _status(row: Row) -> str:
     return "ok, warned" if row.warnings else "ok"
 
 
-FIELDS = (
+CSV_FIELDS = (
     "index", "role", "label", "technique", "status", "valid", "warnings",
     "metric", "unit", "value", "ci_low", "ci_high", "replicates",
     "speedup", "speedup_low", "speedup_high", "alone", "alone_low", "alone_high",
@@ -108,7 +108,7 @@ FIELDS = (
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
     """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
-    return csv_text(FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
+    return csv_text(CSV_FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
 
 
 def _record(row: Row, name: str) -> dict[str, object]:
@@ -133,7 +133,7 @@ def _record(row: Row, name: str) -> dict[str, object]:
     }
     for field, gain in (("speedup", ended.speedup), ("alone", ended.alone), ("added", ended.added)):
         record |= _flat_gain(field, gain)
-    for field in FIELDS[FIELDS.index("ttft_s") : FIELDS.index("bound")]:
+    for field in CSV_FIELDS[CSV_FIELDS.index("ttft_s") : CSV_FIELDS.index("bound")]:
         record[field] = (row.metric(field) or {}).get("value")
     return record
 

@@ -12,7 +12,7 @@ from optigpu.vocabulary import Document
 
 
 def leaderboard_grid(page: LeaderboardPage) -> Grid:
-    """The rows of a page, best first. Values common to all rows stand in the title."""
+    """The rows of a page, best first. Values common to all rows are in the title."""
     workloads = [workload_text(row.workload, row.model) for row in page.rows]
     hardware = [row.hardware for row in page.rows]
     common = [values[0] for values in (workloads, hardware) if len(set(values)) == 1]
@@ -135,7 +135,7 @@ def _notes(page: LeaderboardPage, letters: Mapping[str, str]) -> Iterator[str]:
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
 
 
-FIELDS = (
+CSV_FIELDS = (
     "rank", "label", "model", "workload", "techniques", "backend", "device", "hardware",
     "metric", "unit", "value", "ci_low", "ci_high", "replicates",
     "weight_bytes", "peak_bytes", "top1_agreement", "kld_mean", "j_per_token",
@@ -147,12 +147,12 @@ FIELDS = (
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
     """The rows as raw values in SI units; empty where a value is missing."""
-    return csv_text(FIELDS, [_record(row) for row in page.rows])
+    return csv_text(CSV_FIELDS, [_record(row) for row in page.rows])
 
 
 def _record(row: LeaderboardRow) -> dict[str, object]:
     low, high = row.value.ci or (None, None)
-    same = row.model_dump(mode="json", include=set(FIELDS))
+    same = row.model_dump(mode="json", include=set(CSV_FIELDS))
     return same | {
         "workload": workload_text(row.workload, None),
         "techniques": " ".join(row.techniques),

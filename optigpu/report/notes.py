@@ -55,7 +55,7 @@ def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 
 
 def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
-    """What each ratio is relative to, for the ratios that are shown."""
+    """The explanation of each shown ratio."""
     names = {row.ended.index: row.label for row in rows}
     if any(row.ended.speedup for row in rows):
         yield "speedup: relative to the baseline; above 1 is better."
@@ -72,7 +72,7 @@ def _shift(attribution: Attribution) -> Iterator[str]:
     again = attribution.baseline_again
     if again:
         yield (
-            f"The baseline ran at {ratio(again)} its first speed at the end. The memory was too small to keep all "
+            f"At the end the baseline ran at {ratio(again)} of its first speed. The memory was too small to keep all "
             "variants loaded, so the ratios include changes of the machine's speed."
         )
 

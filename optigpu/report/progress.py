@@ -1,4 +1,4 @@
-"""Live progress of a job from its events: a bar on a terminal, else a line now and then."""
+"""Live progress of a job from its events: a bar on a terminal, else occasional lines."""
 
 import time
 from collections.abc import Callable
@@ -33,8 +33,8 @@ class _TimeLeft(ProgressColumn):
 class RunProgress:
     """A context manager that shows the events of one job.
 
-    The end of a variant is a line that stays; the bar below it (or, without a terminal, a line at most every
-    `quiet_s` seconds) says what is going on.
+    The end of a variant is a permanent line. The bar below it (without a terminal, a line at most every `quiet_s`
+    seconds) shows the current work.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The variants of a job with their results, from which every form of its table is made.
+"""The rows of a job's table, for all of its forms: each variant with its result.
 
 Results are plain JSON, so that a run in this process and a job that was read back from a service are shown by the
 same lines.

@@ -26,7 +26,7 @@ class Scenario:
         return MISSING if value is None else short(value * self.scale)
 
     def notes(self, rows: Sequence[Row]) -> Iterator[str]:
-        """What the column means, and why a cell is empty."""
+        """Notes on the meaning of the column, and on empty cells."""
         yield f"{self.meaning} The rules of its published results are stricter."
         lacking = [row.label for row in rows if row.result and self.figure(row) == MISSING]
         if lacking:
@@ -55,7 +55,7 @@ SCENARIOS = {
 
 
 def scenario_of(rows: Sequence[Row]) -> Scenario | None:
-    """The scenario that all results of a job say they are of, where any of them has its figure."""
+    """The scenario of a job's results, if they have the same one and any of them has its figure."""
     names = {facts_of(row.result).get("scenario") for row in rows if row.result}
     found = SCENARIOS.get(str(names.pop())) if len(names) == 1 else None
     return found if found and any(found.figure(row) != MISSING for row in rows) else None

@@ -1,4 +1,4 @@
-"""How fast the hardware allows a variant to be, and what limits it: memory, compute or launches."""
+"""The roofline: how fast the hardware allows a variant to be, and what limits it."""
 
 from optigpu.roofline.roofs import Roofline, roofline_of
 from optigpu.roofline.work import VariantWork, Work, training_step_flops, work_of

@@ -1,4 +1,4 @@
-"""A variant's time against what the machine could do: Williams et al., Roofline, CACM 52(4), 2009.
+"""Compares a variant's time with the machine's limits: Williams et al., Roofline, CACM 52(4), 2009.
 
 A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate. Bandwidth
 and rate are the machine's own, measured through torch; the bandwidth is that of an array as large as what the step
@@ -20,8 +20,8 @@ from optigpu.workloads.base import Workload
 _log = logging.getLogger(__name__)
 
 LAUNCH = 2.5
-"""A step that takes longer than so many times what the roofs allow is bound by neither: what remains is the cost of
-launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
+"""A step that takes longer than this many times the time that the roofs allow is bound by neither: what remains is the
+cost of launching its operators (the overhead of He, Making Deep Learning Go Brrrr From First Principles, 2022).
 
 The factor is ours, between two groups of published figures: gpt-fast's compiled decode steps reach at least half of the
 1,700 GB/s that its README (2024) finds on an A100, while the eager step that it starts from, whose trace shows a GPU
@@ -34,13 +34,13 @@ _CATALOG: dict[str, Dtype] = {"float32": "fp32", "tf32": "tf32", "float16": "fp1
 
 
 class Roofline(RooflineFacts):
-    """What a result takes of a roofline: `metrics` (mbu, mfu, headroom: figures or a reason) beside the facts."""
+    """The roofline of a result: `metrics` (mbu, mfu, headroom: figures or a reason) and the facts."""
 
     metrics: dict[str, MetricSummary]
 
     @property
     def bound(self) -> Bound | None:
-        """What limits the step."""
+        """The limit of the step."""
         return self.step.bound if self.step else None
 
     @property
@@ -168,7 +168,7 @@ def _as_rate(primary: MetricSummary) -> MetricSummary:
         unit="1/s",
         better=Better.HIGHER,
         value=1 / primary.value,
-        # An interval that reaches down to no time at all says nothing of the rate.
+        # An interval that contains the time 0 gives no bound of the rate.
         ci=(1 / high, 1 / low) if low and high and low > 0 else None,
         n=primary.n,
         replicates=primary.replicates,
@@ -196,7 +196,7 @@ def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str,
 def _derived(name: str, rate: MetricSummary, of: Callable[[float], float]) -> MetricSummary:
     """A metric that is a monotone function of a measured rate: its interval's ends are those of the rate's."""
     assert rate.value is not None
-    # An interval that reaches down to a rate of zero says nothing of what follows from it.
+    # An interval that contains the rate 0 gives no bound of the derived metric.
     low, high = sorted(map(of, rate.ci)) if rate.ci and rate.ci[0] > 0 else (None, None)
     return MetricSummary(
         unit=METRICS[name].unit,

@@ -1,4 +1,4 @@
-"""How much work a workload is: bytes that it must move and operations that it must do, from the model's shapes alone.
+"""The work of a workload: the bytes that it must move and the operations that it must do, from the model's shapes.
 
 An operation is a floating-point multiplication or addition within a matrix product (a product of [m, k] and [k, n]
 counts 2 m k n) or a convolution; norms, activations and softmax are left out, as torch's FlopCounterMode leaves them
@@ -26,7 +26,7 @@ from optigpu.workloads.requests.shapes import (
 
 @dataclass(frozen=True)
 class Work:
-    """Work that is done in one go, `name` says which. Means over steps need not be whole numbers."""
+    """The work of one step, named `name`. Means over steps need not be whole numbers."""
 
     name: str
     bytes: float
@@ -41,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True)
 class VariantWork:
-    """What a variant does, computing in `dtype`.
+    """The work of a variant that computes in `dtype`.
 
     `steps_per_unit` turns the workload's primary metric, a rate or the inverse of a time, into steps per second.
     `prefill` is None where a workload has no prompt, or is nothing else.
@@ -54,8 +54,8 @@ class VariantWork:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a key-value cache keeps of one sequence, where that is not every token in the dtype that is computed with.
+class CacheKeeps:
+    """What a key-value cache keeps of one sequence, unless it is every token in the dtype of the computation.
 
     `token_bytes` are those of one token over all layers; `tokens` is how many there are at the most.
     """
@@ -64,11 +64,11 @@ class Kept:
     tokens: int | None = None
 
     def of(self, tokens: int) -> int:
-        """How many of so many tokens are kept."""
+        """How many of `tokens` tokens are kept."""
         return tokens if self.tokens is None else min(tokens, self.tokens)
 
 
-ALL = Kept()
+EVERY_TOKEN = CacheKeeps()
 
 
 def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
@@ -111,7 +111,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
         raise _unknown(facts, "kv_cache", "the key-value cache")
     # Autocast computes in its own type, and attention reads the cache in that.
     dtype, cached = _dtype(facts), facts.kv_cache != "none"
-    kept = Kept(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
+    kept = CacheKeeps(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
     ahead = prefill(shape, model, dtype, cached, kept)
     if isinstance(shape, PrefillShape):
         return VariantWork(dtype, ahead, 1 / shape.units)
@@ -120,7 +120,7 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
 
 
 def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
-    """What a step reads once the prompt has been: autocast keeps the weights as it converted them.
+    """The bytes that a step reads after the prompt: autocast keeps the converted weights.
 
     Not in inference mode, where torch converts them for each step.
     """
@@ -143,7 +143,7 @@ def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
 
 
 def _dtype(facts: RunFacts) -> str:
-    """The dtype that is computed in."""
+    """The dtype of the computation."""
     return facts.autocast or _weights_dtype(facts)
 
 
@@ -193,7 +193,11 @@ def training_step_flops(facts: ModelFacts, batch: int, length: int) -> float:
 
 
 def prefill(
-    shape: PrefillShape | DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL
+    shape: PrefillShape | DecodeShape,
+    model: Footprint,
+    dtype: str,
+    cached: bool,
+    kept: CacheKeeps = EVERY_TOKEN,
 ) -> Work:
     """The prompt's pass: every token goes through the blocks, the last of each sequence through the head."""
     length = shape.prompt_tokens
@@ -207,7 +211,9 @@ def prefill(
     )
 
 
-def decode_step(shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: Kept = ALL) -> Work:
+def decode_step(
+    shape: DecodeShape, model: Footprint, dtype: str, cached: bool, kept: CacheKeeps = EVERY_TOKEN
+) -> Work:
     """One step of decoding, the mean over the steps of a request.
 
     Step i of new_tokens - 1 attends to prompt_tokens + i tokens: it reads them from the key-value cache but for its own
@@ -234,7 +240,7 @@ def _forward(
     )
 
 
-def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: Kept) -> float:
+def _cache(model: Footprint, dtype: str, tokens: float, cached: bool, kept: CacheKeeps) -> float:
     """Bytes of keys and values of `tokens` tokens of one sequence."""
     if not cached:
         return 0.0

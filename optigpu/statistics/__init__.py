@@ -1,1 +1,1 @@
-"""Intervals, comparisons and drift, computed from samples and their summaries."""
+"""Statistics of samples: intervals, comparisons and drift."""

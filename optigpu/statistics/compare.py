@@ -1,6 +1,6 @@
-"""Two stored results against each other: each metric's ratio, its 95% interval, and whether the difference is real.
+"""Compares two stored results: each metric's ratio, its 95% interval, and whether the difference is real.
 
-Only summaries are read, never samples, so that a service can do it for everybody who asks. Where both results have
+Only summaries are read, never samples, so that a service can compare on every request. Where both results have
 several processes, the processes' medians are resampled on a logarithmic scale and widened as
 `optigpu.statistics.intervals` does it.
 Else the ratio's interval comes from those of the two values, on the same scale (Donner and Zou, Closed-form confidence

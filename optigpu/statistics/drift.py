@@ -1,10 +1,10 @@
-"""Whether the requests of a variant became slower or faster while they were timed. Pure numpy.
+"""Detects whether a variant's requests became slower or faster while they were timed. Pure numpy.
 
 The first third of the time is compared with the last: the medians of their requests must differ by more than a quarter,
 a rank-sum test (Wilcoxon, Individual comparisons by ranking methods, 1945) must find it unlikely that they differ by
-chance, and every stretch of the last third must lie beyond every one of the first. A virtual machine's speed wanders by
-a tenth to a half for seconds, up and down; what is told here is a change that stays. Thirds of the time, since of a
-machine that became ten times slower few requests tell. Neighbouring requests resemble each other, which makes plain
+chance, and every stretch of the last third must lie beyond every one of the first. A virtual machine's speed varies by
+a tenth to a half for seconds, up and down; only a lasting change is reported. The thirds are of the time, because a
+machine that became ten times slower has few requests. Neighbouring requests resemble each other, which makes plain
 rank-sum tests find drift where there is none: the variance is multiplied by (1 + r) / (1 - r), r being the correlation
 of neighbours within a third (Box, Jenkins and Reinsel, Time Series Analysis, 1994, section 2.1). Assumed: such a third
 is a straight line and noise.
@@ -27,7 +27,7 @@ FEWEST_REQUESTS = 24
 """With fewer requests, even thirds that do not overlap occur by chance more often than once in a thousand."""
 
 _STRONGEST = 0.9
-"""A higher correlation of neighbours cannot be told from a trend."""
+"""A higher correlation of neighbours cannot be distinguished from a trend."""
 
 
 def drift(durations: Sequence[float] | Array) -> float | None:

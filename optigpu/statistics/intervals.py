@@ -1,4 +1,4 @@
-"""From samples to numbers that can be trusted: medians, intervals, percentiles with bounds, ratios. Pure numpy.
+"""Estimates from samples: medians, intervals, percentiles with bounds, ratios. Pure numpy.
 
 A variant's value is the mean over its processes of each process's median over requests. Its 95% interval is a
 percentile bootstrap on the highest level that has more than one unit:
@@ -10,7 +10,7 @@ percentile bootstrap on the highest level that has more than one unit:
 - one process: its requests are resampled; the interval then says nothing about other processes.
 
 A percentile is that of all requests of all processes. Its upper bound is made from each process by itself, and the
-highest is shown: with 99% confidence it lies above the percentile of every process that was measured. It says nothing
+highest is shown: with 99% confidence it is above the percentile of every measured process. It says nothing
 about other processes, which may differ by more.
 
 Assumed: processes are independent, and the requests of one process are exchangeable (no trend, no autocorrelation).

@@ -1,4 +1,4 @@
-"""Files that meters leave with a result (a profiler's trace), kept in the database: see docs/decisions/0006."""
+"""Files that meters write (a profiler's trace), stored in the database with the result: see docs/decisions/0006."""
 
 import hashlib
 import re
@@ -16,8 +16,8 @@ from optigpu.store.database import Database
 from optigpu.store.tables import ArtifactRow, ResultRow
 from optigpu.vocabulary import NotFoundError
 
-MOST_BYTES = 32 * 2**20
-"""The most that one file may take in the database, compressed."""
+MOST_ARTIFACT_BYTES = 32 * 2**20
+"""The largest compressed size of one stored file."""
 
 PIECE_BYTES = 2**20
 LONGEST_NAME = 100
@@ -79,7 +79,7 @@ def find(session: Session, result_id: str, name: str) -> ArtifactView:
 
 
 def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
-    """The file in pieces of at most PIECE_BYTES, each read in a session of its own: a slow reader holds none."""
+    """The file in pieces of at most PIECE_BYTES, each read in its own session: a slow reader holds none."""
     decompressor = zlib.decompressobj()
     start = 1
     while piece := _piece(database, result_id, name, start):
@@ -97,15 +97,15 @@ def _read(name: str, path: Path) -> Artifact:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            while len(packed) <= MOST_BYTES and (plain := file.read(PIECE_BYTES)):
+            while len(packed) <= MOST_ARTIFACT_BYTES and (plain := file.read(PIECE_BYTES)):
                 digest.update(plain)
                 packed += compressor.compress(plain)
     except OSError as error:
         return Artifact(name, kind, reason=f"It could not be read: {error.strerror}.")
     packed += compressor.flush()
-    if len(packed) > MOST_BYTES:
+    if len(packed) > MOST_ARTIFACT_BYTES:
         return Artifact(
-            name, kind, size, reason=f"It is larger than {MOST_BYTES} bytes even when compressed."
+            name, kind, size, reason=f"It is larger than {MOST_ARTIFACT_BYTES} bytes even when compressed."
         )
     return Artifact(name, kind, size, digest.hexdigest(), data=bytes(packed))
 

@@ -1,4 +1,4 @@
-"""Cursors of pages: opaque to the reader, a small JSON list to us."""
+"""Cursors of pages: opaque to clients, a small JSON list in the service."""
 
 import base64
 import json
@@ -39,5 +39,5 @@ def _is_a(part: object, kind: type | tuple[type, ...]) -> bool:
 
 
 def bad_cursor() -> CursorError:
-    """The error that says what to do with a cursor that cannot be read."""
+    """Returns the error for a cursor that cannot be read."""
     return CursorError("The cursor does not belong to this list; leave it out to start at the first page.")

@@ -1,4 +1,4 @@
-"""The connection to the results database, alike for PostgreSQL and a SQLite file."""
+"""The connection to the results database: PostgreSQL or a SQLite file."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
 
 
 def moment(session: Session, now: datetime | None = None) -> datetime:
-    """The database server's clock, or `now` when it is given: the clocks of workers may disagree, leases may not."""
+    """The database server's clock, or `now` if given: workers' clocks may differ, but leases must use one clock."""
     if now is not None:
         return now
     if session.get_bind().dialect.name == "postgresql":
@@ -115,10 +115,10 @@ def moment(session: Session, now: datetime | None = None) -> datetime:
 
 @contextmanager
 def store_errors(url: URL) -> Iterator[None]:
-    """Turns what SQLAlchemy raises into what the store says.
+    """Converts SQLAlchemy's errors into the store's errors.
 
-    A database that is away, locked or outdated is StoreUnavailableError; a value that a column type refused with an
-    error of ours is that error again.
+    A database that is down, locked or outdated is StoreUnavailableError; an OptiGPUError of a column type is raised
+    unchanged.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""The doorbell's names: it says "look" and nothing else; which job is next, the database knows."""
+"""Names of the task and the queues that notify workers. A message holds no job: workers read the database."""
 
 from optigpu.vocabulary import DeviceKind
 
-LOOK = "optigpu.look"
-"""The name of the task, which takes no arguments."""
+LOOK_TASK = "optigpu.look"
+"""The name of the Celery task; it takes no arguments."""
 
 
 def queue_for(device: DeviceKind) -> str:

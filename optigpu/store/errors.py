@@ -4,7 +4,7 @@ from optigpu.vocabulary import StoreError
 
 
 class CursorError(StoreError):
-    """The cursor of a page is not one that this service has given out."""
+    """The cursor of a page was not issued by this service."""
 
 
 class StoreUnavailableError(StoreError):

@@ -30,7 +30,7 @@ class Head(Frozen):
 
 
 def head(session: Session, job_id: str) -> Head:
-    """Where a job's events end now. Raises NotFoundError."""
+    """The current end of a job's events. Raises NotFoundError."""
     found = session.execute(select(Job.last_sequence, Job.state).where(Job.id == job_id)).one_or_none()
     if found is None:
         raise NotFoundError(f"There is no job {job_id}.")

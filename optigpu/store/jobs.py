@@ -1,4 +1,4 @@
-"""Jobs as the people who post them see them: submit, get, list, cancel."""
+"""What users do with jobs: submit, get, list, cancel."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""The service's keys: shown once, stored as a hash."""
+"""The service's API keys: each is shown once, and only its hash is stored."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ from optigpu.store.statements import insert_into
 from optigpu.store.tables import ApiKey
 from optigpu.vocabulary import Frozen, NotFoundError, StoreError, new_id
 
-MARK = "og_"
+KEY_PREFIX = "og_"
 SHOWN_CHARACTERS = 7
 LEAST_CHARACTERS = 20
 
@@ -41,7 +41,7 @@ class KeyInfo(Frozen):
 
 def create(session: Session, name: str, scopes: Iterable[str]) -> str:
     """Creates a key and returns it; only its hash is stored."""
-    plain = MARK + secrets.token_urlsafe(32)
+    plain = KEY_PREFIX + secrets.token_urlsafe(32)
     _add(session, plain, name, scopes)
     return plain
 

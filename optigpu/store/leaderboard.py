@@ -4,10 +4,10 @@ Order: rows whose metric has a 95% interval, then rows without one; within each 
 equal values by result id.
 
 Ranks: a row shares the rank of the row before it if its interval touches the interval of the first row of that rank;
-else its rank is its place in the list (1, 1, 3). The first row of a rank is the yardstick, so that a chain of overlaps
-does not put everything on one rank. Rows without an interval share one rank, below all others: nothing says how exact
-they are, so they outrank no row. What is counted (COUNTED_METRICS, such as `weight_bytes`) is exact without one. A
-cursor carries the yardstick, so ranks go on across pages.
+else its rank is its place in the list (1, 1, 3). Rows are compared with the first row of a rank only, so that a chain
+of overlaps does not put everything on one rank. Rows without an interval share one rank, below all others: their
+precision is unknown, so they outrank no row. What is counted (COUNTED_METRICS, such as `weight_bytes`) is exact without
+one. A cursor holds that first row's interval, so ranks continue across pages.
 """
 
 import math
@@ -28,7 +28,7 @@ from optigpu.vocabulary import METRICS, Better, DeviceKind, Frozen, NotFoundErro
 _Statement = Select[LeaderboardEntry, float, float | None, float | None, bool]
 _Row = Row[LeaderboardEntry, float, float | None, float | None, bool]
 
-KEY = ("workload_digest", "variant_digest", "hardware_class", "source")
+ROW_IDENTITY = ("workload_digest", "variant_digest", "hardware_class", "source")
 DIGEST_LENGTH = 64
 
 
@@ -55,7 +55,7 @@ class LeaderboardQuery(Frozen):
 
 
 class _Place(NamedTuple):
-    """Where a page ended: the last row, its position, and its rank with the yardstick; null where no row has one."""
+    """The end of a page: the last row, its position, and its rank with the interval of the rank's first row or null."""
 
     value: float
     result_id: str
@@ -94,9 +94,9 @@ def enter(session: Session, result: Result) -> None:
         return
     row = _entry(result)
     insert = insert_into(session, LeaderboardEntry).values(row)
-    changes = {name: insert.excluded[name] for name in row if name not in KEY}
+    changes = {name: insert.excluded[name] for name in row if name not in ROW_IDENTITY}
     not_older = insert.excluded.measured_at >= LeaderboardEntry.measured_at
-    session.execute(insert.on_conflict_do_update(index_elements=KEY, set_=changes, where=not_older))
+    session.execute(insert.on_conflict_do_update(index_elements=ROW_IDENTITY, set_=changes, where=not_older))
 
 
 _NUMBER = (int, float)
@@ -104,17 +104,17 @@ _KINDS = (_NUMBER, str, int, int, (*_NUMBER, NoneType), (*_NUMBER, NoneType))
 
 
 def _statement(query: LeaderboardQuery, better: Better, place: _Place | None) -> _Statement:
-    """The page is cut from narrow rows; only its own entries are read whole and weighed against the others."""
+    """Selects the page from narrow rows; only the page's entries are read in full and compared with the others."""
     page = _page(query, better, place).subquery()
     return (
         select(LeaderboardEntry, page.c.value, page.c.low, page.c.high, _is_pareto())
-        .join(page, and_(*(getattr(LeaderboardEntry, name) == page.c[name] for name in KEY)))
+        .join(page, and_(*(getattr(LeaderboardEntry, name) == page.c[name] for name in ROW_IDENTITY)))
         .order_by(*_order(page.c.low, page.c.value, page.c.result_id, better))
     )
 
 
 def _page(query: LeaderboardQuery, better: Better, place: _Place | None) -> Select[*tuple[Any, ...]]:
-    keys = [getattr(LeaderboardEntry, name) for name in KEY]
+    keys = [getattr(LeaderboardEntry, name) for name in ROW_IDENTITY]
     statement = (
         select(*keys, LeaderboardEntry.result_id, MetricRow.value, MetricRow.low, MetricRow.high)
         .join(

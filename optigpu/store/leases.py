@@ -1,7 +1,7 @@
-"""Who holds a job: claim, heartbeat, release, and the sweep that requeues the jobs of lost workers.
+"""Leases on jobs: claim, heartbeat, release, and the sweep that requeues the jobs of lost workers.
 
 A claim takes a lease and raises the job's fencing number. What a worker writes is accepted only while the job runs
-under the number that it was claimed with, so a worker that lost its lease can change nothing.
+under the number with which it was claimed, so a worker without a valid lease can change nothing.
 """
 
 from collections.abc import Collection

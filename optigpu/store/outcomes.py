@@ -1,4 +1,4 @@
-"""What a worker writes for a job that it holds: the plan, each variant's outcome, the end."""
+"""Writes of the worker that holds a job: the plan, each variant's outcome, the end."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The queue: how many jobs are in each state, how many wait, and where one of them stands."""
+"""The queue: jobs by state, the number of waiting jobs, and a job's position."""
 
 from sqlalchemy import ColumnElement, func, literal, select, tuple_
 from sqlalchemy.orm import Session

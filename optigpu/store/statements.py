@@ -1,4 +1,4 @@
-"""INSERT statements with a conflict clause, which SQLAlchemy builds apart for each database."""
+"""INSERT statements with a conflict clause, for which SQLAlchemy has a function for each database."""
 
 from typing import Any
 

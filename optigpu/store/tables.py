@@ -19,7 +19,7 @@ NAMING = {
 
 
 class Base(DeclarativeBase):
-    """Maps Python's types to columns that mean the same on both databases."""
+    """Maps Python's types to columns that behave alike on both databases."""
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
@@ -107,7 +107,7 @@ class Attempt(Base):
 
 
 class VariantRow(Base):
-    """How one variant of a job stands."""
+    """The state of one variant of a job."""
 
     __tablename__ = "variants"
 
@@ -121,7 +121,7 @@ class VariantRow(Base):
 
 
 class EnvironmentRow(Base):
-    """Where something was measured, once for each different content."""
+    """The environments of results, each stored once."""
 
     __tablename__ = "environments"
 
@@ -130,7 +130,7 @@ class EnvironmentRow(Base):
 
 
 class ResultRow(Base):
-    """A result as it was stored. In `document` the environment is null: it stands in its own table."""
+    """A result as it was stored. In `document` the environment is null: it has its own table."""
 
     __tablename__ = "results"
 

@@ -1,4 +1,4 @@
-"""Column types that mean the same on PostgreSQL and SQLite.
+"""Column types that behave alike on PostgreSQL and SQLite.
 
 No key here counts up by itself: SQLite does that for INTEGER alone, so keys are UUIDs, digests, or numbers that are
 taken under their parent's row lock.

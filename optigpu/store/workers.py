@@ -16,7 +16,7 @@ FORGOTTEN_AFTER = timedelta(days=7)
 
 
 class WorkerInfo(Frozen):
-    """How a worker describes itself.
+    """A worker's description of itself.
 
     `gpus` are the names of the GPUs that it can see and `vram_bytes` the memory of the smallest; `gpu_uuid` is the one
     that its jobs run on, null on a CPU.

@@ -1,4 +1,4 @@
-"""Which layer gets how many bits within a memory target: plain data and a greedy choice, without torch.
+"""Allocates bits to layers within a memory target: plain data and a greedy choice, without torch.
 
 Every layer starts at the fewest bits that are asked for. What the target leaves is spent in the order of `Stage`: each
 layer that still fits is raised by one level, the later ones too where an earlier one was too large.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Stage(IntEnum):
-    """What more bits are spent on, in this order."""
+    """The order in which additional bits are allocated."""
 
     HEAD = 1
     FIRST_BLOCK = 2
@@ -21,7 +21,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Level:
-    """One way to store a layer's weights, and its bytes there with scales and what fills them up."""
+    """One way to store a layer's weights, with its bytes including scales and padding."""
 
     kind: str
     bits: int
@@ -30,7 +30,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that is decided on. `levels` go from the fewest bits to the most.
+    """A layer with its possible levels. `levels` go from the fewest bits to the most.
 
     `sensitivity` says how much rounding costs it; of two in the rest, the more sensitive is raised first.
     """
@@ -42,8 +42,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What became of a layer, and why in half a sentence."""
+class BitDecision:
+    """The level that a layer gets, and the reason."""
 
     path: str
     level: Level
@@ -55,8 +55,8 @@ _RAISED = {
     Stage.FIRST_BLOCK: "the first block is kept in more bits",
     Stage.REST: "the target leaves room, and rounding costs it more than those without",
 }
-_LEFT = "the target leaves no room for more"
-_ALL = "more bits than this are not offered"
+_NO_ROOM = "the target leaves no room for more"
+_NO_MORE_BITS = "more bits than this are not offered"
 
 
 def least_bytes(candidates: Iterable[Candidate]) -> int:
@@ -64,12 +64,12 @@ def least_bytes(candidates: Iterable[Candidate]) -> int:
     return sum(candidate.levels[0].stored_bytes for candidate in candidates)
 
 
-def total_bytes(decisions: Iterable[Decision]) -> int:
-    """Bytes of everything that was decided."""
+def total_bytes(decisions: Iterable[BitDecision]) -> int:
+    """Bytes of all decisions together."""
     return sum(decision.level.stored_bytes for decision in decisions)
 
 
-def decide(candidates: Sequence[Candidate], budget: int) -> list[Decision]:
+def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
     """One decision for each candidate, in their order; together at most `budget` bytes where that is enough for all at
     their fewest bits, else all at those.
     """
@@ -83,9 +83,9 @@ def decide(candidates: Sequence[Candidate], budget: int) -> list[Decision]:
     return [_decision(candidate, chosen[candidate.path]) for candidate in candidates]
 
 
-def table(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def table(decisions: Sequence[BitDecision]) -> list[dict[str, Any]]:
     """The decisions as small JSON: blocks that were decided alike share a row, their numbers are joined ("h.1-11")."""
-    rows: dict[tuple[str, str, int, str], list[Decision]] = {}
+    rows: dict[tuple[str, str, int, str], list[BitDecision]] = {}
     for decision in decisions:
         key = (_without_block(decision.path), decision.level.kind, decision.level.bits, decision.reason)
         rows.setdefault(key, []).append(decision)
@@ -103,15 +103,15 @@ def table(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
 
 
 def _raises(candidates: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
-    """Every step from one level to the next, the most worthwhile first."""
+    """Every step from one level to the next, the most useful first."""
     steps = [(candidate, level) for candidate in candidates for level in range(1, len(candidate.levels))]
     return sorted(steps, key=lambda step: (step[0].stage, step[1], -step[0].sensitivity))
 
 
-def _decision(candidate: Candidate, level: int) -> Decision:
-    not_raised = _LEFT if len(candidate.levels) > 1 else _ALL
+def _decision(candidate: Candidate, level: int) -> BitDecision:
+    not_raised = _NO_ROOM if len(candidate.levels) > 1 else _NO_MORE_BITS
     reason = _RAISED[candidate.stage] if level else not_raised
-    return Decision(candidate.path, candidate.levels[level], reason)
+    return BitDecision(candidate.path, candidate.levels[level], reason)
 
 
 _BLOCK = re.compile(r"\.(\d+)(?=\.)")

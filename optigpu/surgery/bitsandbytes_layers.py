@@ -1,7 +1,7 @@
 """Linear layers that compute with the operators of bitsandbytes, whose weights and statistics are plain buffers.
 
 The library's own layers keep their statistics in attributes that no meter sees, that `.to()` of a whole model does not
-move and that torch.export does not know. What these compute is, bit for bit, what those compute.
+move and that torch.export does not know. The layers here give bitwise equal results.
 """
 
 from typing import Any
@@ -79,7 +79,7 @@ class Nf4Linear(torch.nn.Module):
     """y = x @ W.T + bias, where W is levels[packed] * absmax of its block. Dettmers et al., QLoRA, 2023, section 3.
 
     With `nested` the statistics are int8 themselves: nested_levels[absmax] * nested_absmax + offset. With `fused`
-    they are bfloat16 numbers and `packed` lies as the library's operator for CPUs reads it.
+    they are bfloat16 numbers and `packed` has the layout of the library's operator for CPUs.
     """
 
     holds_quantized_weights = True

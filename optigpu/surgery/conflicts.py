@@ -1,4 +1,4 @@
-"""What cannot be in one stack with the layers of this folder, and why. Read when a job is posted: imports no torch."""
+"""Conflicts of the layers of this folder with techniques, with reasons. Read when a job is posted: imports no torch."""
 
 FOUR_BITS = {
     "autocast": "the 4-bit operator computes in the dtype of its inputs, which autocast does not change",

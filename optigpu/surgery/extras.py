@@ -14,5 +14,5 @@ def missing(package: Package, environment: Environment) -> str | None:
 
 
 def how_to_install(package: Package) -> str:
-    """The sentence that says so, and the command."""
+    """The error's sentence, with the command that installs the package."""
     return f"{package} is not installed; install it with: pip install -e '.[{_EXTRAS[package]}]'."

@@ -45,9 +45,8 @@ def fuse_norms(model: PreTrainedModel, kind: NormKind) -> dict[str, int | str]:
 
 
 class Link:
-    """What joins a block to the norm after it: the sum that it returned last, and the norm of that sum.
-
-    The norm may use it for that very sum alone. A plain object, so that no module has another one's weights.
+    """Connects a block with the norm after it: the block's last sum, and the norm of that sum. The norm may use it for
+    exactly that sum only. A plain object, so that no module has another one's weights.
     """
 
     norm: "FusedNorm | None" = None
@@ -221,11 +220,11 @@ _BLOCKS: dict[Forwards | None, type[FusedBlock]] = {
     "opt": FusedOptBlock,
     "llama": FusedLlamaBlock,
 }
-"""By whose forward functions a family's blocks have."""
+"""The class for each kind of forward function."""
 
 
 def _require_kernel(kind: NormKind, device: torch.device, backend: str) -> None:
-    """Raises UnsupportedError where norms are plain torch: that would be measured as what it is not."""
+    """Raises UnsupportedError if norms would run as plain torch, which fuses nothing."""
     if backend != "torch":
         return
     why = "Triton is missing: install it (pip install triton)."

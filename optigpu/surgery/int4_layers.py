@@ -1,4 +1,4 @@
-"""Layers with 4-bit weights that take the place of a model's own."""
+"""Layers with 4-bit weights, which replace a model's own."""
 
 from typing import Self
 
@@ -20,7 +20,7 @@ from optigpu.surgery.places import LinearLayer, weight_of
 
 
 class Int4Linear(torch.nn.Module):
-    """y = x @ weight.T + bias with the weights that 4-bit numbers stand for, in the dtype of x."""
+    """y = x @ weight.T + bias with dequantized 4-bit weights, in the dtype of x."""
 
     holds_quantized_weights = True
     numbers: torch.Tensor
@@ -36,7 +36,7 @@ class Int4Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer, scheme: Int4Scheme, readable: bool = False) -> Self:
-        """The twin of a Linear or a Conv1D, with activations as they are.
+        """The quantized layer of a Linear or a Conv1D; activations are not quantized.
 
         `readable` wants a layout that an Int4Embedding can look rows up in, also where another is faster.
         Raises ValueError when the scheme's groups do not divide the inputs or weights are not finite: ask
@@ -49,7 +49,7 @@ class Int4Linear(torch.nn.Module):
     def holding(
         cls, weights: Int4Weights, bias: torch.Tensor | None, dtype: torch.dtype, readable: bool = False
     ) -> Self:
-        """A layer that computes with 4-bit numbers which were chosen elsewhere, in a model of `dtype`."""
+        """A layer with given 4-bit numbers, in a model of `dtype`."""
         backend = int4_linear_backend(weights.q.device, dtype)
         if readable and backend == "torch-int4pack":
             backend = "torch-dequantize"
@@ -64,7 +64,7 @@ class Int4Linear(torch.nn.Module):
 
 
 class Int4Embedding(torch.nn.Module):
-    """Row i of the weights that 4-bit numbers stand for, in `dtype`."""
+    """Row i of dequantized 4-bit weights, in `dtype`."""
 
     holds_quantized_weights = True
     numbers: torch.Tensor
@@ -88,7 +88,7 @@ class Int4Embedding(torch.nn.Module):
 
 
 def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
-    """Bytes of an [outputs, inner] weight as 4-bit numbers with scales and what fills them up, on its device."""
+    """Bytes of an [outputs, inner] weight as 4-bit numbers with scales and padding, on its device."""
     backend = int4_linear_backend(weight.device, weight.dtype)
     units = {"torch-dequantize": 1, "torch-int4pack": PACKED_OUTPUTS.get(weight.device.type, 1)}
     unit = units.get(backend, TILE)
@@ -98,7 +98,7 @@ def int4_bytes(weight: torch.Tensor, scheme: Int4Scheme) -> int:
 
 
 def _hold(module: Int4Linear | Int4Embedding, packed: PackedInt4) -> None:
-    """As buffers, so that a count of the model's bytes includes them."""
+    """Registers buffers, so that a count of the model's bytes includes them."""
     module.register_buffer("numbers", packed.numbers)
     module.register_buffer("scale", packed.scale)
     module.register_buffer("offset", packed.offset)

@@ -1,4 +1,4 @@
-"""Layers with int8 weights that take the place of a model's own.
+"""Layers with int8 weights, which replace a model's own.
 
 All of them hold one scale for each output (or row of a table) and compute with optigpu.ops.
 """
@@ -29,7 +29,7 @@ class Int8Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,8 @@ class Int16Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The twin of a Linear or a Conv1D with 16 bits a weight: int8 ones, and int8 ones of what those leave over."""
+        """The layer of a Linear or a Conv1D with 16 bits a weight: int8 numbers, and int8 numbers of their rounding
+        errors."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +89,7 @@ class Int8DynamicLinear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +114,7 @@ class Int8Embedding(torch.nn.Module):
 
     @classmethod
     def of(cls, embedding: torch.nn.Module) -> Self:
-        """The twin of a torch Embedding with a table of its own."""
+        """The quantized layer of a torch Embedding, with its own table."""
         weight = weight_of(embedding)
         return cls(*quantize_rows(weight), weight.dtype)
 

@@ -1,4 +1,4 @@
-"""What the techniques share that fuse parts of attentions and MLPs: above all, linear layers merged into one."""
+"""Functions for techniques that fuse parts of attentions and MLPs, above all merging linear layers into one."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -11,18 +11,18 @@ from optigpu.vocabulary import UnsupportedError
 
 
 def modules_of(model: torch.nn.Module, kinds: Collection[str]) -> list[Place]:
-    """Where modules stand whose class, or a class that it is made of, has one of these names; in the model's order."""
+    """The places of modules whose class, or one of its base classes, has one of these names; in the model's order."""
     return places_of(model, lambda module: bool(kind_of(module, kinds)))
 
 
 def kind_of(module: torch.nn.Module, kinds: Collection[str]) -> str:
-    """Which of these names a module's class has, or the nearest class that it is made of; "" where it has none."""
+    """The one of these names that a module's class or its nearest base class has; "" if none has."""
     names = [kind.__name__ for kind in type(module).__mro__]
     return next((name for name in names if name in kinds), "")
 
 
 def require_mergeable(model: torch.nn.Module, technique: str, groups: Sequence[Sequence[Place]]) -> None:
-    """Looks at every group of layers that is to be merged into one, before any is touched.
+    """Checks every group of layers that is to be merged into one, before any is changed.
 
     Raises UnsupportedError when a layer is not a plain torch Linear, when the layers of a group differ in dtype,
     device, inputs or in whether they have a bias, and when a parameter is shared: a merged copy of it would be a
@@ -45,9 +45,8 @@ def require_mergeable(model: torch.nn.Module, technique: str, groups: Sequence[S
 
 
 def activation_kernels(technique: str, device: torch.device) -> str:
-    """The name of what runs fused activations on `device`.
-
-    Raises UnsupportedError where that is plain torch, which fuses nothing.
+    """The backend of fused activations on `device`. Raises UnsupportedError if that is plain torch, which fuses
+    nothing.
     """
     reason = activation_reason(device)
     if reason is not None:
@@ -84,7 +83,7 @@ def _require_plain(technique: str, place: Place) -> None:
 
 
 def _likeness(layer: torch.nn.Module) -> tuple[object, ...]:
-    """What layers must have in common to be merged."""
+    """The properties that layers must share to be merged."""
     kinds = {(parameter.dtype, parameter.device) for parameter in layer.parameters()}
     return (frozenset(kinds), layer.in_features, layer.bias is None)
 

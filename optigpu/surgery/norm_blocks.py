@@ -6,7 +6,7 @@ Read when a job is posted as well: imports no torch.
 from typing import TYPE_CHECKING
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, Decoder, NormKind, family_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 TECHNIQUES: dict[NormKind, str] = {"LayerNorm": "fused_layernorm", "RMSNorm": "fused_rmsnorm"}
-"""What fuses each kind of norm."""
+"""The technique that fuses each kind of norm."""
 
 
 def norm_reason(
@@ -30,7 +30,7 @@ def norm_reason(
 def checked_blocks(
     model: "PreTrainedModel", kind: NormKind
 ) -> tuple[Decoder, "list[torch.nn.Module]", "torch.nn.Module | None"]:
-    """Where the family's parts stand, its blocks and its final norm, None where a model has none.
+    """The family's parts, the blocks, and the final norm (None if the model has none).
 
     Raises UnsupportedError for a model whose blocks are not known, have norms of the other kind, or are not those of
     transformers any more.
@@ -72,7 +72,7 @@ def _family_reason(kind: NormKind, name: str) -> str | None:
 
 
 def _variant_reason(config: "PreTrainedConfig", technique: str) -> str | None:
-    """Why a model of a known family has other blocks than its siblings, or None."""
+    """Why this model's blocks differ from those of its family, or None."""
     if not getattr(config, "do_layer_norm_before", True):
         return (
             f"{technique} needs norms before attention and MLP; this OPT model has them after (do_layer_norm_before is "

@@ -16,7 +16,8 @@ Mixin = TypeVar("Mixin", bound=torch.nn.Module)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer stands: its path from the model ("transformer.h.0.mlp.c_fc"), its parent, its name there."""
+    """The place of a layer: its path from the model ("transformer.h.0.mlp.c_fc"), its parent, its name in the
+    parent."""
 
     path: str
     parent: torch.nn.Module
@@ -24,17 +25,17 @@ class Place:
 
     @property
     def layer(self) -> LinearLayer:
-        """What stands there now; a linear layer for all that do not look for another kind."""
+        """The module at this place; a linear layer unless another kind was searched for."""
         found: LinearLayer = getattr(self.parent, self.name)
         return found
 
     def put(self, layer: torch.nn.Module) -> None:
-        """Exchanges it, in the state (training or not) of what stood there."""
+        """Replaces the module; the new one gets the old one's state (training or not)."""
         setattr(self.parent, self.name, layer.train(self.layer.training))
 
 
 def places_of(model: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> list[Place]:
-    """Where the modules that are wanted stand, in the model's own order, without the model itself."""
+    """The places of the wanted modules, in the model's own order, without the model itself."""
     return [
         Place(f"{path}.{name}" if path else name, parent, name)
         for path, parent in model.named_modules()
@@ -66,7 +67,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
-    """The linear layers that a quantization is about to replace, all of them looked at before any is touched.
+    """The linear layers that a quantization will replace; all of them are checked before any is changed.
 
     `group` is what the number of inputs of each must be a multiple of. Raises UnsupportedError, with the model left as
     it was, when there is none, when the model is quantized already, when a weight is NaN or infinite, and when a
@@ -89,7 +90,7 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
 
 
 def damaged(technique: str, path: str) -> str:
-    """What to say of a layer whose weights are not numbers."""
+    """The error's sentence for a layer with weights that are NaN or infinite."""
     return f"{technique}: {path} has weights that are NaN or infinite; the model's files are damaged."
 
 
@@ -110,7 +111,7 @@ def is_quantized(module: torch.nn.Module) -> bool:
 
 
 def exchange(places: Iterable[Place], make: Callable[[LinearLayer], torch.nn.Module]) -> None:
-    """Puts `make(layer)` where each layer stood, one after the other, so that only one of them is there twice."""
+    """Replaces each layer by `make(layer)`, one after the other, so that only one of them is in memory twice."""
     for place in places:
         place.put(make(place.layer))
 
@@ -127,7 +128,7 @@ def become(module: torch.nn.Module, mixin: type[Mixin], **about: Hashable) -> Mi
 
 
 _MIXED: dict[tuple[object, ...], type[torch.nn.Module]] = {}
-"""One class for each pair: what torch.compile made for a class is found again by it."""
+"""One class for each pair, so that torch.compile finds the code of a class again."""
 
 
 def _mixed(

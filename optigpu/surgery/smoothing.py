@@ -20,13 +20,13 @@ from optigpu.surgery.places import linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 OWN_ROWS, OWN_LENGTH = 4, 64
-"""The text that a model writes for its own calibration: sequences, and tokens of each."""
+"""The text that a model generates for its own calibration: sequences, and tokens of each."""
 Followers = dict[torch.nn.Module, tuple[torch.Tensor, list[torch.nn.Module]]]
 """For each norm its output, and the linear layers that got this tensor."""
 MOST_DOUBLINGS = 10
 """No factor is above 2^10 or below 2^-10: float16 weights stay in range."""
 _ROUNDINGS = 64
-"""How many roundings of the largest logit two passes may differ by where blocks of a product are cut otherwise."""
+"""Two passes may differ by this many roundings of the largest logit, because products may be split differently."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class _Pair:
 
 
 def smooth(model: PreTrainedModel, calibration_ids: torch.Tensor, alpha: float = 0.5) -> int:
-    """Smooths every pair of a norm and the linear layers right behind it, in place; returns how many norms.
+    """Smooths every pair of a norm and the linear layers directly after it, in place; returns the number of norms.
 
     calibration_ids: int64 [sequences, length] of the model's ids, on its device; `alpha`, from 0 to 1, says how much of
-    the difficulty moves into the weights. Everything is looked at before anything is changed.
+    the difficulty moves into the weights. Everything is checked before anything is changed.
     Raises ValueError when the ids or alpha do not fit, and UnsupportedError, with the model left as it was, when no
     linear layer follows a norm directly or when the outputs would change.
     """

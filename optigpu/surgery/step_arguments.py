@@ -1,4 +1,4 @@
-"""What was compiled, exported or captured is made for its first arguments: for their shapes, for that very cache."""
+"""Checks that a compiled, exported or captured function gets the shapes and the cache of its first call."""
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -11,7 +11,7 @@ MadeFor = tuple[object, ...]
 
 
 def made_for(*arguments: object) -> MadeFor:
-    """What a first call with these arguments makes a function for."""
+    """The shapes and arguments for which a first call makes a function."""
     return tuple(getattr(argument, "shape", argument) for argument in arguments)
 
 
@@ -31,5 +31,5 @@ def cache_tensors(cache: Cache) -> list[torch.Tensor]:
 
 
 def is_filled(cache: Cache) -> bool:
-    """Whether a cache has its tensors already; the library makes them when the first token comes."""
+    """Whether a cache has allocated its tensors; the library does so at the first token."""
     return all(getattr(layer, "is_initialized", False) for layer in cache.layers)

@@ -2,7 +2,7 @@
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
-torch stands in `surgery`, or beside a technique.py in a package, and is imported within the hook.
+torch is in `surgery`, or beside a technique.py in a package, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Phase(IntEnum):
 
 
 class Choice(StrEnum):
-    """Of what a stack holds one at the most; the value is the reason."""
+    """Groups of which a stack may contain at most one technique; the value is the reason."""
 
     PRECISION = "matrix products run in one precision"
     WEIGHTS = "weights are quantized once"
@@ -57,12 +57,12 @@ class Choice(StrEnum):
 
 
 GgufType = Literal["Q4_0", "Q4_K_M", "Q8_0", "F16"]
-"""llama.cpp's names of number formats; with F32, which stands for no technique, all that files are written in here."""
+"""llama.cpp's names of the number formats in which files are written; F32 is the format without a technique."""
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How weights come in. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
+    """How weights are loaded. `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation.
 
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
@@ -87,7 +87,7 @@ AttentionKernel = Literal["auto", "flash", "memory_efficient", "math", "flash_3"
 
 @dataclass(frozen=True)
 class ModeOptions:
-    """What forward passes run under. `autocast` is the dtype's name that torch.autocast computes in, None without.
+    """The contexts of forward passes. `autocast` is the dtype's name that torch.autocast computes in, None without.
 
     `attention_kernel` is the only one that scaled_dot_product_attention may run; "auto" leaves the choice to torch.
     """
@@ -103,7 +103,7 @@ class ModeOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Which key-value cache decoding uses.
+    """The key-value cache of decoding.
 
     `kind` is "dynamic" (the library's default), "static" or "none"; `int8` stores keys and values as int8; `window`
     keeps the last so many tokens alone, after the first `sinks` ones. None keeps all. `mixed` says that keys and values
@@ -123,7 +123,7 @@ class CacheOptions:
 
 @dataclass
 class Notes:
-    """What techniques, the workload and the backend record while they work, by name.
+    """Notes of techniques, the workload and the backend, by name.
 
     A name that RunFacts has as a field becomes that field of the result's facts; every other is kept for people, in
     `recorded`.
@@ -160,13 +160,13 @@ new_tokens]; marks: the clock's marks before the prompt and after each token, ne
 class Technique(Frozen):
     """One optimization. Subclasses add `name: Literal[...]` with a default, and their parameters.
 
-    `requires` names techniques that come along, where they do something for the workload. `conflicts` gives the
-    reason for each technique that cannot be in the same stack (said on one side, it holds for both), and `choices`
-    say of what it is one. `backends` names the engines that can apply it, and `tasks` what a workload must do for it
-    to matter. `later` names parameters that came after the first version: left at their defaults they are not part of
-    a digest, so that earlier results stay comparable.
-    `compared_with` names techniques that make up the reference which "alone" is measured against, where the plain
-    baseline would already contain this technique. `cautionary` marks a rung that is expected to lose.
+    `requires` names techniques that are added, if they apply to the workload. `conflicts` gives the reason for each
+    technique that cannot be in the same stack (declared on either side, it holds for both), and `choices` are the
+    groups that it belongs to. `backends` names the engines that can apply it, and `tasks` what a workload must do for
+    it to matter. `later` names parameters that came after the first version: left at their defaults they are not part
+    of a digest, so that earlier results stay comparable. `compared_with` names techniques that make up the reference
+    which "alone" is measured against, where the plain baseline would already contain this technique. `cautionary` marks
+    a rung that is expected to lose.
     """
 
     layer: ClassVar[Layer]
@@ -188,7 +188,7 @@ class Technique(Frozen):
     name: str
 
     def identity(self) -> dict[str, Any]:
-        """What makes it another technique than its siblings, as plain JSON; part of a variant's digest."""
+        """Its name and parameters as plain JSON; part of a variant's digest."""
         defaults = {
             name for name in self.later if getattr(self, name) == type(self).model_fields[name].default
         }
@@ -211,11 +211,11 @@ class Technique(Frozen):
         return not self.cautionary and self.check(environment, device, None) is None
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Changes how weights come in."""
+        """Changes how weights are loaded."""
         return options
 
     def execution(self, options: ModeOptions) -> ModeOptions:
-        """Changes what forward passes run under."""
+        """Changes the contexts of forward passes."""
         return options
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
@@ -225,7 +225,7 @@ class Technique(Frozen):
         """
 
     def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
-        """Lays out anew, in place, what every technique's `modules` left of the model."""
+        """Changes the layout of the model in place, after all techniques' `modules`."""
 
     def cache(self, options: CacheOptions) -> CacheOptions:
         """Chooses the key-value cache."""
@@ -266,5 +266,5 @@ def _name(technique: type[Technique] | Technique) -> str:
 
 
 def type_of(technique: type[Technique] | Technique) -> type[Technique]:
-    """The class of a technique, given as that or as an instance."""
+    """The class of a technique, which is given as a class or an instance."""
     return technique if isinstance(technique, type) else type(technique)

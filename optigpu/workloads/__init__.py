@@ -14,14 +14,22 @@ from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.kv_cache import KvCache
+from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
 
 AnyWorkload = Annotated[
-    Generate | Prefill | KvCache | BatchSweep | Quality | Classify | Matmul | Attention | Normalization,
+    Generate
+    | Prefill
+    | KvCachePositions
+    | BatchSweep
+    | Quality
+    | Classify
+    | Matmul
+    | Attention
+    | Normalization,
     Field(discriminator="kind"),
 ]
 """The union that a request's `workload` is one of; the one list of all workloads."""

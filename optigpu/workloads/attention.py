@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from optigpu.backends.operators import AttentionRow, AttentionShape, OperatorRuntime, Wide
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.operators import (
+    DTYPE_UNDERFLOW,
+    FLOAT32_ROUNDOFF,
     ROUNDING,
-    UNDERFLOW,
-    UNIT,
     WIDTHS,
     Dtype,
     Implemented,
@@ -86,7 +86,7 @@ class Attention(Implemented):
 
     @property
     def shape(self) -> AttentionShape:
-        """What a backend makes the operator from."""
+        """The shape from which a backend makes the operator."""
         (length,) = self.lengths
         return AttentionShape(
             length=length,
@@ -142,7 +142,7 @@ class AttentionRequest(OperatorRequest):
         self._runtime.notes.record(attention_kernels=self.operator.kernels())
 
     def error_over_bound(self) -> float:
-        """Of a few rows of the result."""
+        """The check of a few rows of the result."""
         shape = self._shape
         places = [
             (place // (shape.heads * shape.length), place // shape.length % shape.heads, place % shape.length)
@@ -158,14 +158,16 @@ def row_error_over_bound(row: AttentionRow, shape: AttentionShape) -> Wide:
     e = d u |q||k| / sqrt(d) + 3 v |s|, a weight of the softmax by the factor exp(2 e), and the sums by n u (Higham,
     Accuracy and Stability of Numerical Algorithms, 2002, sections 3.1 and 3.5); a result is rounded to the dtype.
     """
-    rounding, least = ROUNDING[shape.dtype], UNDERFLOW[shape.dtype]
+    rounding, least = ROUNDING[shape.dtype], DTYPE_UNDERFLOW[shape.dtype]
     scores = row.keys @ row.query * shape.scale
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
     size = np.abs(row.keys) @ np.abs(row.query) * shape.scale
-    score = float((shape.head_size * UNIT * size + 3 * rounding * np.abs(scores)).max()) + 2 * least
+    score = (
+        float((shape.head_size * FLOAT32_ROUNDOFF * size + 3 * rounding * np.abs(scores)).max()) + 2 * least
+    )
     expected = weights @ row.values
-    slack = math.expm1(2 * score) + 2 * len(row.keys) * UNIT + 3 * rounding
+    slack = math.expm1(2 * score) + 2 * len(row.keys) * FLOAT32_ROUNDOFF + 3 * rounding
     bound = slack * (weights @ np.abs(row.values)) + rounding * np.abs(expected)
     bound += least * (1 + np.abs(row.values).sum(axis=0))
     error: Wide = np.abs(row.result - expected) / bound

@@ -10,7 +10,7 @@ from optigpu.workloads.requests.shapes import WorkShape
 
 @dataclass(frozen=True)
 class Check:
-    """What looking at an output found: how long its request took, and what is wrong with it, if anything is."""
+    """The check of an output: the duration of its request, and the problem that was found, if any."""
 
     request_s: float
     problem: str | None = None
@@ -18,30 +18,30 @@ class Check:
 
 
 class Request(Protocol):
-    """A prepared request that can be repeated."""
+    """A prepared request, which can be repeated."""
 
     def run(self) -> Mapping[str, float]:
         """One timed request: a sample for each of the workload's metrics, in the metric's unit."""
 
     def check(self) -> Check:
-        """One untimed request whose output is looked at: counts, NaN, agreement."""
+        """One untimed request whose output is checked: counts, NaN, agreement."""
 
     def observe(self) -> None:
-        """Records in the runtime's notes what only a run can show; slow, and never timed."""
+        """Records facts that only a run can show in the runtime's notes; slow, and never timed."""
 
     def described(self) -> Mapping[str, Sequence[float]]:
         """Times within the last request, in seconds, that describe it: of each token, for example."""
 
     def fresh(self) -> "Request":
-        """A request of the same shapes whose inputs no request had before."""
+        """A request of the same shapes with inputs that no request had before."""
 
 
 class Workload(Frozen):
     """One kind of work. Subclasses add `kind: Literal[...]` with a default, and their shapes.
 
-    `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `task` says what for a
-    model is loaded, if any, and `example_model` names one. Without one of its `meters` it would be nothing.
-    `reference` is the implementation that others are compared with, where the workload has several.
+    `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `task` is the task for which
+    a model is loaded, if any, and `example_model` names one. A job must have all of its `meters`. `reference` is the
+    implementation that others are compared with, where the workload has several.
     """
 
     summary: ClassVar[str]
@@ -55,21 +55,22 @@ class Workload(Frozen):
     kind: str
 
     def expand(self) -> tuple["Workload", ...]:
-        """The single measurable workloads that this stands for; a workload with lists of shapes has many."""
+        """The single workloads of this one: one for each combination of its lists of shapes."""
         return (self,)
 
     @property
     def label(self) -> str:
-        """What tells one expanded workload from its siblings, for a table; empty where there are none."""
+        """The label in a table that distinguishes an expanded workload from the others; empty if there are no
+        others."""
         return ""
 
     @property
     def implementation(self) -> str | None:
-        """How a single workload is done, where it has several implementations; results of all of them compare."""
+        """The implementation of a single workload, if it has several; results of all of them are comparable."""
         return None
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for results to be compared, as plain JSON: everything but the implementation."""
+        """The fields that must be equal for a comparison, as plain JSON: all but the implementation."""
         return self.model_dump(mode="json")
 
     @property
@@ -84,7 +85,7 @@ class Workload(Frozen):
 
     @property
     def work_shape(self) -> WorkShape | None:
-        """What one step of a single (expanded) workload does; None where a roofline cannot know."""
+        """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
         return None
 
     def check(self, model: Any) -> str | None:

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import ImageRuntime
-from optigpu.models.facts import ImageFacts
+from optigpu.documents.shapes import ImageFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.passes import PassRequest
@@ -17,7 +17,7 @@ from optigpu.workloads.requests.shapes import ImageShape
 class Classify(Workload):
     """One forward pass over a batch of square images of random normal pixels, up to the most likely class of each.
 
-    The images lie on the device in the weights' dtype before the pass; reading, scaling and copying them is not timed.
+    The images are on the device in the weights' dtype before the pass; reading, scaling and copying them is not timed.
     On CUDA PyTorch's default lets convolutions of float32 weights round to TF32, and that is the baseline; the result's
     facts say so (`cudnn_tf32`).
     `image_size` is their side in pixels, null for the one that the model was trained with.

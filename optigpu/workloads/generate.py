@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
 from optigpu.workloads.requests.shapes import DecodeShape
@@ -27,7 +27,7 @@ class Generate(Workload):
 
     @property
     def scenario(self) -> Literal["SingleStream", "Offline"]:
-        """What MLPerf Inference calls it: one query after the other, or all queries at once.
+        """The scenario of MLPerf Inference: one query after the other, or all queries at once.
 
         A single stream is judged by the 90th percentile of its latency, an offline batch by its samples per second.
         Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549.

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import DecodingRequest, exceeds_context
 from optigpu.workloads.requests.shapes import DecodeShape
@@ -13,11 +13,12 @@ from optigpu.workloads.requests.shapes import DecodeShape
 Position = Annotated[int, Field(ge=1, le=131072)]
 
 
-class KvCache(Workload):
+class KvCachePositions(Workload):
     """A few tokens decoded after a prompt as long as the position, for each of `positions`; the prompt is not counted.
 
     With a cache a token costs what reading the weights and the cache costs; without one (no_kv_cache) the whole
-    sequence is computed again for each token. The timed tokens stand at `position` and the `new_tokens` - 2 after it.
+    sequence is computed again for each token. The timed tokens are at `position` and the `new_tokens` - 2 positions
+    after it.
     """
 
     summary: ClassVar[str] = "time of a token against its position in the sequence"

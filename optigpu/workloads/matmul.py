@@ -10,8 +10,8 @@ from optigpu.backends.operators import OperatorRuntime
 from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.operators import (
+    FLOAT32_ROUNDOFF,
     ROUNDING,
-    UNIT,
     WIDTHS,
     OperatorRequest,
     checked_places,
@@ -93,4 +93,4 @@ class MatmulRequest(OperatorRequest):
         block = self.operator.block(checked_places(self._size))
         error = np.abs(block.product - block.rows @ block.columns)
         size = np.abs(block.rows) @ np.abs(block.columns)
-        return largest(error / ((self._size * UNIT + 4 * ROUNDING[self._dtype]) * size))
+        return largest(error / ((self._size * FLOAT32_ROUNDOFF + 4 * ROUNDING[self._dtype]) * size))

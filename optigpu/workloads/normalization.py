@@ -10,9 +10,9 @@ from pydantic import Field
 from optigpu.backends.operators import NormRows, NormShape, OperatorRuntime, Wide
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.operators import (
+    DTYPE_UNDERFLOW,
+    FLOAT32_ROUNDOFF,
     ROUNDING,
-    UNDERFLOW,
-    UNIT,
     WIDTHS,
     Dtype,
     Implemented,
@@ -87,7 +87,7 @@ class Normalization(Implemented):
 
     @property
     def shape(self) -> NormShape:
-        """What a backend makes the operator from."""
+        """The shape from which a backend makes the operator."""
         (width,), (norm,), (residual,) = self.widths, self.norms, self.residuals
         return NormShape(
             norm=norm,
@@ -125,11 +125,11 @@ class NormalizationRequest(OperatorRequest):
         super().__init__(runtime, self.operator)
 
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """Of the least that has to be moved."""
+        """Bytes count the least that has to be moved."""
         return {"latency_s": latency_s, "gb_per_s": self._bytes / latency_s / 1e9}
 
     def error_over_bound(self) -> float:
-        """Of a few rows of the sum and of its norm."""
+        """The check of a few rows of the sum and of its norm."""
         rows = self.operator.rows(checked_places(self._shape.rows))
         errors = [norm_error_over_bound(rows, self._shape)]
         if rows.residual is not None:
@@ -153,19 +153,21 @@ def norm_error_over_bound(rows: NormRows, shape: NormShape) -> Wide:
     """
     summed, weight = rows.summed, rows.weight
     bias = np.zeros_like(weight) if rows.bias is None else rows.bias
-    n, is_layer_norm = shape.width * UNIT, shape.norm == "layer_norm"
+    n, is_layer_norm = shape.width * FLOAT32_ROUNDOFF, shape.norm == "layer_norm"
     mean = summed.mean(axis=1, keepdims=True) * is_layer_norm
     centred = summed - mean
     off = (
-        n * np.abs(summed).mean(axis=1, keepdims=True) + UNIT * (np.abs(summed) + np.abs(mean))
+        n * np.abs(summed).mean(axis=1, keepdims=True) + FLOAT32_ROUNDOFF * (np.abs(summed) + np.abs(mean))
     ) * is_layer_norm
     square = np.square(centred).mean(axis=1, keepdims=True) + shape.epsilon
-    square_off = 2 * (np.abs(centred) * off).mean(axis=1, keepdims=True) + (n + 4 * UNIT) * (
+    square_off = 2 * (np.abs(centred) * off).mean(axis=1, keepdims=True) + (n + 4 * FLOAT32_ROUNDOFF) * (
         square + np.square(mean)
     )
     scaled = centred * weight / np.sqrt(square)
-    bound = np.abs(weight / np.sqrt(square)) * off + np.abs(scaled) * (square_off / (2 * square) + 6 * UNIT)
+    bound = np.abs(weight / np.sqrt(square)) * off + np.abs(scaled) * (
+        square_off / (2 * square) + 6 * FLOAT32_ROUNDOFF
+    )
     bound += 3 * ROUNDING[shape.dtype] * (np.abs(scaled) + np.abs(bias))
-    bound += (2 + np.abs(weight)) * UNDERFLOW[shape.dtype]
+    bound += (2 + np.abs(weight)) * DTYPE_UNDERFLOW[shape.dtype]
     error: Wide = np.abs(rows.normed - (scaled + bias)) / bound
     return error

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import PromptRuntime
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context

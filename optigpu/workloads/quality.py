@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import DecodingRuntime
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Check, Workload
 from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
 
@@ -20,7 +20,7 @@ class Quality(Workload):
     the first `prefill` tokens at once, then one step for each further token but the last, which predicts nothing.
     """
 
-    summary: ClassVar[str] = "what a stack costs in quality: text scored token by token"
+    summary: ClassVar[str] = "the quality of a stack: text scored token by token"
     primary: ClassVar[str] = "scored_tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("scored_tokens_per_s", "latency_s")
     example_model: ClassVar[str] = "bundled:tiny"
@@ -39,12 +39,12 @@ class Quality(Workload):
         return ScoringRequest(runtime, np.random.default_rng(runtime.seed), (self.batch_size, self.window))
 
 
-PREFILL = 8
+PREFILL_TOKENS = 8
 """Tokens of a window that are its prompt; what is timed begins after one."""
 
 
 class ScoringRequest:
-    """The same windows, scored again and again."""
+    """The same windows, scored repeatedly."""
 
     def __init__(self, runtime: DecodingRuntime, source: np.random.Generator, shape: tuple[int, int]) -> None:
         """Tokens of `shape` [batch, window] are drawn from `source`; the last of each predicts nothing."""
@@ -53,19 +53,21 @@ class ScoringRequest:
 
     def run(self) -> Mapping[str, float]:
         """One timed window, the prompt's pass included."""
-        latency_s = self._runtime.scoring_s(self._tokens, PREFILL)
+        latency_s = self._runtime.scoring_s(self._tokens, PREFILL_TOKENS)
         rate = self._expected * self._shape[0] / latency_s
         return {"scored_tokens_per_s": rate, "latency_s": latency_s}
 
     @property
     def _expected(self) -> int:
         """Predictions of a row."""
-        return self._shape[1] - 1 - PREFILL
+        return self._shape[1] - 1 - PREFILL_TOKENS
 
     def check(self) -> Check:
         """Counts the predictions, and looks at every logit for NaN and infinity."""
-        latency_s = self._runtime.scoring_s(self._tokens, PREFILL)
-        found = [int((~np.isfinite(each)).sum()) for each in self._runtime.score(self._tokens, PREFILL)]
+        latency_s = self._runtime.scoring_s(self._tokens, PREFILL_TOKENS)
+        found = [
+            int((~np.isfinite(each)).sum()) for each in self._runtime.score(self._tokens, PREFILL_TOKENS)
+        ]
         if len(found) != self._expected:
             return Check(latency_s, f"Scoring gave {len(found)} predictions instead of {self._expected}.")
         if sum(found):
@@ -74,7 +76,7 @@ class ScoringRequest:
 
     def observe(self) -> None:
         """Records which kernels run."""
-        self._runtime.observe(self._tokens[:, :PREFILL])
+        self._runtime.observe(self._tokens[:, :PREFILL_TOKENS])
 
     def described(self) -> Mapping[str, Sequence[float]]:
         """Without a cache all predictions come at once, so none has a time of its own."""

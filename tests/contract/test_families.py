@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.models.families import FAMILIES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "optigpu"
@@ -72,3 +73,11 @@ def test_what_is_looked_for_is_there_to_be_found() -> None:
         "ViTMLP",
         "MistralRMSNorm",
     } <= CLASSES
+
+
+def test_a_family_of_gguf_has_every_part_that_its_writer_asks_for() -> None:
+    written = [family for family in FAMILIES.values() if family.gguf]
+    assert written
+    for family in written:
+        assert written_family(family.name).gguf is family.gguf
+        assert family.keys.inner_size

@@ -104,7 +104,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def disabled_in(path: Path) -> set[str]:
-    """Classes that a test which sees itself fail without a hook names, or that stand in the constants it names."""
+    """Classes named by a test that checks its own failure without a hook, or listed in the constants that it names."""
     tree = ast.parse(path.read_text())
     constants: dict[str, set[str]] = {}
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""Builds the made-up driver library, and asks it in a process of its own, since a process loads such a library once."""
+"""Builds the made-up driver library, and asks it in a separate process, since a process loads such a library once."""
 
 import json
 import os

@@ -23,7 +23,7 @@ def replaced_in(model: Any) -> list[Any]:
 
 
 def twins(plain: Any, model: Any) -> list[tuple[Any, Any]]:
-    """Each layer that was replaced, with what stands in its place in a model that was quantized."""
+    """Each replaced layer, with the layer in its place in the quantized model."""
     head = plain.get_output_embeddings()
     places = [place for place in linear_places(plain) if place.layer is not head]
     return [(place.layer, model.get_submodule(place.path)) for place in places]

@@ -79,7 +79,7 @@ def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Note
 
 
 def twin(plain: Any, model: Any) -> Any:
-    """The plain model with the weights that the packed ones stand for, and a bfloat16 embedding."""
+    """The plain model with the unpacked weights and a bfloat16 embedding."""
     import torch
 
     head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()

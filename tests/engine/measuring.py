@@ -1,4 +1,4 @@
-"""A real measuring process that is asked for rounds as the conductor asks, so that tests can disturb it meanwhile."""
+"""A real measuring process that is asked for rounds as the conductor asks, so that tests can disturb it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def leave_alone(number: int, child: Child) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """A process that stands ready, and what it was told. Several timeds may follow each other."""
+    """A ready process and its assignment. Several timeds may follow each other."""
 
     child: Child
     ready: Ready

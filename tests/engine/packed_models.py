@@ -49,7 +49,7 @@ def write_packed_tiny(folder: Path, family: str, layout: Layout) -> Any:
 def write_packed(folder: Path, model: Any, layout: Layout) -> Any:
     """Writes a float32 model with every linear layer packed but the head.
 
-    Returns it in float64, with the very weights that the packed numbers stand for.
+    Returns it in float64 with exactly the unpacked weights.
     """
     import torch
     from safetensors.torch import save_file
@@ -97,7 +97,7 @@ def as_rows(layer: Any) -> Any:
 def packed(
     weight: NDArray[np.float64], layout: Layout, generator: np.random.Generator
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[Any]]]:
-    """Weights [inputs, outputs] after rounding, and the tensors that stand for them."""
+    """Weights [inputs, outputs] after rounding, and their packed tensors."""
     inputs, outputs = weight.shape
     group_of = np.arange(inputs) // GROUP
     if layout.act_order:

@@ -23,7 +23,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: a zombie that nobody reaps does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

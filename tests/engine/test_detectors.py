@@ -42,7 +42,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 
 @contextmanager
 def busy_loop(folder: Path, niceness: int) -> Iterator[str]:
-    """A process of a name of its own that never rests."""
+    """A process with a unique name that never rests."""
     script = folder / f"hog{os.getpid()}"
     script.write_text("#!/bin/sh\nwhile :; do :; done\n")
     script.chmod(0o755)

@@ -42,6 +42,15 @@ ELSEWHERE = {
 """What takes half a minute and is tested on that very shape in the technique's own file."""
 
 
+SLOW = ("torch_compile", "export_aot")
+"""What compiles takes seconds for each shape."""
+
+
+def marked(name: str, *others: str) -> Any:
+    """The parameters of a test, with its mark where it is slow."""
+    return pytest.param(name, *others, marks=[pytest.mark.slow] if name in SLOW else [])
+
+
 def names_for(workload: str) -> list[str]:
     return [
         name
@@ -57,7 +66,10 @@ def refusal(name: str, shape: str) -> str | None:
 
 
 GENERATING = [
-    (name, shape) for name in names_for("generate") for shape in SHAPES if (name, shape) not in ELSEWHERE
+    marked(name, shape)
+    for name in names_for("generate")
+    for shape in SHAPES
+    if (name, shape) not in ELSEWHERE
 ]
 
 
@@ -80,7 +92,7 @@ def test_it_generates_or_says_why_not(name: str, shape: str) -> None:
     assert bool(runtime.logits(prompt(1)).isfinite().all())
 
 
-@pytest.mark.parametrize("name", names_for("prefill"))
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("prefill")])
 def test_it_prefills_or_says_why_not(name: str) -> None:
     technique: Any = TECHNIQUES[name](name=name)
     shape = "llama" if refusal(name, "gpt2") and not refusal(name, "llama") else "gpt2"
@@ -95,7 +107,7 @@ def test_it_prefills_or_says_why_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", IMAGES)
-@pytest.mark.parametrize("name", names_for("classify"))
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("classify")])
 def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     import torch
 
@@ -113,5 +125,6 @@ def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
 
 
 def test_the_others_run_on_cuda_alone() -> None:
-    others = set(TECHNIQUES) - set(names_for("generate"))
+    of_torch = {name for name, kind in TECHNIQUES.items() if "torch" in kind.backends}
+    others = of_torch - set(names_for("generate"))
     assert {TECHNIQUES[name].devices for name in others} == {(DeviceKind.CUDA,)}

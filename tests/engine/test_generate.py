@@ -88,15 +88,16 @@ def test_a_missing_token_is_a_problem(runtime: TorchDecodingRuntime, monkeypatch
     )
 
 
-def test_where_the_timed_loop_gives_no_logits_the_result_says_that_they_were_not_checked() -> None:
-    """Another decoder's logits would say nothing of what is timed."""
+def test_where_the_timed_loop_gives_no_logits_the_result_says_that_the_model_s_own_were_checked() -> None:
     without, scoring = (asked(runtime_of("path:gpt2", OwnLoop(scores=scores))) for scores in (False, True))
     check = SHAPES.prepare(without).check()
     assert check.problem is None
-    assert str(check.details["logits_unchecked"]).startswith(
+    assert str(check.details["logits_not_of_the_timed_loop"]).startswith(
         "own_loop replaces the decode loop by one that gives no logits"
     )
     assert SHAPES.prepare(scoring).check().details == {}
+    without.decoding.model.get_output_embeddings().weight[3, 0] = float("nan")
+    assert "NaN or infinite" in (SHAPES.prepare(without).check().problem or "")
 
 
 @pytest.mark.parametrize(("prompt_tokens", "fits"), [(960, True), (961, False)])

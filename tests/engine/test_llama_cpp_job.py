@@ -166,7 +166,7 @@ def test_without_its_packages_the_variant_says_the_command_and_the_others_are_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = _without_llama_cpp(probe())
-    monkeypatch.setattr("optigpu.run.probe", lambda: bare)
+    monkeypatch.setattr("optigpu.conductor.session.probe", lambda: bare)
     measure = QUICK | {"meters": ["latency"]}
     spec = job(beside=[{"backend": "llama_cpp", "stack": gguf("Q4_0")}], measure=measure)
     torch, llama_cpp = measured(spec, tmp_path).outcomes

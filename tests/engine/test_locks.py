@@ -1,6 +1,5 @@
 """Who may measure at the same time on one host."""
 
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from worker.capabilities import serving
 
 
 class BusyError(Exception):
-    """Somebody else has the device."""
+    """Another job has the device."""
 
 
 def busy() -> None:
@@ -69,7 +68,7 @@ def test_a_worker_s_own_lock_is_no_measurement(tmp_path: Path, monkeypatch: pyte
     gpus = tuple(Accelerator(name="g", memory_bytes=1, uuid=uuid) for uuid in ("GPU-a", "GPU-b"))
     here = probe().model_copy(update={"accelerators": gpus})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the worker sets it; restored after the test
-    monkeypatch.setattr("optigpu.hardware.probe", lru_cache(lambda: here))
+    monkeypatch.setattr("worker.capabilities.probed", lambda _: here)
     with serving(CUDA, tmp_path), serving(CUDA, tmp_path), hold(tmp_path, CUDA, here, busy):
         assert len(list(tmp_path.iterdir())) == 4, "two workers, their first GPU, the host"
         assert not others_measure(tmp_path, CUDA, here)

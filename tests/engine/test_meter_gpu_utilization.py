@@ -24,7 +24,9 @@ def test_utilization_is_the_mean_while_requests_run(library: Path) -> None:
     assert reading["threads"] == ["MainThread"]
 
 
-@pytest.mark.parametrize(("mode", "reason"), [("refuses", "refuses its utilization"), ("lost", "is lost")])
+@pytest.mark.parametrize(
+    ("mode", "reason"), [("refuses", "does not let this user read its utilization"), ("lost", "is lost")]
+)
 def test_a_gpu_that_does_not_tell_is_a_reason(library: Path, mode: str, reason: str) -> None:
     reading = ask(library, "gpu_utilization", mode, after=3)
     assert reading["values"] == {}

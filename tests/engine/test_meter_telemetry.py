@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.hardware.telemetry import Probes
-from optigpu.meters.telemetry import POINTS, Series, TelemetryMeter
+from optigpu.meters.telemetry import MOST_SERIES_POINTS, Series, TelemetryMeter
 from tests.drivers.nvml import ask, build
 from tests.engine.meter_contexts import doing, fail, tickers
 from tests.engine.trees import tree
@@ -104,7 +104,7 @@ def test_a_long_series_is_thinned_and_its_extremes_are_not(tmp_path: Path) -> No
     for _ in range(1001):
         series.look()
     document = series.document()
-    assert len(document["series"]["x"]) == len(document["t_s"]) <= POINTS
+    assert len(document["series"]["x"]) == len(document["t_s"]) <= MOST_SERIES_POINTS
     assert (document["every"], series.summary()["looks"]) == (4, 1001)
     assert series.summary()["series"]["x"]["most"] == 90.0
 

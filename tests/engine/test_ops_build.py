@@ -55,7 +55,7 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def reason_for_torch() -> str:
-    """Why int8_linear has no operator of its own, after its plain torch has given the right answer."""
+    """Why int8_linear has no C++ operator here, after plain torch has given the right result."""
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(40, 128, generator=generator), torch.randn(3, 128, generator=generator)
     q, scale = int8_linear.quantize_rows(weight)

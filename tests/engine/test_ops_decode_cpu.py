@@ -20,7 +20,7 @@ from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, untied
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has threads of its own
+pytestmark = pytest.mark.usefixtures("one_torch_thread")  # the operator has its own threads
 
 KINDS: list[tuple[WeightKind, int]] = [
     *(("w4", group) for group in (32, 64, 128)),
@@ -352,7 +352,7 @@ def test_a_cache_that_cannot_be_had_is_refused_and_the_decoder_lives_on() -> Non
 
 
 def claimed(program: Program, outputs: int) -> Program:
-    """With a head of so many outputs that nobody has allocated."""
+    """With a head that claims that many outputs without having allocated them."""
     return replace(program, vocabulary=outputs, head=replace(program.head, outputs=outputs))
 
 

@@ -1,4 +1,4 @@
-"""The decoder's packed weights lie as its operator reads them, stand for what was quantized, and share one memory."""
+"""The decoder's packed weights have the operator's layout and the quantized values, and share one memory."""
 
 import mmap
 import os
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optigpu.ops.decode.cpu import packing
-from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE, Arena, aligned
+from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE_PAGE_BYTES, Arena, aligned
 from optigpu.ops.decode.cpu.packing import ROWS, pack, packed_bytes, quantize_eight, squared_errors, unpack
 from optigpu.ops.decode.program import GROUPS, WeightKind
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
@@ -216,20 +216,20 @@ def test_tensors_of_an_arena_are_aligned_and_lie_in_one_storage() -> None:
 
 
 def test_an_arena_lies_in_memory_that_huge_pages_were_asked_for() -> None:
-    arena = Arena(3 * HUGE + 1)
+    arena = Arena(3 * HUGE_PAGE_BYTES + 1)
     assert arena.huge
-    tensor = arena.take((3 * HUGE + 1,), torch.uint8)
-    assert tensor.data_ptr() % HUGE == 0
-    for byte in (0, 3 * HUGE):
+    tensor = arena.take((3 * HUGE_PAGE_BYTES + 1,), torch.uint8)
+    assert tensor.data_ptr() % HUGE_PAGE_BYTES == 0
+    for byte in (0, 3 * HUGE_PAGE_BYTES):
         assert "hg" in flags_at(tensor.data_ptr() + byte)
 
 
 def test_an_arena_does_without_huge_pages_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
-    arena = Arena(HUGE)
+    arena = Arena(HUGE_PAGE_BYTES)
     assert not arena.huge
-    tensor = arena.take((HUGE,), torch.uint8).fill_(7)
-    assert int(tensor.sum(dtype=torch.int64)) == 7 * HUGE
+    tensor = arena.take((HUGE_PAGE_BYTES,), torch.uint8).fill_(7)
+    assert int(tensor.sum(dtype=torch.int64)) == 7 * HUGE_PAGE_BYTES
     assert "hg" not in flags_at(tensor.data_ptr())
 
 

@@ -1,6 +1,6 @@
 """The CUDA decoder's Triton operators without a GPU: interpreted against float64, and compiled for one.
 
-In processes of their own, because a kernel is interpreted or not from the moment that its module is imported. What is
+In separate processes, because a kernel is interpreted or not from the moment that its module is imported. What is
 checked: triton_decode.py.
 """
 

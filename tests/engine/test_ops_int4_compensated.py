@@ -1,4 +1,4 @@
-"""compensated_groups: numbers of the same kind as plain rounding's, whose errors matter less where inputs lie."""
+"""compensated_groups: the same kind of numbers as plain rounding, with smaller errors on the given inputs."""
 
 import pytest
 import torch

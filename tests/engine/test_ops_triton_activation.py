@@ -1,6 +1,6 @@
 """The Triton kernels of bias_gelu and swiglu without a GPU: interpreted against float64, and compiled for one.
 
-In processes of their own, because a kernel is interpreted or not from the moment that its module is imported.
+In separate processes, because a kernel is interpreted or not from the moment that its module is imported.
 """
 
 import pytest

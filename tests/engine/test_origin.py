@@ -63,7 +63,8 @@ def test_to_ask_changes_nothing(package: Path) -> None:
 
 
 def test_the_commit_is_that_of_the_moment(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children import what lies on disk when they start, so a worker must not name the commit that it started with."""
+    """Measuring processes import what is on disk when they start, so a worker must not report the commit of its own
+    start."""
     monkeypatch.setattr(optigpu, "__file__", str(package / "__init__.py"))
     first = probe()
     assert (first.git_revision, first.git_dirty) == (git(package, "rev-parse", "HEAD"), False)

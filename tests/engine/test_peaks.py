@@ -1,4 +1,4 @@
-"""The machine's own peaks: really measured by a process of its own, kept for a day, and never in a job's way."""
+"""The machine's own peaks: really measured by a separate process, kept for a day, and never in a job's way."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ def test_a_real_process_measures_this_machine(cache_dir: Path) -> None:
     assert peaks is not None
     sizes = [read.array_bytes for read in peaks.reads]
     assert sizes == sorted(set(sizes))
-    assert sizes[0] == torch_peaks.SMALLEST
+    assert sizes[0] == torch_peaks.SMALLEST_ARRAY_BYTES
     assert (peaks.device, peaks.threads) == (CPU, 2)
     assert peaks.torch == probe().software["torch"]
     assert {*peaks.matmul_flops_per_s, *peaks.reasons} == set(torch_peaks.DTYPES[CPU])
@@ -149,7 +149,7 @@ def test_a_job_that_is_cancelled_meanwhile_ends_at_once() -> None:
 
 def test_a_dtype_that_torch_cannot_multiply_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_peaks.DTYPES, CPU, ("float32", "float128"))
-    monkeypatch.setattr(torch_peaks, "SIDES", (16,))
+    monkeypatch.setattr(torch_peaks, "MATRIX_SIDES", (16,))
     rates, reasons = torch_peaks.matmul_rates(CPU)
     assert list(rates) == ["float32"]
     assert "float128" in reasons["float128"]

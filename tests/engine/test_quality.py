@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
+from optigpu.meters.quality import QUALITY_FOLDER, QualityMeter, make_reference
 from optigpu.quality.text import DATASETS_DIR
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("trained_model")
 
 def passages_in(folder: Path) -> list[tuple[list[int], int]]:
     """Each passage's tokens and the index of the first that is predicted, read from disk by other means."""
-    with np.load(folder / FOLDER / "passages.npz") as found:
+    with np.load(folder / QUALITY_FOLDER / "passages.npz") as found:
         tokens, ends = found["tokens"].tolist(), np.cumsum(found["lengths"]).tolist()
         starts = [0, *ends[:-1]]
         return [
@@ -102,7 +102,7 @@ def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: P
     import torch
 
     reading = measured(tmp_path, Int8WeightOnly(), StaticKvCache())
-    reference = torch.from_numpy(np.fromfile(tmp_path / FOLDER / "logits.f32", np.float32)).view(
+    reference = torch.from_numpy(np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32)).view(
         512, VOCABULARY
     )
     runtime = runtime_of(MODEL, Int8WeightOnly(), StaticKvCache())
@@ -124,7 +124,7 @@ def test_the_reference_is_the_plain_model_in_whole_passes(tmp_path: Path) -> Non
     import torch
 
     make_reference(context(tmp_path))
-    stored = np.fromfile(tmp_path / FOLDER / "logits.f32", np.float32).reshape(512, VOCABULARY)
+    stored = np.fromfile(tmp_path / QUALITY_FOLDER / "logits.f32", np.float32).reshape(512, VOCABULARY)
     model, expected = exact_model(), []
     for tokens, first in passages_in(tmp_path):
         with torch.no_grad():

@@ -10,7 +10,7 @@ import pytest
 
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.meters.base import MeterContext, QualityOptions
-from optigpu.meters.quality import FOLDER, QualityMeter, make_reference
+from optigpu.meters.quality import QUALITY_FOLDER, QualityMeter, make_reference
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.matmul import Matmul
 from tests.engine.quality_contexts import VOCABULARY, Broken, assert_nothing, context, context_of, measured
@@ -85,10 +85,10 @@ def test_a_corrupt_dataset_is_a_reason(text: str, tmp_path: Path, language_dir: 
 
 def test_a_reference_that_was_tampered_with_or_cut_is_a_reason(tmp_path: Path) -> None:
     make_reference(context(tmp_path))
-    logits = tmp_path / FOLDER / "logits.f32"
+    logits = tmp_path / QUALITY_FOLDER / "logits.f32"
     logits.write_bytes(logits.read_bytes()[:-4])
     assert_nothing(QualityMeter().read(context(tmp_path)), "truncated")
-    manifest = tmp_path / FOLDER / "manifest.json"
+    manifest = tmp_path / QUALITY_FOLDER / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"passages_sha256": "0" * 64}))
     assert_nothing(QualityMeter().read(context(tmp_path)), "do not match its manifest")
 
@@ -102,11 +102,11 @@ def test_a_disk_without_room_is_a_reason(tmp_path: Path, monkeypatch: pytest.Mon
 def test_more_positions_than_the_disk_is_for_count_for_perplexity_alone(
     tmp_path: Path, language_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optigpu.quality.reference.MOST_BYTES", 100 * VOCABULARY * 4)
+    monkeypatch.setattr("optigpu.quality.reference.MOST_LOGIT_BYTES", 100 * VOCABULARY * 4)
     reading = measured(tmp_path, text="file:mine.txt", tokens=300)
     facts = reading.facts.model_dump()["quality"]
     assert (facts["kld_positions"], facts["positions"]) == (100, 299)
-    assert (tmp_path / FOLDER / "logits.f32").stat().st_size == 100 * VOCABULARY * 4
+    assert (tmp_path / QUALITY_FOLDER / "logits.f32").stat().st_size == 100 * VOCABULARY * 4
 
 
 def test_logits_that_are_no_numbers_are_a_reason(tmp_path: Path) -> None:

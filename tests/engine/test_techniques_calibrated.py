@@ -35,6 +35,7 @@ TECHNIQUE: dict[str, Technique] = {"gptq": Gptq(), "awq": Awq()}
 STAND_IN = Path(__file__).parent / "stand_in"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "model"), [("gptq", "path:gpt2"), ("awq", "preset:tiny-llama-test")])
 def test_what_the_library_made_is_computed_with_and_kept(
     method: str, model: str, stand_in: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_another_model_recipe_or_text_is_another_result(stand_in: Path) -> None:
     assert result_digest(model, recipes[0], [[0]]) in found
 
 
+@pytest.mark.slow
 def test_what_the_library_cannot_quantize_is_refused_with_its_words(
     stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +190,8 @@ def quick(method: str) -> Any:
 
 
 def assert_computes_with_what_was_made(runtime: DecodingModel, cache: Path, method: str) -> None:
-    """Each layer multiplies with the numbers in the one folder of the cache, and all else is what stands there too."""
+    """Each layer multiplies with the numbers in the one folder of the cache, and all other tensors are those in it
+    too."""
     import torch
 
     (made,) = (cache / "optigpu" / "quantized").iterdir()

@@ -1,4 +1,4 @@
-"""gptq and awq: a ready checkpoint computes with what its numbers stand for, in four bits and without its library."""
+"""gptq and awq: a ready checkpoint computes with its unpacked weights, in four bits and without its library."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ EVERY = [(name, family) for name, layout in LAYOUTS.items() for family in PACKED
 
 @pytest.fixture(scope="module")
 def written(models_dir: Path) -> dict[tuple[str, str], Any]:
-    """Each checkpoint as `path:packed/LAYOUT-FAMILY`, and what its numbers stand for as a float64 model."""
+    """Each checkpoint as `path:packed/LAYOUT-FAMILY`, with its unpacked weights as a float64 model."""
     return {
         (name, family): write_packed_tiny(models_dir / "packed" / f"{name}-{family}", family, LAYOUTS[name])
         for name, family in EVERY
@@ -94,6 +94,7 @@ def test_without_its_technique_a_packed_model_is_the_widened_one(
     assert {type(layer).__name__ for layer in linear_layers(runtime.model).values()} == {"Linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
 def test_a_packed_model_may_compute_in_bfloat16_and_in_a_compiled_graph(
     layout: str, written: dict[tuple[str, str], Any]

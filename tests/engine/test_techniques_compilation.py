@@ -27,6 +27,7 @@ NEW_TOKENS = 6
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
+@pytest.mark.slow
 def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> None:
     def claim() -> None:
         runtime = runtime_of("path:gpt2", TorchCompile())
@@ -44,6 +45,7 @@ def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> No
     assert_needs_hook(TorchCompile(), "step", claim)
 
 
+@pytest.mark.slow
 @EVERY_FAMILY
 def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None:
     from torch._dynamo.utils import counters
@@ -58,6 +60,7 @@ def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_is_found_and_said_to_be() -> None:
     runtimes = [runtime_of("path:gpt2", TorchCompile()) for _ in range(2)]
     for runtime in runtimes:
@@ -73,6 +76,7 @@ def test_a_compiled_step_refuses_another_batch() -> None:
         runtime.generate(prompt(1), NEW_TOKENS)
 
 
+@pytest.mark.slow
 def test_a_dynamic_step_takes_other_batches_and_lengths_without_compiling_again() -> None:
     """But for batches of one, which get a graph of their own. A batch of two and two heads are not the same two."""
     from torch._dynamo.utils import counters
@@ -107,6 +111,7 @@ def test_a_graph_break_is_an_error_or_is_counted() -> None:
     assert facts["frames_interpreted"] == 0
 
 
+@pytest.mark.slow
 def test_a_forward_pass_is_compiled_too() -> None:
     import torch
 
@@ -130,6 +135,7 @@ def test_a_compiled_prefill_gives_the_same_logits() -> None:
     assert compiled.notes.facts["compiled_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_a_torch_compile_that_is_switched_off_is_an_error_and_not_a_figure() -> None:
     code = (
         "import torch\n"

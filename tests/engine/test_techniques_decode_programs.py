@@ -87,11 +87,6 @@ def test_angles_go_as_far_as_they_are_asked_for() -> None:
     assert float(long[0].max()) > 1.1  # yarn makes them longer
 
 
-def changed_norm(model: Any) -> Any:
-    model.transformer.ln_f = None
-    return model
-
-
 def damaged(model: Any, path: str) -> Any:
     model.get_submodule(path).weight.data[1, 3] = torch.nan
     return model

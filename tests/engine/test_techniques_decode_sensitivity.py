@@ -1,4 +1,4 @@
-"""Bytes beyond 4 bits go where the divergence from the float model is largest, told before anything is rounded."""
+"""Bytes beyond 4 bits go to the layers with the largest divergence, which is predicted before anything is rounded."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from optigpu.models.loading.self_written import sampled
 from optigpu.quality.divergence import divergence
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.decoding.native_decode.requirements import HEAD
+from optigpu.techniques.decoding.native_decode.requirements import HEAD_PATH
 from optigpu.techniques.decoding.native_decode.sensitivity import ROWS as SEQUENCES
 from optigpu.techniques.decoding.native_decode.sensitivity import divergences, fisher_information
 from tests.engine.decoder_models import packed
@@ -18,6 +18,7 @@ from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_mode
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
+@pytest.mark.slow
 def test_more_bytes_go_where_the_divergence_is_largest() -> None:
     plain = runtime_of("bundled:tiny")
     tokens = plain.sample(8, 96)
@@ -35,7 +36,7 @@ def test_more_bytes_go_where_the_divergence_is_largest() -> None:
     assert some < 0.65 * least
     assert base["decode_bytes"] < facts["decode_bytes"] <= 1.2 * base["decode_bytes"]
     kinds = {row["layer"]: row["kind"] for row in facts["decode_layers"]}
-    assert kinds[HEAD] == "w8"
+    assert kinds[HEAD_PATH] == "w8"
     told = divergences(plain.model, linear_places(plain.model), 32)
     assert 0.5 < sum(told.values()) / (least - most) < 2
 

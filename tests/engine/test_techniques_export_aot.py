@@ -69,6 +69,7 @@ def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield aot_package.folder()
 
 
+@pytest.mark.slow
 def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next(kept_folder: Path) -> None:
     """One compilation: an int8 model, whose operator is ours, and then another model of the same graph."""
     stack = (Int8WeightOnly(), ExportAot())

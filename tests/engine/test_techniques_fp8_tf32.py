@@ -13,7 +13,12 @@ from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import Fp8
-from optigpu.techniques.quantization.fp8.layers import E4M3_LARGEST, STEP, Fp8Linear, quantize_fp8
+from optigpu.techniques.quantization.fp8.layers import (
+    E4M3_LARGEST,
+    FP8_SIZE_MULTIPLE,
+    Fp8Linear,
+    quantize_fp8,
+)
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.engine.rounding import (
@@ -114,9 +119,9 @@ def test_fp8_takes_a_quarter_of_the_bytes_of_every_linear_layer(family: str) -> 
 
 
 def test_sizes_are_filled_up_for_cuda() -> None:
-    layer = Fp8Linear(torch.randn(STEP + 1, 3), None)
-    assert layer.q.shape == (2 * STEP, STEP)
-    assert not layer.q[STEP + 1 :].float().any()
+    layer = Fp8Linear(torch.randn(FP8_SIZE_MULTIPLE + 1, 3), None)
+    assert layer.q.shape == (2 * FP8_SIZE_MULTIPLE, FP8_SIZE_MULTIPLE)
+    assert not layer.q[FP8_SIZE_MULTIPLE + 1 :].float().any()
     assert not layer.q[:, 3:].float().any()
 
 

@@ -101,6 +101,7 @@ def test_it_decodes_as_what_was_decided_and_rounding_allow(family: str, bits: An
     assert_right(runtime, as_decided(runtime_of(f"path:{family}").model, runtime), "float32")
 
 
+@pytest.mark.slow
 def test_it_decodes_in_bf16_and_within_a_compiled_step() -> None:
     runtime = runtime_of("path:qwen2", Bf16(), Int8Hybrid(bits=4))
     reference = as_decided(runtime_of("path:qwen2", Bf16()).model, runtime)

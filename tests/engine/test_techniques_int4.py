@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from optigpu.backends.torch.applied import DecodingModel
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware import probe
-from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.models.facts import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference
@@ -139,6 +140,7 @@ def test_matrices_are_merged_before_they_are_quantized(family: str) -> None:
     assert_right(runtime, reference, "float32")
 
 
+@pytest.mark.slow
 def test_a_compiled_step_gives_the_logits_of_its_weights() -> None:
     reference = in_float64(rounded(runtime_of("path:gpt2").model, solved(Int4Scheme())))
     runtime = runtime_of("path:gpt2", Int4WeightOnly(), TorchCompile())

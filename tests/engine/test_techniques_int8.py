@@ -57,6 +57,7 @@ def test_it_decodes_as_quantization_and_rounding_allow(family: str) -> None:
     assert_right(runtime_of(f"path:{family}", Int8Dynamic()), reference, "float32")
 
 
+@pytest.mark.slow
 def test_it_decodes_with_bf16_and_within_a_compiled_step() -> None:
     reference = quantizing(in_float64(runtime_of("path:qwen2", Bf16()).model))
     assert_right(runtime_of("path:qwen2", Bf16(), Int8Dynamic()), reference, "bfloat16")

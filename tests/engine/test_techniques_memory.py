@@ -125,6 +125,7 @@ def test_a_window_that_holds_everything_changes_nothing(family: str, others: tup
     assert wide.logits(sequence_of(tokens)).equal(plain.logits(sequence_of(tokens)))
 
 
+@pytest.mark.slow
 def test_a_compiled_step_keeps_the_same() -> None:
     assert_compiled_does_the_same("llama", (InferenceMode(), Int8KvCache(), WINDOW), "float32")
 
@@ -150,11 +151,11 @@ def test_the_roofline_counts_the_bytes_that_the_cache_holds(stack: tuple[Techniq
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        (KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
+        (KvCache(), NoKvCache(), "one uses a key-value cache and the other disables it"),
         (KvCache(), StaticKvCache(), "grows"),
         (KvCache(), TorchCompile(), "never changes"),
-        (Int8KvCache(), NoKvCache(), "one asks for a cache and the other for none"),
-        (WINDOW, NoKvCache(), "one asks for a cache and the other for none"),
+        (Int8KvCache(), NoKvCache(), "one uses a key-value cache and the other disables it"),
+        (WINDOW, NoKvCache(), "one uses a key-value cache and the other disables it"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

@@ -26,7 +26,7 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, share
-from optigpu.techniques.decoding.native_decode.packed_store import MOST_GIB
+from optigpu.techniques.decoding.native_decode.packed_store import STORED_GIB_VARIABLE
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
@@ -233,7 +233,7 @@ def test_it_goes_with_what_changes_weights_before() -> None:
     assert pruned.generate(prompt(), 4).tokens.shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", TECHNIQUES)
+@pytest.mark.parametrize("name", [name for name, kind in TECHNIQUES.items() if "torch" in kind.backends])
 def test_it_excludes_what_would_not_run(name: str) -> None:
     goes = {"bf16", "fp16", "tf32", "inference_mode", "magnitude_pruning"}
     assert (conflict_between(NativeDecode, TECHNIQUES[name]) is None) == (name in goes)
@@ -244,7 +244,7 @@ def test_bfloat16_weights_have_no_groups_that_must_divide() -> None:
         configured("llama", intermediate_size=40), NativeDecode(calibration="none", weights="bf16")
     )
     assert attached(model).blocks[0].down.inputs == 40
-    with pytest.raises(UnsupportedError, match="40 inputs"):
+    with pytest.raises(UnsupportedError, match=r"a multiple of 32; .*down_proj has 40"):
         NativeDecode(calibration="none", weights="bf16", head="w8").modules(
             configured("llama", intermediate_size=40), Notes()
         )
@@ -347,6 +347,7 @@ def divergence_of(model: Any, plain: Any, tokens: Any) -> float:
     return float((expected.exp() * (expected - found)).sum(-1).mean())
 
 
+@pytest.mark.slow
 def test_calibration_makes_errors_up_for_each_other_on_text_that_it_has_not_seen() -> None:
     plain = load_model(parse_reference("bundled:tiny"), device="cpu", dtype="float32")
     text = sampled(plain, 2048, 4, 128, seed=7)
@@ -387,7 +388,7 @@ def test_weights_of_eight_bits_are_not_calibrated() -> None:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(MOST_GIB)
+    monkeypatch.delenv(STORED_GIB_VARIABLE)
     return tmp_path / "optigpu" / "decode"
 
 
@@ -440,6 +441,6 @@ def test_what_does_not_change_the_weights_makes_no_other_file(kept: Path) -> Non
 
 
 def test_a_store_that_is_off_keeps_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MOST_GIB, "0")
+    monkeypatch.setenv(STORED_GIB_VARIABLE, "0")
     packed(tiny_model("llama"))
     assert not kept.exists()

@@ -118,6 +118,7 @@ def test_other_kernels_and_quantization_have_their_way_inside_the_blocks(
     assert_as_right_as(plain, fused, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_compiled_int8_step_is_one_graph_and_decodes_right(name: str) -> None:
     plain = runtime_of(f"path:{name}", Int8WeightOnly())
@@ -147,7 +148,7 @@ def test_hidden_states_are_the_sums_as_ever(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
 def test_a_norm_is_used_for_the_very_sum_alone_that_it_is_of(name: str) -> None:
-    """What stands between two blocks may change the hidden states, or leave a block out."""
+    """Code between two blocks may change the hidden states, or leave a block out."""
 
     def turn(block: Any, inputs: Any, output: Any) -> Any:
         return output.roll(1, dims=-1)

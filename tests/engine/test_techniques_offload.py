@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from optigpu.backends.torch import applied, device
@@ -12,7 +13,7 @@ from optigpu.job.spec import JobSpec, resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.memory.cpu_offload import CpuOffload, streaming
-from optigpu.techniques.memory.cpu_offload.streaming import ALIGNMENT, PlainLane, decoder_layers, offload
+from optigpu.techniques.memory.cpu_offload.streaming import ALIGNMENT, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
@@ -24,6 +25,22 @@ from tests.engine.tiny_models import FAMILIES, VOCABULARY, assert_needs_hook, ig
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LAYERS = [1, 2, 3, 4]
 NEW_TOKENS = 3
+
+
+class PlainLane:
+    """Copies that are complete when they return."""
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def arrive(self, slot: int) -> None:
+        pass
+
+    def leave(self, slot: int) -> None:
+        pass
 
 
 class StrictLane(PlainLane):
@@ -275,9 +292,9 @@ def test_cpu_offload_is_for_gpus_and_only_when_it_is_asked_for() -> None:
     [
         ("autocast", "converted copy"),
         ("int8_dynamic", "loaded on the CPU"),
-        ("torch_compile", "where its weights lie"),
+        ("torch_compile", "weights that stay in place"),
         ("int8_weight_only", "loaded on the CPU"),
-        ("grad_enabled", "in their place"),
+        ("grad_enabled", "gradients need weights that stay in place"),
     ],
 )
 def test_what_needs_weights_that_stay_says_why(other: str, reason: str) -> None:

@@ -113,6 +113,7 @@ def test_int8_quantizes_what_was_merged(name: str) -> None:
     assert_right(fused, reference)
 
 
+@pytest.mark.slow
 def test_compiled_it_is_one_graph() -> None:
     """OPT; Qwen2's is compiled together with the other kernels in test_techniques_activations.py."""
     runtime = runtime_of("path:opt", FusedQkv(), TorchCompile())

@@ -160,7 +160,7 @@ def test_a_batch_is_refused_when_a_job_is_posted_and_by_the_loop() -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"draft": "preset:gpt9"}, "no preset"),
+        ({"draft": "preset:gpt9"}, "Unknown preset"),
         ({"draft": "path:/etc"}, "model directory"),
         ({"draft": "preset:gpt2", "ngram": 2}, "leave out either ngram or draft"),
         ({"lookahead": 0}, "greater than or equal to 1"),

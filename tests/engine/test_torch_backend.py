@@ -208,7 +208,7 @@ def test_the_garbage_collector_rests_within_a_round_and_works_after_it() -> None
 
 
 class Scripted(Fixed):
-    """A request whose durations are written beforehand, on a clock that stands still in between."""
+    """A request with scripted durations, on a clock that does not move in between."""
 
     def __init__(self, durations: list[float]) -> None:
         super().__init__(durations)

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.documents.shapes import Footprint
-from optigpu.models.facts import ImageFacts, ModelFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ModelFacts
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
@@ -37,7 +36,7 @@ class Counted:
         counts = counter.get_flop_counts()
         everything = counts["Global"]
         self.linear = everything.get(ops.aten.mm, 0) + everything.get(ops.aten.addmm, 0)
-        # Llama's rotary embedding makes its angles by a batched product, which is none of attention's.
+        # Llama's rotary embedding makes its angles by a batched product, which is not part of attention.
         angles = sum(sum(ops.values()) for name, ops in counts.items() if name.endswith("rotary_emb"))
         self.attention = everything.get(ops.aten.bmm, 0) + everything.get(ops.aten.baddbmm, 0) - angles
         assert sum(everything.values()) == self.linear + self.attention + angles, (

@@ -21,8 +21,8 @@ from optigpu.vocabulary import Layer, UnsupportedError
 from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.kv_cache import KvCache
-from optigpu.workloads.quality import PREFILL, Quality
+from optigpu.workloads.kv_cache import KvCachePositions
+from optigpu.workloads.quality import PREFILL_TOKENS, Quality
 from tests.engine.quality_contexts import OwnLoop, Spoiled
 from tests.engine.tiny_models import asked, runtime_of
 
@@ -53,7 +53,7 @@ def runtime(models_dir: Path) -> TorchDecodingRuntime:
 @pytest.mark.parametrize(
     ("workload", "labels"),
     [
-        (KvCache(positions=(8, 32)), ["position 8", "position 32"]),
+        (KvCachePositions(positions=(8, 32)), ["position 8", "position 32"]),
         (BatchSweep(batch_sizes=(1, 4)), ["batch 1", "batch 4"]),
     ],
     ids=["kv_cache", "batch_sweep"],
@@ -67,7 +67,7 @@ def test_a_list_stands_for_one_workload_each(workload: Workload, labels: list[st
 @pytest.mark.parametrize(
     "workload",
     [
-        KvCache(positions=(8,), new_tokens=4),
+        KvCachePositions(positions=(8,), new_tokens=4),
         BatchSweep(batch_sizes=(2,), prompt_tokens=8, new_tokens=4),
         QUALITY,
     ],
@@ -85,14 +85,14 @@ def test_a_request_yields_each_metric_that_the_workload_names(
 @pytest.mark.parametrize("stack", [(), (StaticKvCache(),)], ids=["dynamic", "static"])
 def test_kv_cache_times_tokens_at_its_position(stack: tuple[Technique, ...]) -> None:
     runtime = asked(runtime_of("path:llama", Positions(), *stack))
-    KvCache(positions=(24,), new_tokens=4, batch_size=2).prepare(runtime).run()
+    KvCachePositions(positions=(24,), new_tokens=4, batch_size=2).prepare(runtime).run()
     assert runtime.notes.facts["positions"] == [24, 25, 26]
 
 
 def test_kv_cache_leaves_the_prompt_out_of_a_token_s_time(
     runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = KvCache(positions=(8,), new_tokens=4, batch_size=2).prepare(runtime)
+    request = KvCachePositions(positions=(8,), new_tokens=4, batch_size=2).prepare(runtime)
     monkeypatch.setattr(runtime, "generate", lambda prompt, _: Generation(prompt, [9.0, 0.1, 0.2, 0.3]))
     assert request.run() == pytest.approx({"tpot_s": 0.2, "tokens_per_s": 10.0})
 
@@ -105,7 +105,7 @@ def test_without_a_cache_every_token_runs_the_whole_sequence() -> None:
         lengths.append(named["input_ids"].shape[1])
 
     runtime.decoding.model.register_forward_pre_hook(see, with_kwargs=True)
-    KvCache(positions=(24,), new_tokens=4).prepare(runtime).run()
+    KvCachePositions(positions=(24,), new_tokens=4).prepare(runtime).run()
     assert lengths == [24, 25, 26, 27]
 
 
@@ -119,8 +119,8 @@ def test_a_batch_of_the_sweep_decodes_so_many_sequences(batch: int, runtime: Tor
 @pytest.mark.parametrize(
     ("workload", "fits"),
     [
-        (KvCache(positions=(8, 1008), new_tokens=16), True),
-        (KvCache(positions=(1009, 8), new_tokens=16), False),
+        (KvCachePositions(positions=(8, 1008), new_tokens=16), True),
+        (KvCachePositions(positions=(1009, 8), new_tokens=16), False),
         (BatchSweep(prompt_tokens=1000, new_tokens=24), True),
         (BatchSweep(prompt_tokens=1000, new_tokens=25), False),
         (Quality(window=1024), True),
@@ -149,7 +149,7 @@ def test_quality_scores_each_token_of_a_window_but_those_of_its_prompt(stack: tu
     runtime = asked(runtime_of("path:llama", *stack))
     request = QUALITY.prepare(runtime)
     found = request.run()
-    predicted = 2 * (16 - 1 - PREFILL)
+    predicted = 2 * (16 - 1 - PREFILL_TOKENS)
     assert found["scored_tokens_per_s"] == pytest.approx(predicted / found["latency_s"])
     assert request.check().problem is None
     assert runtime.decoded == (2, 16)
@@ -158,7 +158,7 @@ def test_quality_scores_each_token_of_a_window_but_those_of_its_prompt(stack: tu
 def test_quality_goes_through_the_step_that_is_timed() -> None:
     runtime = asked(runtime_of("path:gpt2", Positions()))
     QUALITY.prepare(runtime).run()
-    assert runtime.notes.facts["positions"] == list(range(PREFILL, 15))
+    assert runtime.notes.facts["positions"] == list(range(PREFILL_TOKENS, 15))
 
 
 def test_a_missing_prediction_and_a_wrong_logit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ class TestTheMeter:
         self, tmp_path: Path
     ) -> None:
         found: list[Reading] = []
-        for workload in KvCache(positions=(8, 32), new_tokens=8).expand():
+        for workload in KvCachePositions(positions=(8, 32), new_tokens=8).expand():
             runtime = asked(runtime_of(self.MODEL))
             request = workload.prepare(runtime)
             request.check()

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from optigpu.backends.runtime import Pass
+from optigpu.documents.shapes import ImageFacts
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
-from optigpu.models.facts import ImageFacts, known_facts
+from optigpu.models.facts import known_facts
 from optigpu.models.loading.load import load_image_model
 from optigpu.models.reference import parse_reference
 from optigpu.quality.images import ImageSetting, batches

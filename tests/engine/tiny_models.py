@@ -75,7 +75,7 @@ def asked(model: DecodingModel, folder: Path = Path("unused")) -> TorchDecodingR
 
 
 def ignore(doing: str) -> None:
-    """Progress that nobody looks at."""
+    """Ignores progress."""
 
 
 def prompt(batch: int = 2, length: int = 8) -> Any:

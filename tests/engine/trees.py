@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def tree(root: Path, **files: str) -> Path:
-    """Files under `root`; "__" in a name stands for "/"."""
+    """Files under `root`; "__" in a name means "/"."""
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)

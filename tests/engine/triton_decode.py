@@ -1,4 +1,4 @@
-"""Scenes for the decoder's Triton operators, and what each must show; run in processes of their own.
+"""Scenes for the decoder's Triton operators, and what each must show; run in separate processes.
 
 A kernel is interpreted or compiled from the moment that its module is imported, so test_ops_decode_triton.py starts
 `python -c "from tests.engine.triton_decode import NAME; NAME()"` with the environment that they need.
@@ -18,8 +18,8 @@ from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.prefill import prefill
-from optigpu.ops.decode.cuda.triton_attention import Parts, attention
-from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
+from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
+from optigpu.ops.decode.cuda.triton_linear import LaunchTarget, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import (
     Activation,
@@ -34,7 +34,7 @@ from optigpu.ops.decode.program import (
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
 
-DIVIDED = Target(warps=3, dp4a=False)
+DIVIDED = LaunchTarget(warps=3, dp4a=False)
 """As on a GPU, several tiles for each of several programs."""
 ROUNDING = 1e-6
 """Of float32 sums, in terms of the sum of what is added without its signs."""
@@ -302,7 +302,7 @@ def assert_attends(
     query: torch.Tensor, layer: LayerCache, warps: int, position: int, window: int | None
 ) -> None:
     size, kv_heads = query.shape[2], layer.keys.shape[1]
-    parts = Parts.of(query, layer, Target(warps, dp4a=False))
+    parts = PartialSoftmax.of(query, layer, LaunchTarget(warps, dp4a=False))
     assert (parts.tops.shape[1] > 1) == (warps > 1)
     at = torch.full((SEQUENCES,), position).int()
     y = torch.full_like(query, torch.nan)

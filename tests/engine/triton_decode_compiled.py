@@ -12,12 +12,12 @@ from triton.compiler import ASTSource, compile
 from optigpu.ops.decode.cuda import triton_attention, triton_linear, triton_steps
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda
-from optigpu.ops.decode.cuda.triton_linear import LOADS, Target, launch_of, matrix_flags, norm_flags
+from optigpu.ops.decode.cuda.triton_linear import LOADS, LaunchTarget, launch_of, matrix_flags, norm_flags
 from optigpu.ops.decode.program import Matrix, Norm, WeightKind
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.triton_decode import tiny_program
 
-H200 = Target(132 * triton_linear.WARPS_A_MULTIPROCESSOR, dp4a=True)
+H200 = LaunchTarget(132 * triton_linear.WARPS_A_MULTIPROCESSOR, dp4a=True)
 KINDS: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
 POINTERS = {
     "tokens": "*i64",
@@ -51,7 +51,7 @@ def every_kernel() -> None:
     linear(
         matrix("bf16", 768, 3072), None, rows=2, GATED=True, GATE_BIAS=True, ACTIVATION="gelu", INTO="times"
     )
-    linear(matrix("w4", 96, 64), None, Target(4, dp4a=False), ACTIVATION="relu")
+    linear(matrix("w4", 96, 64), None, LaunchTarget(4, dp4a=False), ACTIVATION="relu")
     assert_streams(heads(eight["w4"], rms, 128, INT8=False), eight["w4"])
     heads(eight["bf16"], rms, 128, INT8=True)
     heads(matrix("w8", 2304, 768), layer, 64, rows=2, ROTARY=False, INT8=False)
@@ -69,7 +69,12 @@ def no_decoder_without_a_gpu() -> None:
 
 
 def linear(
-    matrix: Matrix, norm: Norm | None, target: Target = H200, rows: int = 1, streams: int = 1, **chosen: Any
+    matrix: Matrix,
+    norm: Norm | None,
+    target: LaunchTarget = H200,
+    rows: int = 1,
+    streams: int = 1,
+    **chosen: Any,
 ) -> str:
     plain = {"GATED": False, "GATE_BIAS": False, "ACTIVATION": "none", "INTO": "store", "BEST": False}
     return product(triton_linear._linear, matrix, norm, target, rows, streams, plain | chosen)
@@ -84,7 +89,7 @@ def product(
     kernel: JITFunction,
     matrix: Matrix,
     norm: Norm | None,
-    target: Target,
+    target: LaunchTarget,
     rows: int,
     streams: int,
     chosen: dict[str, Any],
@@ -131,7 +136,7 @@ def assert_streams(ptx: str, matrix: Matrix) -> None:
 
 
 def loops(ptx: str) -> list[str]:
-    """What lies between a label and a jump back to it."""
+    """The code between a label and a jump back to it."""
     found = []
     for label in re.finditer(r"^(\$L__BB\w+):", ptx, re.MULTILINE):
         jump = re.compile(rf"bra\S*\s+{re.escape(label[1])};").search(ptx, label.end())

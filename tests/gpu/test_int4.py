@@ -65,7 +65,7 @@ def test_products_are_those_of_the_dequantized_weights(scheme: Int4Scheme, dtype
         weight = dequantize_groups(weights).double()
         exact = x.double() @ weight.T + bias.double()
         size = x.double().abs() @ weight.abs().T + bias.double().abs()
-        # Products of float32 run in tf32 where a caller has asked for that; nobody has.
+        # Products of float32 run in tf32 only if a caller asks for it, which does not happen here.
         assert y.dtype == kind
         assert bool(((y.double() - exact).abs() <= size * 4 * torch.finfo(kind).eps).all())
 

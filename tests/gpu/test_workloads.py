@@ -20,7 +20,7 @@ from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
-from optigpu.workloads.kv_cache import KvCache
+from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
@@ -86,7 +86,7 @@ def test_a_classifier_runs_in_sixteen_bits(family: str, technique: Technique) ->
 @pytest.mark.parametrize(
     "workload",
     [
-        KvCache(positions=(16,), new_tokens=4, batch_size=2),
+        KvCachePositions(positions=(16,), new_tokens=4, batch_size=2),
         BatchSweep(batch_sizes=(4,), prompt_tokens=8, new_tokens=4),
         Quality(window=16, batch_size=2),
     ],

@@ -29,7 +29,7 @@ def postgres_url(postgres_server_url: str) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database of its own for each test, without tables; the test runs once on each engine."""
+    """A separate database for each test, without tables; the test runs once on each engine."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'optigpu.db'}"
         return

@@ -13,7 +13,7 @@ import uvicorn
 
 import migrations
 from api.app import create_app
-from api.settings import Settings
+from api.settings import ServiceSettings
 from optigpu.documents.result import Attribution, Result, Samples
 from optigpu.store import leases, outcomes, queue, workers
 from optigpu.store.database import Database
@@ -79,7 +79,7 @@ def serving(database_url: str, **settings: Any) -> Iterator[Served]:
     """A migrated database and the service on it, without a worker."""
     migrations.upgrade(database_url)
     defaults: dict[str, Any] = {"database_url": database_url, "embedded_worker": False, "rate_limit": MANY}
-    app = create_app(Settings(**defaults | settings))
+    app = create_app(ServiceSettings(**defaults | settings))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
     app.state.service.feeds.stopping = lambda: server.should_exit
     thread = threading.Thread(target=server.run)

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request is said with the field's name, and nothing is stored."""
+"""Each error in a request is reported with the field's name, and nothing is stored."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,9 @@ def refused(service: Served, status: int, **request: Any) -> dict[str, Any]:
         ({"stack": [{"name": "torch_compile", "mode": "quick"}]}, "stack.0.mode", "reduce-overhead"),
         ({"device": "tpu"}, "device", "cuda"),
         ({"plan": "stairs"}, "plan", "ladder"),
-        ({"backend": "jax"}, "backend", "torch"),
+        ({"backend": "jax"}, "backend", "llama_cpp"),
+        ({"beside": [{}, {"backend": "jax"}]}, "beside.1.backend", "llama_cpp"),
+        ({"beside": [{"stack": [{"name": "int9"}]}]}, "beside.0.stack.0.name", "gguf"),
         ({"colour": 1}, "colour", "workload"),
         ({"workload": GENERATE | {"tokens": 1}}, "workload.tokens", "prompt_tokens"),
         ({"stack": [{"name": "bf16", "bits": 8}]}, "stack.0.bits", "name"),
@@ -78,6 +80,9 @@ def test_an_unknown_name_lists_the_valid_ones(
         ({"stack": [{"name": "bf16"}] * 17}, "stack"),
         ({"stack": "bf16"}, "stack"),
         ({"stack": ["bf16"]}, "stack.0"),
+        ({"beside": [{}, {"stack": [{"name": "gguf"}]}]}, "beside.1.stack"),
+        ({"beside": [{"backend": "llama_cpp"}], "device": "cuda"}, "beside.0.backend"),
+        ({"beside": [{"stack": [{"name": "bf16"}], "label": "baseline"}]}, "beside"),
         ({"seed": -1}, "seed"),
         ({"seed": 10**30}, "seed"),
         ({"measure": {"min_seconds": 5, "max_seconds": 1}}, "measure"),

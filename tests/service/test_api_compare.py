@@ -109,7 +109,7 @@ def test_the_client_compares(compared: Served) -> None:
 
 
 def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """The command in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "optigpu.cli", *arguments], capture_output=True, text=True, check=False
     )

@@ -21,7 +21,7 @@ def hardware(service: Served) -> dict[str, Any]:
 
 
 def served(service: Served) -> dict[str, list[str]]:
-    """Each device of the catalog that somebody serves, and who."""
+    """Each device of the catalog that a worker serves, with its workers."""
     return {entry["name"]: entry["served_by"] for entry in hardware(service)["catalog"] if entry["served_by"]}
 
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 import httpx
 import pytest
 
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import new_id
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served
@@ -18,6 +19,24 @@ def test_a_posted_job_is_stored_and_can_be_looked_at(service: Served) -> None:
     assert posted.headers["location"] == f"/v1/jobs/{job['id']}" == job["links"]["self"]
     assert (job["state"], job["queue_position"], job["spec"]["workload"]["sizes"]) == ("queued", 1, [64])
     assert service.client.get(posted.headers["location"]).json() == job
+
+
+def test_a_job_with_stacks_of_another_backend_beside_its_own_is_stored_whole(service: Served) -> None:
+    """Whether a worker has that backend is known when it runs the job, and ends one variant at the most."""
+    beside = [
+        {"backend": "llama_cpp", "stack": [{"name": "gguf", "type": "Q8_0"}], "label": "8 bits"},
+        {"stack": [{"name": "bf16"}]},
+    ]
+    document = {"workload": {"kind": "generate"}, "model": "bundled:tiny", "beside": beside}
+    job = service.client.get(service.submit(document)["links"]["self"]).json()
+    assert job["state"] == "queued"
+    assert [(each["backend"], each["label"]) for each in job["spec"]["beside"]] == [
+        ("llama_cpp", "8 bits"),
+        ("torch", None),
+    ]
+    assert job["spec"]["beside"][0]["stack"] == [{"name": "gguf", "type": "Q8_0"}]
+    stored = service.claim().spec
+    assert stored == JobSpec.model_validate(document)
 
 
 def test_times_are_utc(service: Served) -> None:
@@ -153,7 +172,8 @@ def test_the_schema_calls_list_what_a_job_may_hold(any_service: Served) -> None:
     assert int8["layer"] == "quantization"
     assert {"summary", "requires", "conflicts", "schema"} <= set(int8)
     workloads = any_service.client.get("/v1/schema/workloads").json()["workloads"]
-    assert {"generate", "matmul"} <= {workload["kind"] for workload in workloads}
+    backends = {workload["kind"]: workload["backends"] for workload in workloads}
+    assert (backends["generate"], backends["matmul"]) == (["torch", "llama_cpp"], ["torch"])
 
 
 def test_a_head_or_an_unknown_method_says_which_are_possible(any_service: Served) -> None:

@@ -84,7 +84,7 @@ READS = ("/v1/jobs", "/v1/leaderboard", "/v1/workers", "/v1/hardware", "/metrics
 
 
 def test_a_read_waits_for_no_writer(service: Served, keyed: dict[str, str]) -> None:
-    """Somebody holds the key's row (on SQLite the whole database) until every read has been answered."""
+    """Another transaction holds the key's row (on SQLite the whole database) until every read has been answered."""
     with service.database.write() as session:
         session.execute(update(ApiKey).values(name="being renamed"))
         answers = [service.client.get(path, headers=bearer(keyed["read"])).status_code for path in READS]

@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_a_reason_and_the_others_are_kept(
 def test_a_file_that_is_too_large_is_a_reason(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "MOST_BYTES", 2 * PIECE_BYTES)
+    monkeypatch.setattr(artifacts, "MOST_ARTIFACT_BYTES", 2 * PIECE_BYTES)
     found = {each.name: each for each in read(files)}
     assert found["noise.bin"].data is None
     assert found["noise.bin"].size_bytes == len(NOISE)

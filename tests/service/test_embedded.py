@@ -1,4 +1,4 @@
-"""The embedded service as a user starts it: one command, a worker of its own, and nothing left when it ends."""
+"""The embedded service as a user starts it: one command, a separate worker, and nothing left when it ends."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def worker_of(pid: int) -> int:
 
 
 def is_worker(child: psutil.Process) -> bool:
-    """A process that was killed, and that nobody has waited for yet, has no command line any more."""
+    """A killed process that was not waited for yet has no command line any more."""
     try:
         return bool(child.cmdline()[1:3] == ["-m", "worker"])
     except psutil.NoSuchProcess:  # zombies among them

@@ -1,4 +1,4 @@
-"""What goes wrong with workers that are processes of their own: killed, told to stop, cut off from their servers."""
+"""Faults of workers as separate processes: killed, asked to stop, cut off from their servers."""
 
 import signal
 import subprocess
@@ -213,7 +213,7 @@ def test_a_worker_can_be_ended_while_the_broker_is_away(
 def test_a_ring_that_was_lost_is_rung_again(
     database: Database, processes: Processes, redis_url: str, broker: redis.Redis
 ) -> None:
-    """Nobody rings for these jobs, and what the broker knew is deleted between them."""
+    """No message announces these jobs, and the broker's data is deleted between them."""
     first = submit(database, matmul())
     worker = processes.start("worker", "--device", "cpu", OPTIGPU_REDIS_URL=redis_url)
     assert ended(database, first).state is JobState.SUCCEEDED

@@ -227,7 +227,7 @@ def test_each_job_is_told_what_lies_on_disk_when_it_begins(
     jobs_of = [submit(database, matmul()) for _ in range(2)]
     for revision in ("first", "second"):
         now = here.model_copy(update={"git_revision": revision})
-        monkeypatch.setattr("optigpu.run.probe", lambda now=now: now)
+        monkeypatch.setattr("optigpu.conductor.session.probe", lambda now=now: now)
         assert execute_next(context)
     with database.read() as session:
         found = [results.of_job(session, job_id)[0]["environment"]["git_revision"] for job_id in jobs_of]

@@ -17,7 +17,7 @@ from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import DeviceKind, new_id
 from worker.context import WorkerContext
 from worker.execute import execute_next
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 QUICK = {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2.0, "rel_ci": 1.0}
 ENDLESS = {"replicates": 1, "min_seconds": 600.0, "max_seconds": 600.0}
@@ -51,7 +51,7 @@ def migrated(url: str) -> Iterator[Database]:
 
 def worker_context(database: Database, **settings: Any) -> WorkerContext:
     """A CPU worker within the test's own process."""
-    return WorkerContext(info=worker_info(), database=database, settings=Settings(**settings))
+    return WorkerContext(info=worker_info(), database=database, settings=WorkerSettings(**settings))
 
 
 def worker_info(**fields: Any) -> WorkerInfo:
@@ -88,7 +88,7 @@ def change(database: Database, statement: str, **values: Any) -> None:
 
 @contextmanager
 def working(context: WorkerContext) -> Iterator[None]:
-    """The worker takes one job in a thread; at the end of the block it is told to stop, unless it has ended."""
+    """The worker takes one job in a thread; at the end of the block it is asked to stop, unless it has ended."""
     thread = threading.Thread(target=execute_next, args=(context,))
     thread.start()
     try:

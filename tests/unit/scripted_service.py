@@ -1,4 +1,4 @@
-"""A service that answers as it is told, on a real socket: what no real one does when a test wants it."""
+"""A service with scripted answers on a real socket, for answers that a real service gives rarely."""
 
 import json
 import threading

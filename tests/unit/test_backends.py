@@ -44,7 +44,7 @@ class Elsewhere:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
-    """Stands where a job's backend is looked up."""
+    """Replaces the backend that a job's name finds."""
     backend = Elsewhere()
     monkeypatch.setitem(BACKENDS, "torch", backend)
     monkeypatch.setattr(Bf16, "backends", ("torch",))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.hardware.catalog import Block, Device, Dtype, HardwareKind, devices, find, find_class
+from optigpu.hardware.catalog import Device, Dtype, HardwareKind, ParallelUnits, devices, find, find_class
 
 WANTED = (
     "Tesla T4", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3",
@@ -145,7 +145,7 @@ def test_a_peak_that_is_published_nowhere_comes_from_units_and_clock() -> None:
 
 def test_a_wrong_entry_is_refused() -> None:
     with pytest.raises(ValueError, match="fp12"):
-        Block.model_validate({"clock_hz": 1e9, "units": 1, "flop_per_cycle": {"fp12": 2}})
+        ParallelUnits.model_validate({"clock_hz": 1e9, "units": 1, "flop_per_cycle": {"fp12": 2}})
     with pytest.raises(ValueError, match="greater than 0"):
         Device.model_validate({"name": "x", "kind": "gpu", "source": "s", "tdp_w": -1})
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from optigpu.claims import (
     RULES,
     Book,
-    Finding,
     Plausibility,
+    RuleFinding,
     Status,
     baselines,
     judge,
@@ -37,7 +37,7 @@ def changed(claim_id: str, **changes: Any) -> Book:
     return BOOK.model_copy(update={"claims": tuple(claims)})
 
 
-def finding(claim_id: str, rule: str, book: Book = BOOK) -> Finding:
+def finding(claim_id: str, rule: str, book: Book = BOOK) -> RuleFinding:
     """What a rule says of a claim, which it must say something of."""
     (found,) = [each for each in judge(book.claim(claim_id), book).findings if each.rule == rule]
     return found

@@ -73,7 +73,7 @@ def test_a_time_that_falls_is_better() -> None:
 
 
 def test_a_real_difference_within_the_margin_is_equivalent() -> None:
-    """One percent, known to a thousandth: the interval leaves 1 out, and nobody would notice."""
+    """One percent, known to a thousandth: the interval excludes 1, and the difference is too small to matter."""
     found = one(document(processes(100.0, 100.01, 99.99)), document(processes(101.0, 101.01, 100.99)))
     assert found.ci is not None
     assert 1 < found.ci[0] < found.ci[1] < 1 + MARGIN

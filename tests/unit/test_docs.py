@@ -26,7 +26,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS
 from tests.readme import README, ROOT, blocks, section
 
-SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.Settings, worker.settings.Settings)
+SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.ServiceSettings, worker.settings.WorkerSettings)
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ARCHITECTURE, DESIGN, CONTRIBUTING = (
     ROOT / "docs" / f"{name}.md" for name in ("architecture", "design", "contributing")

@@ -1,4 +1,4 @@
-"""What stands for a full product of parameters in the engine's tests."""
+"""The pairwise selection that replaces a full product of parameters in the engine's tests."""
 
 from itertools import product
 from typing import Any

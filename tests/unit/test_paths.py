@@ -1,4 +1,4 @@
-"""Where files lie, by the environment."""
+"""The directories, by the environment."""
 
 from pathlib import Path
 

@@ -112,6 +112,47 @@ def test_another_backend_s_variants_are_called_after_it() -> None:
     ]
 
 
+def test_stacks_that_differ_by_parameters_alone_are_called_by_them() -> None:
+    def gguf(**parameters: str) -> dict[str, Any]:
+        return {"backend": "llama_cpp", "stack": [{"name": "gguf"} | parameters]}
+
+    fours = {"stack": [{"name": "native_decode", "weights": "w4", "group": 64}]}
+    eights = {"stack": [{"name": "native_decode", "weights": "w8", "group": 64}]}
+    beside = [gguf(), gguf(type="Q8_0"), gguf(type="F16") | {"label": "half"}, fours, eights]
+    variants = planned("single", "bf16", beside=beside)
+    assert [variant.label for variant in variants] == [
+        "bf16",
+        "llama_cpp: gguf(type=Q4_0)",
+        "llama_cpp: gguf(type=Q8_0)",
+        "half",
+        "native_decode(weights=w4)",
+        "native_decode(weights=w8)",
+    ], "what they share is left out"
+
+
+def test_parameters_in_a_label_are_written_as_in_a_request() -> None:
+    plain = [{"name": "int8_dynamic"}, {"name": "torch_compile"}]
+    smooth = [{"name": "int8_dynamic", "smoothing": 0.5}, {"name": "torch_compile", "dynamic": True}]
+    variants = planned("single", beside=[{"stack": plain}, {"stack": smooth}])
+    assert [variant.label for variant in variants[1:]] == [
+        "int8_dynamic(smoothing=null) + static_kv_cache + torch_compile(dynamic=false)",
+        "int8_dynamic(smoothing=0.5) + static_kv_cache + torch_compile(dynamic=true)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        [{"stack": [{"name": "bf16"}], "label": "mine"}, {"stack": [{"name": "fp16"}], "label": "mine"}],
+        [{"stack": [{"name": "bf16"}], "label": "baseline"}],
+        [{"stack": [{"name": "fp16"}], "label": "bf16"}, {"stack": [{"name": "bf16"}]}],
+    ],
+)
+def test_a_label_that_another_variant_has_is_refused(beside: list[dict[str, Any]]) -> None:
+    with pytest.raises(SpecError, match=r"^beside: the label '\w+' is another variant's as well"):
+        planned("single", beside=beside)
+
+
 def test_a_default_stack_is_of_the_backend() -> None:
     names = [each.name for each in default_stack(CPU, DeviceKind.CPU, Generate(), "llama_cpp")]
     assert names == ["gguf"]

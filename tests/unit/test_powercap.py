@@ -60,7 +60,7 @@ def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
 
 
 def test_a_counter_for_root_alone_is_a_reason(tmp_path: Path) -> None:
-    """The kernel's own file stands in: it refuses to be read by anybody, root included."""
+    """The kernel's own file stands in: no user can read it, not even root."""
     folder = zone(tmp_path, "intel-rapl:0", "package-0")
     (folder / "energy_uj").unlink()
     (folder / "energy_uj").symlink_to("/proc/sys/vm/drop_caches")

@@ -34,8 +34,8 @@ ARCHITECTURES = {
     "tiny-mobilenet-test": "de247d7c56dc03ee",
     "tiny-vit-test": "969379108e244614",
 }
-"""Digests of what the presets are. Results are compared by a preset's name, so what it stands for never changes:
-what is different gets a name of its own."""
+"""Digests of what the presets are. Results are compared by a preset's name, so its architecture never changes: another
+architecture gets another name."""
 
 
 def spec(**fields: Any) -> JobSpec:

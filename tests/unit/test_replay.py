@@ -109,4 +109,4 @@ def test_an_older_request_goes_through_every_step_to_today_s() -> None:
 def test_another_digest_is_said() -> None:
     document = stored(1)
     assert replay_note(document, stored(1)) is None
-    assert "not quite the same variant" in str(replay_note(document, stored(2)))
+    assert "not exactly the same variant" in str(replay_note(document, stored(2)))

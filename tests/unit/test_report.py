@@ -159,7 +159,7 @@ def leaderboard_page(*, pareto: bool | None) -> LeaderboardPage:
 
 
 def test_the_leaderboard_names_workload_hardware_and_warnings() -> None:
-    """What all rows have in common stands in the title, once."""
+    """Values common to all rows are in the title, once."""
     grid = leaderboard_grid(leaderboard_page(pareto=None))
     assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1 on 2x Test CPU"
     assert f"a: single_replicate: {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}." in grid.notes
@@ -244,7 +244,7 @@ def test_without_a_gpu_no_technique_works_on_cuda() -> None:
 
 
 class Clock:
-    """A clock that stands still until it is told to move."""
+    """A clock that moves only on request."""
 
     now = 0.0
 

@@ -11,9 +11,9 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.roofline import Bound, RooflineFacts
-from optigpu.documents.shapes import Footprint, ImageFootprint
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.catalog import find
-from optigpu.models.facts import ImageFacts, facts_of, known_facts
+from optigpu.models.facts import facts_of, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of, training_step_flops, work_of
 from optigpu.roofline.roofs import LAUNCH, NO_PEAKS
@@ -23,7 +23,7 @@ from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.kv_cache import KvCache
+from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
@@ -217,7 +217,7 @@ def test_a_prefill_by_itself_has_the_work_of_a_generations() -> None:
 
 
 def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
-    (workload,) = KvCache(positions=(512,), new_tokens=8, batch_size=4).expand()
+    (workload,) = KvCachePositions(positions=(512,), new_tokens=8, batch_size=4).expand()
     like = Generate(prompt_tokens=512, new_tokens=8, batch_size=4)
     times = {"tpot_s": metric("tpot_s", 0.08, (0.05, 0.1)).model_copy(update={"per_replicate": (0.07, 0.09)})}
     found = roofline_of(workload, times, facts_with(), PEAKS, None)
@@ -233,7 +233,7 @@ def test_a_token_at_a_position_is_a_decode_step_and_its_time_a_rate() -> None:
 
 
 def test_a_time_whose_interval_reaches_down_to_nothing_gives_shares_without_one() -> None:
-    (workload,) = KvCache(positions=(512,)).expand()
+    (workload,) = KvCachePositions(positions=(512,)).expand()
     found = roofline_of(workload, {"tpot_s": metric("tpot_s", 0.08, (0.0, 0.1))}, facts_with(), PEAKS, None)
     assert [summary.ci for summary in found.metrics.values()] == [None] * 3
 
@@ -324,7 +324,9 @@ def test_a_process_that_recorded_no_footprint_gives_the_reason() -> None:
         ({"tokens_per_pass": 2.5}, "Speculative decoding"),
     ],
 )
-@pytest.mark.parametrize("workload", [DECODE, Prefill(prompt_tokens=8), *KvCache(positions=(8,)).expand()])
+@pytest.mark.parametrize(
+    "workload", [DECODE, Prefill(prompt_tokens=8), *KvCachePositions(positions=(8,)).expand()]
+)
 def test_a_fact_that_is_missing_is_a_reason_and_no_error(
     workload: Workload, changes: dict[str, Any], said: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What stands behind each interval and percentile: coverage by simulation, and properties that must always hold."""
+"""Intervals and percentiles: coverage by simulation, and properties that must always hold."""
 
 import math
 

@@ -12,6 +12,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
+from optigpu.models.families import FAMILIES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
 from optigpu.workloads.base import Workload
@@ -19,13 +20,14 @@ from optigpu.workloads.base import Workload
 PACKAGES = ("llama-cpp-python", "gguf")
 INSTALL = 'pip install -e ".[llama]"'
 WORKLOADS = ("generate", "quality")
+_TITLES = " and ".join(family.title for family in FAMILIES.values() if family.gguf)
 
 
 class LlamaCppBackend:
-    """Decodes GPT-2 and Llama models on a CPU."""
+    """Decodes on a CPU, models of the families that a GGUF file is written of."""
 
     name: ClassVar[str] = "llama_cpp"
-    summary: ClassVar[str] = "GPT-2 and Llama models as GGUF files in llama.cpp, on a CPU"
+    summary: ClassVar[str] = f"{_TITLES} models as GGUF files in llama.cpp, on a CPU"
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
 
     def missing(self, environment: Environment) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.file_types import FileType
+from optigpu.models import facts, families
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.paths import cache_dir
@@ -25,8 +26,11 @@ MOST_GIB = "OPTIGPU_GGUF_CACHE_GB"
 """The environment variable for another bound, in GiB; 0 keeps no file longer than its job."""
 MOST_BYTES = 40 * 2**30
 KEPT, UNFINISHED = ".gguf", ".unfinished"
-_SOURCES = tuple(
-    Path(__file__).with_name(f"{name}.py") for name in ("convert", "file_types", "gguf_file", "gguf_tensors")
+_WRITERS = ("convert", "file_types", "gguf_families", "gguf_file", "gguf_tensors")
+_SOURCES = (
+    *(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
+    Path(families.__file__),
+    Path(facts.__file__),
 )
 _LIBRARIES = ("torch", "transformers", "gguf", "llama-cpp-python")
 

@@ -1,4 +1,4 @@
-"""A transformers GPT-2 or Llama as a GGUF file without a vocabulary, which llama.cpp reads."""
+"""A model of transformers as a GGUF file without a vocabulary, which llama.cpp reads."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.backends.llama_cpp.gguf_tensors import metadata, tensors
 
 Matrices = Literal["float16", "float32"]
@@ -18,7 +19,7 @@ def write(model: PreTrainedModel, path: Path, matrices: Matrices) -> None:
 
     Raises UnsupportedError for a family that cannot be written.
     """
-    writer = gguf.GGUFWriter(str(path), model.config.model_type)
+    writer = gguf.GGUFWriter(str(path), written_family(model.config.model_type).gguf.architecture)
     for key, value in metadata(model.config).items():
         if isinstance(value, float):
             writer.add_float32(key, value)

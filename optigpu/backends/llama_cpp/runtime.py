@@ -12,6 +12,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp.file_types import FileType, file_type_of
 from optigpu.backends.llama_cpp.gguf_cache import gguf_of
 from optigpu.backends.llama_cpp.gguf_contents import contents_of
+from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.backends.llama_cpp.model import Context, LlamaCppModel
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
 from optigpu.documents.facts import WeightFacts
@@ -23,7 +24,6 @@ from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
-FAMILIES = ("gpt2", "llama")
 NOT_SAID = "llama.cpp does not say which kernels of attention run."
 ON_CPU = "llama.cpp runs on the CPU here, which has no memory of an accelerator."
 
@@ -163,11 +163,10 @@ def _facts(reference: ModelReference) -> ModelFacts:
         raise UnsupportedError(
             f"llama_cpp cannot run {reference}: only presets and bundled models are written as GGUF."
         )
-    if facts.family not in FAMILIES:
-        raise UnsupportedError(
-            f"llama_cpp cannot run {reference}: {facts.family} models cannot be written as GGUF here, only "
-            f"{' and '.join(FAMILIES)} models."
-        )
+    try:
+        written_family(facts.family)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"llama_cpp cannot run {reference}: {error}") from error
     return facts
 
 

@@ -16,7 +16,7 @@ from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator")
-"""What torch's errors say when CUDA's memory ran out, and the host's."""
+"""Texts of torch's errors when the memory of CUDA or of the host runs out."""
 
 
 class TorchBackend:
@@ -59,6 +59,7 @@ class TorchBackend:
         torch.set_num_threads(count)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """torch says it with a class for CUDA's allocator, and with texts for CUDA's and the host's own."""
+        """torch has an error class for CUDA's allocator, and only texts for the memory of CUDA and of the host
+        itself."""
         text = str(error)
         return type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _OUT_OF_MEMORY)

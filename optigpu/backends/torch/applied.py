@@ -1,4 +1,4 @@
-"""A decoder with the whole stack applied, run in torch's own terms."""
+"""A decoder with the whole stack applied, with torch tensors as arguments and results."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
 class AppliedModel(TorchDevice):
-    """What models for every task share.
+    """The base class of models with an applied stack.
 
     `reference` is what was loaded, `model` the transformers model with the attributes of its family; `weights` counts
     its weights before the stack changed them.
@@ -114,7 +114,7 @@ class DecodingModel(AppliedModel):
         return self._scored(tokens, prefill)
 
     def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
-        """What `score` gives, by passes over the whole sequence: no cache, and no step of a technique."""
+        """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""
         return whole_passes(self.model, tokens, first, self._mode)
 
     def sample(self, rows: int, length: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Which attention kernel may run, and which ones really ran: the names in a profile, taken apart from what is timed."""
+"""Restricts the attention kernels, and finds out which ones ran from a profile that is taken apart from timed
+requests."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -13,7 +14,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _KERNEL = re.compile(r"scaled_dot_product|flash_fwd|flash_attn|fmha|attention|softmax", re.IGNORECASE)
 _WRAPPERS = {"aten::scaled_dot_product_attention", "aten::softmax"}
-"""Operators that only choose one of the others."""
+"""Operators that only dispatch to one of the others."""
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "flash_3": SDPBackend.FLASH_ATTENTION,
@@ -29,9 +30,9 @@ _OPERATORS = {
     "aten::_scaled_dot_product_attention_math": "math",
     "flash_attn_3::fwd": "flash_3",
 }
-"""What each kernel is called in a profile. flash_3 runs within torch's flash operator."""
+"""The name of each kernel in a profile. flash_3 runs within torch's flash operator."""
 _NONE_LEFT = ("No available kernel", "No viable backend")
-"""How torch says that every kernel that it could run is forbidden."""
+"""torch's message if all of its available kernels are forbidden."""
 
 
 def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str]:
@@ -52,7 +53,7 @@ def only_kernel(kernel: AttentionKernel) -> AbstractContextManager[None]:
     """Has scaled_dot_product_attention run one kernel alone, also in what is compiled meanwhile; "auto" allows all.
 
     Raises UnsupportedError when that one cannot run. torch's cache of compiled code does not know which kernels are
-    allowed (2.13), so what is compiled here is told apart by a tag.
+    allowed (2.13), so a tag distinguishes code that is compiled here.
     """
     return nullcontext() if kernel == "auto" else _only(kernel)
 
@@ -93,6 +94,6 @@ def require_kernel(asked: AttentionKernel, names: Collection[str]) -> None:
         ran.discard("flash")
     if asked != "auto" and ran != {asked}:
         raise UnsupportedError(
-            f"fused_attention asked for the {asked} kernel, and what ran is {' and '.join(sorted(ran)) or 'none'}; ask "
-            "for another kernel or leave the choice to torch."
+            f"fused_attention asked for the {asked} kernel, but {' and '.join(sorted(ran)) or 'none'} ran; ask for "
+            "another kernel or leave the choice to torch."
         )

@@ -74,7 +74,7 @@ class LibraryDecoder:
         return _forced(step, step, cache, tokens, prefill, self._mode)
 
     def _options(self, length: int) -> dict[str, Any]:
-        """What `generate` is told of the cache; an own one is new for each request."""
+        """The cache options of `generate`; our own cache is new for each request."""
         if self._cache.kind == "none":
             return {"use_cache": False}
         if self._cache == CacheOptions(kind="static"):
@@ -155,7 +155,9 @@ class LeanDecoder:
     ) -> None:
         """`mode` is what `score` enters."""
         if cache.kind == "none":
-            raise UnsupportedError("A decode step of its own needs a key-value cache; leave no_kv_cache out.")
+            raise UnsupportedError(
+                "A technique that replaces the decode step needs a key-value cache; leave no_kv_cache out."
+            )
         self._model = model
         self._options = cache
         self._mode = mode

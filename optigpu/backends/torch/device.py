@@ -1,4 +1,4 @@
-"""A torch device with its clock: what everything here runs on."""
+"""A torch device with its clock."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The key-value caches that a stack may ask for, as transformers caches."""
+"""The key-value caches of the techniques, as transformers caches."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from optigpu.backends.torch.int8_cache import int8_token_bytes
 from optigpu.backends.torch.kv_layers import FixedLayer, GrowingLayer
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import CacheOptions
 from optigpu.vocabulary import UnsupportedError
 
@@ -38,13 +38,13 @@ def require_cacheable(model: PreTrainedModel, options: CacheOptions) -> None:
     }
     if others:
         raise UnsupportedError(
-            f"int8_kv_cache and sliding_kv_cache are for layers that attend to the whole sequence, and this model has "
-            f"others ({', '.join(sorted(others))}); leave them out."
+            f"int8_kv_cache and sliding_kv_cache need layers that attend to the whole sequence; this model also has "
+            f"{', '.join(sorted(others))}. Leave them out of the stack."
         )
 
 
 def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
-    """What a result says of its cache; the bytes of a token are those of one sequence, over all layers."""
+    """The cache's facts for the result; the bytes of a token are those of one sequence, over all layers."""
     facts: dict[str, Any] = {"kv_cache": options.kind}
     if options.int8:
         token_bytes = int8_token_bytes(model.layers, model.kv_heads, model.head_size)
@@ -55,10 +55,10 @@ def cache_facts(options: CacheOptions, model: ModelFacts) -> dict[str, Any]:
 
 
 def _is_own(options: CacheOptions) -> bool:
-    """Whether a stack asks for what the library's layers do not do."""
+    """Whether a stack needs layers that the library does not have."""
     return options.int8 or options.window is not None
 
 
 def _exchanged(layer: Any, own: FixedLayer) -> Any:
-    """Ours in the place of the library's for full attention; others stay as they are."""
+    """Replaces the library's layers for full attention by ours; other layers stay as they are."""
     return own if type(layer) is StaticLayer else layer

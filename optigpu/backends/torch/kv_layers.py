@@ -50,7 +50,7 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many tokens will be attended to, and the position that makes the last of them the last query's."""
+        """The number of attended tokens, and the offset at which the last of them is the last query's position."""
         kept = self.parts[0].shape[-2] if self.is_initialized else 0
         length = kept + query_length
         room = _room(self.options)
@@ -68,7 +68,7 @@ class GrowingLayer(DynamicLayer):
         Raises UnsupportedError for a window, which has dropped what that would need.
         """
         if not self.is_croppable:
-            raise UnsupportedError("A sliding cache cannot take tokens back; leave sliding_kv_cache out.")
+            raise UnsupportedError("A sliding cache cannot remove tokens; leave sliding_kv_cache out.")
         if tokens_to_remove < 0 and self.is_initialized:
             self._keep(_mapped(lambda part: part[:, :, :tokens_to_remove], self.parts))
             self.cumulative_length += tokens_to_remove
@@ -132,7 +132,7 @@ class FixedLayer(StaticLayer):
 
 
 def _packed(keys: torch.Tensor, values: torch.Tensor, int8: bool) -> Parts:
-    """What is stored of new states."""
+    """The stored form of new states."""
     if not int8:
         return keys, values
     (q_keys, key_scales), (q_values, value_scales) = quantize_tokens(keys), quantize_tokens(values)

@@ -1,4 +1,4 @@
-"""Memory of the device: what is free, and the peaks over a run."""
+"""Free memory of the device, and the peaks during a run."""
 
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -20,7 +20,7 @@ def free_bytes(device: DeviceKind) -> int:
 
 
 def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
-    """What CUDA's allocator gave out and held during `run`; on a CPU the reason why there is neither."""
+    """The peaks of CUDA's allocator during `run`, allocated and reserved; on a CPU the reason why there are none."""
     if device is DeviceKind.CPU:
         run()
         reasons = {"peak_bytes": NO_ACCELERATOR, "peak_reserved_bytes": NO_ACCELERATOR}
@@ -33,7 +33,7 @@ def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
 def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) -> MemoryPeaks:
     """The most bytes that the tensors of one call on a CPU take at once: `held` ones, and all that it allocates.
 
-    torch's profiler is told of each allocation of torch's own; memory that a library takes by itself is not counted.
+    torch's profiler records each allocation of torch; memory that a library allocates itself is not counted.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()

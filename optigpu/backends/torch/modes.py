@@ -1,4 +1,4 @@
-"""What forward passes run under: an autograd mode, and autocast and one attention kernel where they are asked for."""
+"""The contexts of forward passes: an autograd mode, and optionally autocast and one attention kernel."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +10,7 @@ from optigpu.techniques.base import ModeOptions
 from optigpu.vocabulary import DeviceKind
 
 Mode = Callable[[], AbstractContextManager[None]]
-"""Enters what forward passes run under; called anew for each `with`."""
+"""Makes the context of forward passes; called once for each `with`."""
 
 
 def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:

@@ -107,7 +107,7 @@ class PassModel(AppliedModel):
         )
 
     def _arithmetic(self) -> dict[str, Any]:
-        """Which attention there is; without any, what cuDNN computes float32 convolutions with, TF32 by default."""
+        """The attention implementation; for a model without attention, cuDNN's precision of float32 convolutions."""
         config = self.model.config
         if hasattr(config, "num_attention_heads"):
             return {"attn_implementation": config._attn_implementation}

@@ -1,4 +1,4 @@
-"""What the machine itself can do: how fast it reads, copies and multiplies matrices, through torch's own operators.
+"""The machine's peak rates: how fast it reads, copies and multiplies matrices through torch's operators.
 
 Bandwidth is measured as STREAM does (McCalpin, Memory Bandwidth and Machine Balance, 1995): arrays of at least four
 times the last cache, bytes counted once for each read and write that the program asks for. Smaller arrays are read as
@@ -21,18 +21,18 @@ from optigpu.hardware.cpu_caches import last_level_cache_bytes
 from optigpu.vocabulary import DeviceKind, utc_now
 
 SAMPLE_S = 0.005
-"""A sample repeats the work for at least so long, so that reading the clock and launching kernels cost nothing."""
+"""A sample repeats the work for at least this long, so that the cost of the clock and of launches is negligible."""
 SAMPLES = (3, 15)
-"""The fewest and the most samples that a median is taken of; fewer where they take far longer than planned."""
+"""The fewest and the most samples of a median; fewer if they take far longer than planned."""
 READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
 """Time to spend on each array size, on copying, and on each dtype."""
-PATIENCE = 4
-"""So many times the planned time is spent at most, on a machine that is slow or busy."""
-SMALLEST, LEAST_LARGEST, MOST_LARGEST = 2**20, 2**28, 2**31
-"""Bytes of the smallest array, and the least and the most of the largest."""
-MOST_OF_MEMORY = 0.25
+MOST_TIMES_PLANNED = 4
+"""At most this many times the planned time is spent on a slow or busy machine."""
+SMALLEST_ARRAY_BYTES, LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**20, 2**28, 2**31
+"""Bytes of the smallest array, and the bounds of the largest one."""
+LARGEST_MEMORY_SHARE = 0.25
 """The largest array takes at most this share of the free memory."""
-SIDES = (256, 512, 1024, 2048, 4096, 8192)
+MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
 """Sides of the square matrices: they grow until a product takes long enough to show the full rate."""
 LONG_S = 0.025
 
@@ -52,7 +52,7 @@ class Bandwidth:
 
 
 def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
-    """Everything that is measured here. `threads` is how many torch was told to use.
+    """All peak rates. `threads` is the number of threads that torch uses.
 
     Raises UnsupportedError when there is no such device.
     """
@@ -106,8 +106,8 @@ def matmul_rates(device: DeviceKind) -> tuple[dict[str, float], dict[str, str]]:
 def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
     until = time.monotonic() + MATMUL_S
     rates = []
-    for side in SIDES:
-        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(SIDES))
+    for side in MATRIX_SIDES:
+        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(MATRIX_SIDES))
         rates.append(2 * side**3 / product_s)
         if product_s > LONG_S or time.monotonic() > until:
             break
@@ -137,22 +137,25 @@ def _typical_s(work: Callable[[], object], clock: Clock, seconds: float) -> floa
     calls = max(1, math.ceil(SAMPLE_S / calls_s(work, 1, clock)))
     fewest, most = SAMPLES
     samples = [calls_s(work, calls, clock)]
-    while len(samples) < most and sum(samples) < (seconds if len(samples) >= fewest else PATIENCE * seconds):
+    while len(samples) < most and sum(samples) < (
+        seconds if len(samples) >= fewest else MOST_TIMES_PLANNED * seconds
+    ):
         samples.append(calls_s(work, calls, clock))
     return statistics.median(samples) / calls
 
 
 def _sizes(largest: int) -> list[int]:
-    """Bytes from SMALLEST on, each twice the one before, and `largest`."""
-    steps = range(int(math.log2(largest / SMALLEST)) + 1)
-    return sorted({*(SMALLEST * 2**step for step in steps), largest})
+    """Bytes from SMALLEST_ARRAY_BYTES on, each twice the one before, and `largest`."""
+    steps = range(int(math.log2(largest / SMALLEST_ARRAY_BYTES)) + 1)
+    return sorted({*(SMALLEST_ARRAY_BYTES * 2**step for step in steps), largest})
 
 
 def _largest_bytes(device: DeviceKind) -> int:
-    """Four times the last cache, within what the memory allows; a multiple of SMALLEST."""
+    """Four times the last cache, within what the memory allows; a multiple of SMALLEST_ARRAY_BYTES."""
     if device is DeviceKind.CUDA:
         cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:
         cache = last_level_cache_bytes() or 0
-    wanted = min(max(4 * cache, LEAST_LARGEST), MOST_LARGEST, int(MOST_OF_MEMORY * free_bytes(device)))
-    return max(wanted // SMALLEST, 1) * SMALLEST
+    allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
+    wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
+    return max(wanted // SMALLEST_ARRAY_BYTES, 1) * SMALLEST_ARRAY_BYTES

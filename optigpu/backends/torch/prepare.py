@@ -1,4 +1,4 @@
-"""An order -> the runtime that its workload runs on."""
+"""Makes the runtime of an order: loads the model and applies the stack."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The kernels of one request, as torch's profiler saw them."""
+"""The kernels of one request, from torch's profiler."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,8 @@ def profiled(place: TorchDevice, run: Callable[[], object], steps: int, trace: P
 class Recording:
     """A profiler, and the clock that tells it where the first token ends and when enough steps are recorded.
 
-    A request marks its clock at its start and after each token, so whoever stands in for the clock knows.
+    A request marks its clock at its start and after each token, so an object that replaces the clock knows where the
+    request is.
     """
 
     def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
@@ -128,7 +129,7 @@ class Recording:
         ]
 
     def _enter(self, name: str | None) -> None:
-        """Closes one named range and opens the next; the device's work of one phase ends before the other begins."""
+        """Closes one named range and opens the next; waits for the device in between."""
         if self._device is DeviceKind.CUDA:
             torch.cuda.synchronize()
         if self._range is not None:

@@ -1,4 +1,4 @@
-"""Named ranges on CUDA's time line, for a profiler that looks on from outside (Nsight Systems)."""
+"""Named ranges (NVTX) on CUDA's time line, for an external profiler such as Nsight Systems."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

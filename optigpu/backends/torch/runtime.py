@@ -1,4 +1,4 @@
-"""The runtimes that workloads and meters ask: numpy outside, torch inside, converted outside of what is timed."""
+"""The runtimes of the torch backend: numpy arrays outside, torch tensors inside, converted outside of timed parts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ from optigpu.models.loading.weights import origin_of
 
 
 class TorchRuntime:
-    """What needs no model; `place` is what the work runs on, whose clock a profiler exchanges."""
+    """The methods that need no model. `place` is the device; a profiler replaces its clock."""
 
     def __init__(self, place: TorchDevice) -> None:
         self._place = place
@@ -50,7 +50,7 @@ class TorchRuntime:
         return None
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """What CUDA's allocator gave out and held while `run` ran."""
+        """The peaks of CUDA's allocator while `run` ran."""
         return peaks_of(run, self.device)
 
     def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
@@ -63,7 +63,7 @@ class TorchRuntime:
 
 
 class TorchModelRuntime(TorchRuntime):
-    """What every model has: weights."""
+    """The methods for weights, which every model has."""
 
     def __init__(self, applied: AppliedModel, folder: Path) -> None:
         """`folder` keeps what is known of the model's files for the whole job."""
@@ -71,7 +71,7 @@ class TorchModelRuntime(TorchRuntime):
         self._applied, self._folder = applied, folder
 
     def weights(self) -> WeightFacts:
-        """Where they come from, and how many bytes they take now."""
+        """Their origin, and the bytes that they take now."""
         applied = self._applied
         named = getattr(applied.model.config, "transformers_weights", None)
         origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
@@ -96,7 +96,7 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return self.decoding.decoded
 
     def footprint(self) -> Footprint:
-        """What a step reads of the model as it lies there now."""
+        """The bytes that a step reads of the model in its current state."""
         return footprint_of(self.decoding.model, self.facts)
 
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
@@ -129,7 +129,7 @@ class TorchDecodingRuntime(TorchModelRuntime):
         return _ids(self.decoding.sample(rows, length))
 
     def encode(self, text: str) -> list[int]:
-        """By the tokenizer that lies beside the model."""
+        """Uses the tokenizer in the model's folder or repository."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -147,7 +147,8 @@ class TorchPassRuntime(TorchModelRuntime):
         self.facts = applied.facts
 
     def footprint(self) -> Footprint | ImageFootprint:
-        """What a pass reads of the model; of a classifier also its operations for an image of the workload's shape."""
+        """The bytes that a pass reads of the model; for a classifier also the operations for an image of the workload's
+        shape."""
         if isinstance(self.facts, ImageFacts):
             return image_footprint_of(self.passing.model, self.facts, self.notes.facts["image_shape"])
         return footprint_of(self.passing.model, self.facts)
@@ -171,7 +172,7 @@ class TorchPassRuntime(TorchModelRuntime):
 
 
 def _ids(tokens: torch.Tensor) -> NDArray[np.int64]:
-    """A copy: a loop may write its next tokens where these stand."""
+    """Returns a copy: a loop may overwrite these tokens with its next ones."""
     found: NDArray[np.int64] = tokens.cpu().numpy().copy()
     return found
 

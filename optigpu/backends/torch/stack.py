@@ -1,10 +1,10 @@
-"""What a resolved stack asks of the backend, folded technique by technique in the order of the phases."""
+"""The options of a resolved stack, collected from its techniques in the order of the phases."""
 
 from optigpu.techniques.base import CacheOptions, LoadOptions, ModeOptions, Technique
 
 
 def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
-    """How a stack wants the weights to come in."""
+    """How the weights of the stack are loaded."""
     options = LoadOptions()
     for technique in stack:
         options = technique.load(options)
@@ -12,7 +12,7 @@ def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
 
 
 def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
-    """Which key-value cache a stack decodes with."""
+    """The key-value cache of the stack."""
     options = CacheOptions()
     for technique in stack:
         options = technique.cache(options)
@@ -20,7 +20,7 @@ def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
 
 
 def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
-    """What a stack wants forward passes to run under."""
+    """The contexts in which the stack's forward passes run."""
     options = ModeOptions()
     for technique in stack:
         options = technique.execution(options)

@@ -1,4 +1,4 @@
-"""One question to a measuring process and its answer, with the job's progress and limits checked in between."""
+"""Sends one message to a measuring process and waits for its answer, while the job's limits are checked."""
 
 import logging
 from typing import TypeVar
@@ -31,7 +31,7 @@ def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: JobProgre
 
 
 def _error_of(answer: Answer) -> Exception:
-    """The error that an answer other than the wanted one stands for."""
+    """Converts an answer other than the expected one to an error."""
     if isinstance(answer, Refused):
         return UnsupportedError(readable(answer.reason))
     if not isinstance(answer, Broken):

@@ -1,7 +1,7 @@
-"""One measuring process as the conductor sees it: started, asked, listened to, and ended in any case.
+"""One measuring process, seen from the conductor: starts it, exchanges messages with it, and always ends it.
 
 Single-threaded and never blocking: one selector serves the commands, the answers and what the process prints. So full
-pipes on both sides cannot lock up, and the caller gets a turn four times a second.
+pipes cannot cause a deadlock, and control returns to the caller four times a second.
 """
 
 import os
@@ -33,7 +33,7 @@ _CHUNK = 2**18
 
 
 class Child:
-    """A measuring process in a session of its own. As a context manager it ends the process and all that it started.
+    """A measuring process in its own session. As a context manager it ends the process and all that it started.
 
     `program` is called with `--answers-fd N`, the descriptor that it answers on; `keep` are descriptors that it
     inherits, so that they stay open as long as it lives.
@@ -168,7 +168,7 @@ class Child:
         except ValidationError:
             beginning = readable(line[:100].decode(errors="replace"))
             raise ReplicateError(
-                f"The measuring process sent something that is not a message: {beginning!r}. {self._last_output()}"
+                f"The measuring process sent an invalid message: {beginning!r}. {self._last_output()}"
             ) from None
 
     def _death(self) -> ReplicateError:

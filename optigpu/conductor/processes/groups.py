@@ -1,4 +1,4 @@
-"""A group of variants that fit into memory together, through all their replicates, to their outcomes."""
+"""Measures a group of variants that fit into memory together, from the first replicate to their outcomes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Whether the memory has space for another measuring process beside those that are resident."""
+"""Decides whether another measuring process fits into memory beside the resident ones."""
 
 from collections.abc import Callable
 from contextlib import suppress

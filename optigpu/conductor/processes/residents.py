@@ -1,6 +1,6 @@
-"""Processes of several variants, resident side by side: prepared one by one, measured in turns, metered one by one.
+"""The resident processes of several variants: prepared one by one, timed in turns, then metered one by one.
 
-What changes on the machine while they are measured changes all of them alike, so their ratios stay what they are.
+A change of the machine's speed affects all of them alike, so their ratios stay the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from optigpu.meters import METERS
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 MOST_RESIDENT = 8
-"""Variants side by side. If the worker dies, their results are lost, so they must not be all of a long job."""
+"""The most variants side by side. If the worker dies their results are lost, so they must not be all of a long job."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Residents:
             self._ready.append(_Resident(variant, child, ready, rounds, process))
 
     def _take_turns(self) -> None:
-        """Rounds in turns, until each variant has enough of them or has failed."""
+        """Measures rounds in turns until each variant has enough of them or has failed."""
         active = self._ready
         while active := [each for each in active if self._is_active(each)]:
             for resident in active:
@@ -102,7 +102,7 @@ class Residents:
         return resident.variant.index not in self.errors and not resident.rounds.are_over
 
     def _finish(self, resident: _Resident) -> None:
-        """What follows the timed rounds: requests with fresh inputs, then the meters of this replicate."""
+        """Runs the audit with fresh inputs and then the meters of this replicate."""
         variant, progress = resident.variant, self._session.progress
         progress.begin(variant.index, self._number, "checking")
         with self._failing_alone(variant, resident.process):
@@ -120,7 +120,7 @@ class Residents:
 
     @contextmanager
     def _failing_alone(self, variant: Variant, process: ExitStack) -> Iterator[None]:
-        """An error of this variant's process ends this process and leaves the others as they are."""
+        """An error within the block ends this variant's process only."""
         try:
             yield
         except (UnsupportedError, ReplicateError) as error:

@@ -1,6 +1,6 @@
 """One replicate: a ready process measures rounds until the median is known, then an audit and its meters.
 
-Between two rounds of a process, other processes may have theirs: that is how variants are interleaved.
+Between two rounds of a process other processes may measure one: that is how variants are interleaved.
 """
 
 import math
@@ -19,26 +19,26 @@ from optigpu.vocabulary import METRICS, ReplicateError
 MOST_REQUESTS = 100_000
 """Of one replicate: more would fill memory and database without making an interval noticeably shorter."""
 FIRST_ROUNDS = 4
-"""The least time to measure is spent in so many rounds, so that variants side by side take turns."""
+"""The number of rounds in which the minimum time is spent, so that variants side by side take turns."""
 AUDIT_REQUESTS, AUDIT_SECONDS = 3, 4.0
-"""An audit has so many requests with fresh inputs, or one fewer where they would take longer than that.
+"""An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
 
 Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon.
 """
 READY, SAMPLED, METERED = 0.4, 0.9, 1.0
-"""The share of a replicate that is done at the end of each part, as far as the progress bar is concerned."""
+"""The share of a replicate that the progress bar shows at the end of each part."""
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """What one process measured."""
+    """The measurements of one process."""
 
     ready: Ready
     # For each metric a number for each request.
     samples: dict[str, tuple[float, ...]]
     # How many requests each round had.
     rounds: tuple[int, ...]
-    # What else happened on the machine during each round.
+    # What other processes did on the machine during each round.
     host_samples: tuple[HostSample, ...]
     # Width of the 95% interval of the primary metric's median, relative to the median, after the last round.
     width: float
@@ -90,7 +90,7 @@ class TimedRounds:
                 self._width = relative_width(self._primary, self._assignment.seed)
 
     def replicate(self) -> Replicate:
-        """What was measured so far, without audit and meters."""
+        """The measurements so far, without audit and meters."""
         return Replicate(
             ready=self._ready,
             samples={name: tuple(values) for name, values in self._collected.items()},

@@ -1,6 +1,6 @@
 """The environment variables of a measuring process: only those that are listed here are passed on.
 
-So neither a preloaded allocator nor a forgotten OMP or TORCH setting shapes a figure that is stored as this machine's,
+So neither a preloaded allocator nor a forgotten OMP or TORCH setting affects a stored figure of this machine,
 and no key or database address reaches a model's code. A variable that is passed on and may change what is measured is
 recorded in the result. Secrets are passed on only to a process that needs them and are never recorded.
 """
@@ -21,13 +21,13 @@ _PLAIN = {
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 }
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
-"""HF_: where downloads lie and come from. The hash of the weights says what came."""
+"""HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
 
 _RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_GGUF_CACHE_GB"}
 _RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")
 """For example NVIDIA_TF32_OVERRIDE, which changes numbers, and CUDA_LAUNCH_BLOCKING, which changes times."""
 _IMPORT_PATH = "PYTHONPATH"
-"""Recorded, and passed on behind the folder of this package."""
+"""Recorded, and passed on after the folder of this package."""
 
 _SECRETS = {"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"}
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")

@@ -1,1 +1,1 @@
-"""Whether a result is valid: what disturbed it, and the reasons and warnings that follow."""
+"""Verdicts: what disturbed a measurement, and whether its result is valid."""

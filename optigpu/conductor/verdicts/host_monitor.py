@@ -1,4 +1,5 @@
-"""What else happens on this machine while a round is timed. Counters are read before and after it, never within.
+"""Monitors the other processes of this machine while a round is timed. Counters are read before and after it, never
+within.
 
 Our processes are those in the sessions of the measuring processes, and this process itself; every other one is foreign.
 The total comes from the kernel's count of the CPUs' time, so that it includes processes that ended in between or cannot
@@ -80,13 +81,13 @@ class HostSample:
     # What lowered the GPU's clock at the second reading.
     gpu_slowdowns: frozenset[str] = frozenset()
     suspended_s: float = 0.0
-    # By how much somebody changed the time of day.
+    # By how much the time of day was changed.
     wall_jump_s: float = 0.0
     # Whether another job was measured on this host.
     others: bool = False
 
 
-def nobody() -> bool:
+def no_other_job() -> bool:
     """No other job is measured on this host."""
     return False
 
@@ -99,7 +100,7 @@ class HostMonitor:
         device: DeviceKind,
         environment: Environment,
         own: Callable[[], Collection[int]],
-        others: Callable[[], bool] = nobody,
+        others: Callable[[], bool] = no_other_job,
     ) -> None:
         """To be made before the job's first measuring process starts: what the GPU runs by then is foreign.
 
@@ -170,8 +171,8 @@ class HostMonitor:
     def _gpu_foreign(self, reading: HostReading) -> int:
         """How many processes on the GPU are not ours.
 
-        In a container the driver may give the host's process ids. Then ours cannot be told from others that came after
-        the job began, but there is one for each of our sessions.
+        In a container the driver may give the host's process ids. Then ours cannot be distinguished from others that
+        came after the job began, but there is one for each of our sessions.
         """
         pids = reading.gpu.pids or frozenset()
         ours = {each.pid for each in reading.processes.values() if each.session in reading.own}

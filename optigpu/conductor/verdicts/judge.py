@@ -8,7 +8,7 @@ import numpy as np
 
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
-from optigpu.conductor.verdicts.disturbance import Finding
+from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec, Limits, Variant
 from optigpu.statistics.drift import Array, drift
@@ -16,13 +16,13 @@ from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
 
 CACHED_RATIO = 1.5
-"""A request with fresh inputs may take so many times what a repeated one takes."""
+"""A request with fresh inputs may take this many times as long as a repeated one."""
 DRIFT_FROM_S = 15.0
 """Of rounds, all replicates together: a virtual machine's speed varies by half within seconds."""
 STOPPED_RATIO, STOPPED_S = 20.0, 1.0
-"""A request that takes so many times the median, and so many seconds more, was stopped from outside."""
+"""A request that takes this many times the median, and this many seconds more, was stopped from outside."""
 
-Detector = Callable[[Replicate], Finding | None]
+Detector = Callable[[Replicate], Disturbance | None]
 
 
 def judge(
@@ -68,7 +68,7 @@ def _disturbances(replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
 
 
 def _first(detector: Detector, replicates: Sequence[Replicate]) -> str | None:
-    """What a detector found in the first replicate where it found something, and in which others it did."""
+    """A detector's first finding, with the other replicates in which it found something."""
     found = {number: finding for number, each in enumerate(replicates, 1) if (finding := detector(each))}
     if not found:
         return None
@@ -111,7 +111,7 @@ def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, Metr
     return f"{name} is {summary.value:.4g}, {side} limits.{limit} of {bound:g}."
 
 
-def _cached(primary: str, replicate: Replicate) -> Finding | None:
+def _cached(primary: str, replicate: Replicate) -> Disturbance | None:
     """Even the fastest request with fresh inputs took much longer than the repeated ones.
 
     It is compared with the slowest round, since the machine may have slowed down by then; with the first requests of a
@@ -127,10 +127,10 @@ def _cached(primary: str, replicate: Replicate) -> Finding | None:
         repeated = max(max(np.median(each), each[: len(fresh_times)].min()) for each in rounds)
         repeated = max((repeated, *_times(name, between.get(name, ()))))
         if fresh_times.min() > CACHED_RATIO * repeated:
-            return Finding(
+            return Disturbance(
                 f"Requests with fresh inputs took at least {fresh_times.min() / repeated:.1f} times as long as "
                 f"repeated ones ({name})",
-                "answers were cached: remove what caches them",
+                "outputs were cached: disable the cache",
             )
     return None
 
@@ -149,7 +149,7 @@ def _drifted(primary: str, replicates: Sequence[Replicate]) -> str | None:
     )
 
 
-def _interrupted(primary: str, replicate: Replicate) -> Finding | None:
+def _interrupted(primary: str, replicate: Replicate) -> Disturbance | None:
     """A whole request took far longer than the median. A warm request says how many seconds that is."""
     slept = disturbance.suspended(replicate.host_samples)
     if slept:
@@ -160,14 +160,14 @@ def _interrupted(primary: str, replicate: Replicate) -> Finding | None:
     stopped_s = (longest - 1) * replicate.ready.request_s
     if longest <= STOPPED_RATIO or stopped_s <= STOPPED_S:
         return None
-    return Finding(
+    return Disturbance(
         f"A request was stopped for about {stopped_s:.1f} s",
         "do not stop or debug the measuring process, and measure again",
     )
 
 
 def _doubts(spec: JobSpec, variant: Variant, replicates: Sequence[Replicate]) -> dict[VerdictWarning, str]:
-    """What the samples themselves leave uncertain."""
+    """Warnings about the samples themselves."""
     found = {}
     if len(replicates) == 1:
         found[VerdictWarning.SINGLE_REPLICATE] = (

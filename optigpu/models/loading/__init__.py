@@ -1,1 +1,1 @@
-"""A model reference -> a loaded torch model, and what can be read of one. Imports torch."""
+"""Loads torch models from references, and reads facts of a loaded model. Imports torch."""

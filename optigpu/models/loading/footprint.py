@@ -1,4 +1,4 @@
-"""What a step reads of a loaded model: all of its weights but the rows of a table that are looked up."""
+"""The bytes that a step reads of a loaded model: all of its weights, but only the used rows of lookup tables."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""A model reference -> a loaded model."""
+"""Loads models from their references."""
 
 import os
 from collections.abc import Iterator
@@ -20,15 +20,16 @@ from transformers import (
 )
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
+from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
-from optigpu.models.facts import ImageFacts, ModelFacts, block_shapes, image_facts_from_config
+from optigpu.models.facts import block_shapes, image_facts_from_config
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
 MODELS_DIR = "OPTIGPU_MODELS_DIR"
-"""The environment variable that names the directory which `path:` references lie under."""
+"""The environment variable that names the directory of `path:` references."""
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 
 
@@ -46,7 +47,7 @@ def load_model(
     `dtype` is a torch dtype's name; `attention` is transformers' attn_implementation, None its default. A preset's
     weights are random, drawn from `seed`, on the device itself. `packed` names the method (gptq, awq) whose layers of
     4-bit numbers may stay packed, for a technique that computes with them; without it they are widened to `dtype`.
-    Raises UnsupportedError when the model cannot be had here: no network, no such repository or directory, no
+    Raises UnsupportedError if the model cannot be loaded here: no network, no such repository or directory, no
     safetensors, an architecture that generates no text, or layers that are packed in another way.
     """
     preset = preset_of(reference)
@@ -84,7 +85,7 @@ def load_image_model(
 def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
     if attention and not hasattr(config, "num_attention_heads"):
         raise UnsupportedError(
-            f"This model has no attention that could be {attention}; leave the techniques for attention out."
+            f"This model has no attention, so {attention} has no effect; leave the techniques for attention out."
         )
 
 
@@ -203,7 +204,7 @@ def _read(
             return read()
         if packed not in (None, packing.method):
             raise UnsupportedError(
-                f"{reference} was quantized by {packing.method}; put that in the stack in the place of {packed}."
+                f"{reference} was quantized by {packing.method}; use {packing.method} in the stack instead of {packed}."
             )
         model = read_packed(packing, config, read)
         if packed is None:
@@ -212,7 +213,7 @@ def _read(
 
 
 def _source(reference: ModelReference) -> str:
-    """What transformers reads from: a directory of this machine, or the name of a repository."""
+    """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(_directory(reference.name)) if reference.kind == "path" else reference.name
@@ -239,7 +240,7 @@ def _one_sentence(reference: ModelReference) -> Iterator[None]:
 
 
 def _directory(name: str) -> Path:
-    """The directory of a `path:` reference; what a link leads to must lie under the model directory as well."""
+    """The directory of a `path:` reference; the target of a link must be under the model directory as well."""
     if not os.environ.get(MODELS_DIR):
         raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
     root = Path(os.environ[MODELS_DIR]).resolve()

@@ -1,6 +1,6 @@
 """Checkpoints whose linear layers hold 4-bit numbers, as GPTQ and AWQ leave them, read without their libraries.
 
-Eight numbers lie in one int32 word. A layer has `qweight`, `scales` [groups, outputs] and `qzeros`, and stands for
+Eight numbers share one int32 word. A layer has `qweight`, `scales` [groups, outputs] and `qzeros`, and represents the
 weights (q - zero) * scale, with one scale and one zero for each output and each group of inputs.
 
 GPTQ (AutoGPTQ, GPTQModel): qweight [inputs / 8, outputs], word i of an output holds its inputs 8 i to 8 i + 7, the
@@ -30,7 +30,7 @@ GROUP_SIZES = (32, 64, 128)
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _PER_WORD, _BITS, _MASK = 8, 4, 15
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which output of eight lies in a word's lowest four bits, in the next ones, and so on."""
+"""The order of eight outputs in a word, from its lowest four bits."""
 _ONES = 0x11111111
 """One for each zero of a word."""
 _QUANTIZER = "optigpu_packed"
@@ -84,7 +84,7 @@ class PackedLinear(torch.nn.Module):
         return torch.empty(self.outputs, self.inputs, device="meta")
 
     def order(self) -> torch.Tensor | None:
-        """Its inputs sorted by their groups, int64; None where they lie so already.
+        """Its inputs sorted by their groups, int64; None if they are sorted already.
 
         Raises UnsupportedError when g_idx does not give each group as many inputs.
         """
@@ -128,7 +128,7 @@ def packing_of(config: PretrainedConfig) -> Packing | None:
     for wrong, what in unreadable:
         if wrong:
             raise UnsupportedError(
-                f"This model was quantized by {method} with {what}; what can be read is 4 bits in groups of "
+                f"This model was quantized by {method} with {what}; supported are 4 bits in groups of "
                 f"{', '.join(map(str, GROUP_SIZES))} in the layout {' or '.join(_FORMATS[method])}."
             )
     return Packing(method, int(group or 0), form.lower() == "gptq")
@@ -152,7 +152,7 @@ def packed_layers(model: torch.nn.Module) -> Iterator[tuple[str, PackedLinear]]:
 
 
 def widen(model: PreTrainedModel) -> None:
-    """Puts a plain layer in the place of each packed one, with the weights that its numbers stand for."""
+    """Replaces each packed layer by a plain one with its unpacked weights."""
     for path, packed in list(packed_layers(model)):
         outputs, inputs = packed.outputs, packed.inputs
         layer = torch.nn.Linear(inputs, outputs, packed.bias is not None, device="meta")
@@ -163,7 +163,7 @@ def widen(model: PreTrainedModel) -> None:
 
 
 def weights_of(unpacked: Unpacked) -> torch.Tensor:
-    """The weights that numbers stand for, float32 [outputs, inputs], with inputs as the layer takes them."""
+    """The unpacked weights, float32 [outputs, inputs], with inputs in the layer's order."""
     q, scale, zero, order = unpacked
     outputs, groups = scale.shape
     weights = (q.view(outputs, groups, -1).float() - zero.float()[..., None]) * scale[..., None]
@@ -195,15 +195,13 @@ def _order(groups: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
     if groups.equal(expected):
         return None
     if not groups.sort().values.equal(expected):
-        raise UnsupportedError(
-            "A layer's g_idx does not give each group as many inputs; pack the model anew."
-        )
+        raise UnsupportedError("A layer's g_idx has groups of different sizes; pack the model again.")
     return groups.argsort(stable=True)
 
 
 @register_quantization_config(_QUANTIZER)
 class _Config(QuantizationConfigMixin):
-    """What stands in a packed model's configuration while it is read."""
+    """The quantization configuration of a packed model while it is loaded."""
 
     def __init__(self, packing: Packing, **_: object) -> None:
         self.quant_method: Any = _QUANTIZER
@@ -254,7 +252,7 @@ def _headers(files: list[str]) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _require_fit(path: str, packed: PackedLinear, plain: Any) -> None:
-    """The packed tensors have the sizes of the layer that they stand for: some checkpoints mix several kinds."""
+    """Checks that the packed tensors have the sizes of their layer: some checkpoints mix several kinds."""
     outputs, inputs = plain.weight.T.shape if hasattr(plain, "nf") else plain.weight.shape
     words, groups = outputs * inputs // _PER_WORD, inputs // packed.packing.group_size
     fits = (packed.outputs, packed.inputs) == (outputs, inputs)

@@ -1,4 +1,4 @@
-"""Text that a model writes itself."""
+"""Text that a model generates itself."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 SAMPLED_AT_ONCE = 16
-"""How many sequences are sampled together if nothing else is said: few enough for the cache of long ones to fit."""
+"""The default number of sequences that are sampled together: few enough for the cache of long ones to fit."""
 
 
 def sampled(

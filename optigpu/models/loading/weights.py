@@ -1,4 +1,4 @@
-"""Which weights a loaded model has: the hash of the files that they came from, or of the recipe that drew them."""
+"""Identifies a loaded model's weights by the hash of their files, or of the recipe that drew random ones."""
 
 import hashlib
 import json
@@ -51,8 +51,8 @@ def origin_of(
 
 _NO_REVISION = {
     "hub": "The hub's local cache does not say which commit was read.",
-    "path": "A directory has no revision; the weight hash tells what it held.",
-    "bundled": "A bundled model comes with the package; the weight hash tells which one it was.",
+    "path": "A directory has no revision; the weight hash identifies its content.",
+    "bundled": "A bundled model has no revision; the weight hash identifies it.",
 }
 
 
@@ -79,7 +79,7 @@ def _source(reference: ModelReference, name_or_path: str | None) -> Path:
 
 
 def _weight_files(folder: Path, named: str | None) -> list[Path]:
-    """What transformers reads from a directory, sorted by name."""
+    """The files that transformers reads from a directory, sorted by name."""
     first = next(
         (folder / name for name in (named, SINGLE, INDEX) if name and (folder / name).exists()), None
     )

@@ -1,4 +1,4 @@
-"""A linear layer's bias and the activation after it as one operation: what `fused_gelu` and `fused_swiglu` run.
+"""A linear layer's bias and the activation after it as one operation: the operators of `fused_gelu` and `fused_swiglu`.
 
     activation_backend("cpu")                     # once, before anything is traced
     y = bias_gelu(x, bias, "tanh")                # gelu(x + bias)
@@ -23,7 +23,7 @@ from optigpu.ops.native import NativeOperators
 ActivationBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 Approximation = Literal["none", "tanh"]
 
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
 ACTIVATION_INSTRUCTION_SETS: dict[ActivationBackend, int] = {
     "native-portable": 1,
@@ -36,7 +36,7 @@ _SOURCES = tuple(
     _FOLDER / name for name in ("fused_activation.cpp", "fused_activation.h", "../vector_math.h")
 )
 _BACKENDS: dict[str, ActivationBackend] = {}
-"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+"""The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
 
 def activation_backend(device: torch.device | str) -> ActivationBackend:
@@ -74,7 +74,7 @@ def bias_gelu(
     x: torch.Tensor,
     bias: torch.Tensor | None = None,
     approximate: Approximation = "none",
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
     """gelu(x + bias) (Hendrycks and Gimpel, 2016, arXiv:1606.08415). Has no gradient.
 
@@ -99,7 +99,9 @@ def bias_gelu(
     return y
 
 
-def swiglu(x: torch.Tensor, bias: torch.Tensor | None = None, instruction_set: int = BEST) -> torch.Tensor:
+def swiglu(
+    x: torch.Tensor, bias: torch.Tensor | None = None, instruction_set: int = BEST_INSTRUCTION_SET
+) -> torch.Tensor:
     """silu(gate) * up, where x + bias = [gate | up] (Shazeer, 2020, arXiv:2002.05202). Has no gradient.
 
     x: floating point [..., 2 * inner]; bias: [2 * inner]; returns [..., inner]. All else is as in `bias_gelu`.

@@ -1,4 +1,4 @@
-"""What the decoders of all devices have in common: their methods, and how they refuse a call."""
+"""The common methods and checks of the decoders for all devices."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -18,7 +18,7 @@ class ProgramDecoder(Protocol):
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]."""
+        """The logits of the last step, float32 [sequences, vocabulary]."""
 
     @property
     def cache_bytes(self) -> int:
@@ -42,7 +42,7 @@ class ProgramDecoder(Protocol):
 def decoded(
     decoder: ProgramDecoder, tokens: torch.Tensor, steps: int, sampling: Sampling | None
 ) -> torch.Tensor:
-    """What `decode_into` fills in one call, int64 [sequences, steps]. tokens: int64 [sequences, 1]."""
+    """The result of `decode_into` in one call, int64 [sequences, steps]. tokens: int64 [sequences, 1]."""
     chosen = tokens.new_empty(tokens.shape[0], max(0, steps))
     for _ in decoder.decode_into(chosen, tokens, steps, sampling):
         pass

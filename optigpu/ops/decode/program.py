@@ -1,4 +1,4 @@
-"""A decoder as data: everything that one step of decoding reads, and nothing of how it is computed.
+"""A decoder as data: everything that one decode step reads, independent of how it is computed.
 
 A program is filled from a transformers model (techniques/decoding/native_decode/programs.py) and run by an operator:
 cpu/decoder.py's in C++, or cuda/decoder.py's in Triton. This module loads no torch, because techniques read it earlier.

@@ -1,1 +1,1 @@
-"""Which 4-bit numbers and scales stand for a matrix of weights."""
+"""Quantization of matrices to 4-bit numbers and scales."""

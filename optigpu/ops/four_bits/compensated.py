@@ -1,12 +1,11 @@
-"""4-bit weights whose rounding errors make up for each other on the inputs that a layer gets.
+"""4-bit weights whose rounding errors compensate each other on a layer's calibration inputs.
 
     known = compensation(moment)                         # once for a layer's inputs
     weights = compensated_groups(weight, known, Int4Scheme(), scale_units(weight, 8))
 
-GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and what rounding one of them
-does to the outputs is taken back by those that are still to come, as well as the inputs' second moments allow. The
-scales of a group are searched when its turn comes, with what was taken back so far. Then all are improved one at a time
-(descent.py).
+GPTQ (Frantar et al., 2022, arXiv:2210.17323): inputs are rounded one after the other, and the later ones are changed to
+reduce the error in the outputs, as far as the inputs' second moments allow. The scales of a group are searched after
+the changes by all earlier groups. Then all are improved one at a time (descent.py).
 """
 
 from typing import NamedTuple
@@ -83,7 +82,7 @@ def _rounded(
 
     group: float32 [outputs, size], in which the errors are taken back; scale: float32 [outputs, 1].
     """
-    # One input after the other: as rows they lie together.
+    # One input after the other: as rows they are contiguous.
     columns, step = group.T.contiguous(), scale.T.contiguous()[0]
     q, errors = torch.empty_like(columns), torch.empty_like(columns)
     for index in range(columns.shape[0]):

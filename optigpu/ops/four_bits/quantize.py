@@ -1,4 +1,4 @@
-"""Weights as 4-bit numbers in groups of inputs: which numbers, which scales.
+"""Quantizes weights to 4-bit numbers in groups of inputs that share a scale.
 
     weights = quantize_groups(weight, Int4Scheme())
     weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
@@ -26,13 +26,13 @@ AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 """Weights that are quantized together, by device. On a CPU they fit the second cache of the core that does it."""
 
 SCALE_STEPS, OFFSET_STEPS = 3, 20
-"""Of the solvers, the first of which looks at the scales that rounding alone takes."""
+"""Steps of the solvers; the first step uses the scales of plain rounding."""
 SHRINKAGE_NORM, SHRINKAGE_START, SHRINKAGE_GROWTH = 0.7, 2.0, 1.1
 """p and beta of the shrinkage for errors in units of a step. p is the paper's; the others come from bundled:tiny."""
-TINY = 1e-6
+NO_OUTLIER_ERROR = 1e-6
 """An error that is no outlier, in units of a step."""
 JUDGING_NORM = 3
-"""Of a solver's steps each group keeps the one with the least sum of its errors to this power. Searches with less
+"""Each group keeps the solver's step with the least sum of errors to this power. Searches with less
 weight on large errors (powers 0.7 and 1) made bundled:tiny diverge more than rounding alone does."""
 
 
@@ -92,7 +92,7 @@ def quantize_groups(
 
 
 def dequantize_groups(weights: Int4Weights) -> torch.Tensor:
-    """The weights that the numbers stand for, float32; more dimensions than [outputs, inner] are kept."""
+    """The dequantized weights, float32; more dimensions than [outputs, inner] are kept."""
     found: torch.Tensor = weights.q.unflatten(-1, (weights.scale.shape[-1], -1)).float().sub_(INT4_ZERO)
     found = found * weights.scale.float().unsqueeze(-1)
     if weights.offset is not None:
@@ -122,7 +122,8 @@ def _of_groups(unit: torch.Tensor | None, inner: int, scheme: Int4Scheme) -> tor
 def _quantized(
     w: torch.Tensor, scheme: Int4Scheme, unit: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of groups, float32 [groups, size]: uint8 numbers, and scales and offsets [groups, 1] as they are stored."""
+    """Quantizes groups, float32 [groups, size], to uint8 numbers, and scales and offsets [groups, 1] as they are
+    stored."""
     scales = _signed_scale(w, unit) if scheme.symmetric else _range(w)
     if scheme.solver == "hqq" and scheme.symmetric:
         scales = _solved(w, scales, SCALE_STEPS, _fitted_scale, unit)
@@ -186,7 +187,7 @@ def _fitted_offset(found: Fitting, scales: Scales) -> Scales:
     """
     scale, size = scales[0], found.errors.abs()
     beta = SHRINKAGE_START * SHRINKAGE_GROWTH**found.step
-    threshold = size.clamp(min=TINY).pow_(SHRINKAGE_NORM - 1).div_(beta)
+    threshold = size.clamp(min=NO_OUTLIER_ERROR).pow_(SHRINKAGE_NORM - 1).div_(beta)
     outliers = size.sub_(threshold).clamp_(min=0).copysign_(found.errors)
     return scale, _rounded(scales[1] + (found.errors - outliers).mean(dim=1, keepdim=True) * scale)
 

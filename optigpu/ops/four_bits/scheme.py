@@ -1,6 +1,6 @@
-"""What 4-bit weights are: how they are chosen, and what is kept of them.
+"""The scheme of 4-bit weights: how they are chosen, and how they are stored.
 
-Loads no torch: techniques read it where torch must not be loaded yet.
+Loads no torch: techniques import it before torch is loaded.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Linear layers with 4-bit weights in groups and floating-point activations: what `int4_weight_only` computes with.
+"""Linear layers with 4-bit weights in groups and floating-point activations: the arithmetic of `int4_weight_only`.
 
     weights = quantize_groups(weight, Int4Scheme())        # once
     packed = pack_int4(weights, backend)                   # once, for int4_linear_backend(device, dtype)
@@ -31,8 +31,8 @@ Int4Backend = Literal[
 TILE = 32
 """Outputs that the C++ operator computes together; kTile in int4_linear.cpp."""
 BLOCK = 8
-"""Inputs of an output that lie together there; kBlockInputs."""
-BEST = 0
+"""Inputs of an output that are stored together there; kBlockInputs."""
+BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int4Backend, int] = {
     "native-portable": 1,
@@ -44,7 +44,7 @@ INSTRUCTION_SETS: dict[Int4Backend, int] = {
 PACKED_OUTPUTS = {"cpu": 16, "cuda": 8}
 """torch's int4 operators need a multiple of this many outputs."""
 INNER_TILES = (8, 4, 2)
-"""How many times 16 inputs lie together for torch's operator on CUDA: the most that divides."""
+"""Possible multiples of 16 inputs that torch's operator on CUDA stores together: the largest divisor is used."""
 OLDEST_CAPABILITY = (8, 0)
 """The first GPUs that torch's operator on CUDA is built for."""
 _FOLDER = Path(__file__).parent
@@ -120,9 +120,12 @@ def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
 
 
 def int4_linear(
-    x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None = None, instruction_set: int = BEST
+    x: torch.Tensor,
+    packed: PackedInt4,
+    bias: torch.Tensor | None = None,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
-    """y = x @ weight.T + bias with the weights that 4-bit numbers stand for. Has no gradient.
+    """y = x @ weight.T + bias with dequantized 4-bit weights. Has no gradient.
 
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack_int4` returned; bias: float32 [outputs].
     Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in

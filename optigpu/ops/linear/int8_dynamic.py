@@ -27,7 +27,7 @@ GROUP = 4
 """Inputs that they hold together; kGroup in int8_dynamic.cpp."""
 MOST_INNER = 65536
 """More inputs could overflow a 32-bit sum; kMostInner in int8_dynamic.cpp."""
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[DynamicBackend, int] = {
     "native-portable": 1,
@@ -78,7 +78,7 @@ def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
     """Lays out int8 weights [outputs, inner] for `int8_dynamic` on their device.
 
     For the C++ operator: q + 128 as uint8 [tiles, groups, TILE, GROUP], so that one register holds GROUP inputs of as
-    many outputs as it has 32-bit lanes; filled up with what stands for zero. Elsewhere: int8 [outputs, inner], on CUDA
+    many outputs as it has 32-bit lanes; padded with zeros. Elsewhere: int8 [outputs, inner], on CUDA
     filled up with zeros to multiples of CUDA_STEP.
     Raises ValueError when q is not an int8 matrix, or has more than MOST_INNER inputs.
     """
@@ -99,7 +99,7 @@ def int8_dynamic(
     packed: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
     """y = (round(x / s) @ q.T) * s * scale + bias with s = max |x| / 127 of each row. Has no gradient.
 

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights and floating-point activations: the arithmetic behind `int8_weight_only`.
+"""Linear layers with int8 weights and floating-point activations: the arithmetic of `int8_weight_only`.
 
     q, scale = quantize_rows(weight)             # once
     packed = pack(q)                             # once
@@ -22,15 +22,15 @@ Int8Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-
 
 TILE = 16
 """Outputs that the C++ operator computes together; kTile in int8_linear.cpp."""
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}
 """The operator's numbers; the enumeration InstructionSet in int8_linear.cpp."""
 INT8PACK_ROWS = 16
-"""Above so many rows, torch's int8 operator loses to widening the weights for a plain matrix product."""
+"""Above this number of rows, torch's int8 operator is slower than widening the weights for a plain matrix product."""
 INT8PACK_STEP = 64
 """torch's int8 operator reads past the end of rows that are no multiple of its vectors (seen with torch 2.13)."""
-UNIT = 2**-7
+SCALE_UNIT = 2**-7
 """Exact in every type, and keeps the sums of float16 activations with weights up to 127 in float16's range."""
 _FOLDER = Path(__file__).parent
 _SOURCES = tuple(_FOLDER / name for name in ("int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h"))
@@ -95,7 +95,7 @@ def int8_linear(
     packed: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> torch.Tensor:
     """y = (x @ q.T) * scale + bias, with activations that are not quantized. Has no gradient.
 
@@ -120,11 +120,11 @@ def _torch_linear(
     rows = x.reshape(-1, x.shape[-1])
     if x.device.type == "cpu" and rows.shape[0] <= INT8PACK_ROWS and rows.shape[1] % INT8PACK_STEP == 0:
         # It is fast with bfloat16 activations only. Its scales would be bfloat16 too: ours are applied after it.
-        unit = torch.full_like(scale, UNIT, dtype=torch.bfloat16)
+        unit = torch.full_like(scale, SCALE_UNIT, dtype=torch.bfloat16)
         sums = torch._weight_int8pack_mm(rows.to(torch.bfloat16), q, unit)
     else:
-        sums = rows @ (q.to(x.dtype) * UNIT).T
-    y = sums * (scale / UNIT)
+        sums = rows @ (q.to(x.dtype) * SCALE_UNIT).T
+    y = sums * (scale / SCALE_UNIT)
     y = y if bias is None else y + bias
     return y.to(x.dtype).view(*x.shape[:-1], -1)
 

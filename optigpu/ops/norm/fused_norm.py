@@ -1,4 +1,5 @@
-"""The addition of a residual and the norm after it as one operation: what `fused_layernorm` and `fused_rmsnorm` run.
+"""The addition of a residual and the norm after it as one operation: the operators of `fused_layernorm` and
+`fused_rmsnorm`.
 
     norm_backend("cpu")                                         # once, before anything is traced
     normed, summed = add_rms_norm(x, residual, weight, eps)     # summed = x + residual, normed = its norm
@@ -20,7 +21,7 @@ from optigpu.ops.native import NativeOperators
 
 NormBackend = Literal["native-avx512", "native-avx2", "native-portable", "triton", "torch"]
 
-BEST = 0
+BEST_INSTRUCTION_SET = 0
 """The operators' number for the newest instruction set that the CPU has."""
 NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {
     "native-portable": 1,
@@ -33,7 +34,7 @@ TRITON_WIDTH = 2**16
 _FOLDER = Path(__file__).parent
 _SOURCES = (_FOLDER / "fused_norm.cpp", _FOLDER / "fused_norm.h")
 _BACKENDS: dict[str, NormBackend] = {}
-"""By the device's type, as soon as it was asked for: what is traced can read this, and build nothing."""
+"""The backend by device type, filled at the first query: traced code can read this, but cannot build the operators."""
 
 
 def norm_backend(device: torch.device | str) -> NormBackend:
@@ -63,7 +64,7 @@ def add_layer_norm(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LayerNorm (Ba et al., 2016, arXiv:1607.06450) of x + residual over the last dimension. Has no gradient.
 
@@ -91,7 +92,7 @@ def add_rms_norm(
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
-    instruction_set: int = BEST,
+    instruction_set: int = BEST_INSTRUCTION_SET,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) of x + residual; all else is as in `add_layer_norm`."""
     if not _is_native(x, residual, weight):

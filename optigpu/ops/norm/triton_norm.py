@@ -72,7 +72,7 @@ def _launch(
     if rows == 0:
         return
     block = triton.next_power_of_2(width)
-    # What is not there is never read; the kernel needs some pointer all the same.
+    # The kernel never reads an absent tensor, but needs a pointer.
     wrap_triton(_norm_row)[(rows,)](
         x.contiguous(),
         x if residual is None else residual.contiguous(),

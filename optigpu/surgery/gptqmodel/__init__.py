@@ -1,1 +1,1 @@
-"""4-bit layers out of GPTQ and AWQ checkpoints, and quantizing with GPTQModel in a process of its own."""
+"""4-bit layers from GPTQ and AWQ checkpoints, and quantization by GPTQModel in a separate process."""

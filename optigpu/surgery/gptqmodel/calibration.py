@@ -1,11 +1,11 @@
-"""The tokens that a quantization is calibrated with."""
+"""The tokens for the calibration of a quantization."""
 
 import hashlib
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedModel
 
-from optigpu.quality.text import SELF, read_source
+from optigpu.quality.text import SELF_WRITTEN, read_source
 from optigpu.surgery.gptqmodel.recipe import Calibration
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -22,7 +22,7 @@ def calibration_ids(model: PreTrainedModel, calibration: Calibration, technique:
             f"{technique}: calibration sequences of {calibration.length} tokens are longer than this model's context "
             f"of {config.max_position_embeddings}; choose a smaller length."
         )
-    if calibration.text == SELF:
+    if calibration.text == SELF_WRITTEN:
         from optigpu.models.loading.self_written import sampled
 
         drawn = sampled(model, config.vocab_size, calibration.samples, calibration.length, calibration.seed)
@@ -41,7 +41,7 @@ def _encoded(model: PreTrainedModel, vocabulary: int, text: str, technique: str)
     if not name:
         raise UnsupportedError(
             f"{technique} needs a tokenizer to read {text}, and a model with random weights has none; set calibration "
-            f"to {SELF}."
+            f"to {SELF_WRITTEN}."
         )
     try:
         words = read_source(text).words()

@@ -1,7 +1,7 @@
-"""Linear layers of 4-bit numbers that GPTQ or AWQ chose: out of a ready checkpoint, or made here by GPTQModel.
+"""Linear layers with 4-bit numbers chosen by GPTQ or AWQ: from a ready checkpoint, or made here by GPTQModel.
 
-Either way the numbers come into our own layers (optigpu.ops), so that computing needs no other library. GPTQModel runs
-in a process of its own, and what it made stays in the cache folder: another process with the same weights reads it.
+Both are computed by our own layers (optigpu.ops), without another library. GPTQModel runs in a separate process and its
+result is kept in the cache folder for later processes with the same weights.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ def int4_weights_of(unpacked: "Unpacked") -> Int4Weights:
 
 
 def result_digest(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> str:
-    """SHA-256 of all that makes the result another one: model, recipe, calibration text and library."""
+    """SHA-256 of everything that the result depends on: model, recipe, calibration text and library."""
     facts = [asdict(recipe), ids, version(LIBRARY), model.config.to_json_string()]
     found = hashlib.sha256(canonical_json(facts).encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -118,15 +118,17 @@ def _quantized(model: PreTrainedModel, recipe: Recipe, ids: list[list[int]]) -> 
         model.save_pretrained(draft / PLAIN)
         _run(draft, recipe.method)
         try:
-            os.replace(draft / QUANTIZED, target)  # whole or not at all, for the others that look
+            os.replace(
+                draft / QUANTIZED, target
+            )  # renamed, so that other processes never see a partial folder
         except OSError:
-            if not target.is_dir():  # it was not another process that came first
+            if not target.is_dir():  # unless another process was first
                 raise
     return target, True
 
 
 def _run(folder: Path, method: str) -> None:
-    """The library in a process of its own. Raises UnsupportedError with its last words when it fails."""
+    """Runs the library in a separate process. Raises UnsupportedError with the end of its output if it fails."""
     command = [sys.executable, "-m", "optigpu.surgery.gptqmodel.child", str(folder)]
     log = folder / "log.txt"
     with (
@@ -143,7 +145,7 @@ def _run(folder: Path, method: str) -> None:
 
 
 def _dtype(model: PreTrainedModel, method: str) -> str:
-    """What the library computes in: the model's dtype, but for AWQ, which knows 16 bits alone."""
+    """The dtype of the library's computation: the model's, except for AWQ, which supports 16 bits only."""
     name = str(model.dtype).removeprefix("torch.")
     return "float16" if method == "awq" and name == "float32" else name
 
@@ -151,7 +153,7 @@ def _dtype(model: PreTrainedModel, method: str) -> str:
 def _take_over(model: PreTrainedModel, recipe: Recipe, folder: Path) -> int:
     """Puts what GPTQModel made into the model, and returns how many layers.
 
-    AWQ has scaled what stands before the layers as well (norms, biases); GPTQ has left all else as it was.
+    AWQ has also scaled the modules before the layers (norms, biases); GPTQ has left all else as it was.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
 
@@ -193,7 +195,7 @@ def _require_readable(packed: dict[str, Any]) -> None:
 
 
 def _exchange(model: PreTrainedModel, packed: dict[str, Any], biases: dict[str, Any]) -> None:
-    """Puts a layer of ours where each packed one stands in its model, one after the other."""
+    """Replaces each packed layer of a model by one of ours, one after the other."""
     for path, layer in packed.items():
         parent, _, name = path.rpartition(".")
         unpacked = layer.unpacked()

@@ -1,7 +1,7 @@
 """python -m optigpu.surgery.gptqmodel.child FOLDER: quantizes a saved model with GPTQModel.
 
-The library patches torch and transformers when it is imported, and keeps threads and memory: so it has a process of
-its own. FOLDER holds `request.json`, `calibration.json` and the model in `plain`; the result comes to `quantized`. The
+The library patches torch and transformers when it is imported, and keeps threads and memory: so it runs in a separate
+process. FOLDER holds `request.json`, `calibration.json` and the model in `plain`; the result comes to `quantized`. The
 process ends when its stdin does, since then its parent has gone.
 """
 
@@ -31,7 +31,7 @@ class QuantizationRequest(Frozen):
 
 
 def main(folder: Path) -> None:
-    """Quantizes what lies in the folder."""
+    """Quantizes the model in the folder."""
     request = QuantizationRequest.model_validate_json((folder / REQUEST).read_text("utf-8"))
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     # Read by the library, which wants two workers and more, and by transformers when they are imported.
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """The library loads no model without a tokenizer, though it gets ids: here is one whose words are numbers."""
+    """Writes a tokenizer whose words are numbers: the library needs one, although it gets ids."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import AutoConfig, PreTrainedTokenizerFast

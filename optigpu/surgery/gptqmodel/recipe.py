@@ -1,9 +1,9 @@
-"""How a model becomes one of 4-bit numbers: the method, and the text it is calibrated with. Imports no torch."""
+"""The recipe of a 4-bit quantization: the method and the calibration text. Imports no torch."""
 
 from dataclasses import dataclass
 
 from optigpu.models.families import family_of
-from optigpu.quality.text import FILE, SELF, check_name
+from optigpu.quality.text import FILE_PREFIX, SELF_WRITTEN, check_name
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def check_text(text: str) -> str:
     The datasets that quality is measured on are refused: a model that was calibrated on them would look better than it
     is.
     """
-    if text != SELF and not text.startswith(FILE):
-        raise ValueError(f"calibration must be {SELF} or {FILE}NAME, not {text!r}")
+    if text != SELF_WRITTEN and not text.startswith(FILE_PREFIX):
+        raise ValueError(f"calibration must be {SELF_WRITTEN} or {FILE_PREFIX}NAME, not {text!r}")
     return check_name(text)
 
 

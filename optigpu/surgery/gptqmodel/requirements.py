@@ -1,4 +1,4 @@
-"""What GPTQModel can quantize, looked at before it is started."""
+"""Checks whether GPTQModel can quantize a model, before it is started."""
 
 import copy
 import importlib.util
@@ -14,7 +14,7 @@ from optigpu.vocabulary import UnsupportedError
 
 LIBRARY: Package = "gptqmodel"
 AWQ_OUTPUTS = 64
-"""How many outputs the library looks at together when it seeks where to clip."""
+"""The number of outputs that the library processes together when it searches for clipping limits."""
 
 
 def require_quantizable(model: PreTrainedModel, recipe: Recipe) -> None:

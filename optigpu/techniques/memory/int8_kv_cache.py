@@ -22,7 +22,9 @@ class Int8KvCache(Technique):
         "a cache of about a quarter of fp32's size, so longer contexts and larger batches fit; converting it back "
         "costs time at every step, most of all on a CPU"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "one uses a key-value cache and the other disables it"
+    }
 
     name: Literal["int8_kv_cache"] = "int8_kv_cache"
 

@@ -22,7 +22,7 @@ class KvCache(Technique):
         "faster than without a cache, and more so for longer sequences; no change from the default"
     )
     conflicts: ClassVar[Mapping[str, str]] = {
-        "no_kv_cache": "one asks for a cache and the other for none",
+        "no_kv_cache": "one uses a key-value cache and the other disables it",
         "static_kv_cache": "one cache grows, and the other has its full length from the start",
         "torch_compile": "a compiled decode step needs a cache whose shape never changes",
         "export_aot": "an exported decode step needs a cache whose shape never changes",

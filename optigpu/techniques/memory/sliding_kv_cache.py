@@ -13,9 +13,9 @@ from optigpu.vocabulary import DeviceKind, Layer
 class SlidingKvCache(Technique):
     """Keeps the keys and values of the first `sinks` tokens and of the last `window` ones, the current one included.
 
-    A prompt attends to itself wholly, however long it is; what lies outside is dropped after it. From then on a token
-    attends to what is kept. Positions stay those of the sequence, where the paper counts them within the cache, so
-    that a model cannot decode past the length that it was made for.
+    A prompt attends to itself completely, however long it is; tokens outside of the window are dropped after it. From
+    then on a token attends to what is kept. Positions stay those of the sequence, where the paper counts them within
+    the cache, so that a model cannot decode past the length that it was made for.
     """
 
     layer: ClassVar[Layer] = Layer.MEMORY
@@ -23,9 +23,11 @@ class SlidingKvCache(Technique):
     summary: ClassVar[str] = "only the keys and values of the first and the last tokens are kept"
     citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
     expected: ClassVar[str] = (
-        "memory and time per token stop growing at the window; the model forgets what lies between"
+        "memory and time per token stop growing at the window; the model forgets the tokens between"
     )
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "one uses a key-value cache and the other disables it"
+    }
 
     name: Literal["sliding_kv_cache"] = "sliding_kv_cache"
     window: int = Field(1020, ge=1, le=2**20)

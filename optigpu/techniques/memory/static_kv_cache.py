@@ -15,7 +15,9 @@ class StaticKvCache(Technique):
     summary: ClassVar[str] = "keys and values in buffers allocated once, so that shapes never change"
     citation: ClassVar[str] = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
     expected: ClassVar[str] = "little alone; it makes one compiled decode step possible"
-    conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "one asks for a cache and the other for none"}
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "no_kv_cache": "one uses a key-value cache and the other disables it"
+    }
 
     name: Literal["static_kv_cache"] = "static_kv_cache"
 

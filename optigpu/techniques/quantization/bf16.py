@@ -29,5 +29,5 @@ class Bf16(Technique):
         return device is DeviceKind.CUDA
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Weights come in as bfloat16."""
+        """Loads the weights as bfloat16."""
         return options.but(dtype="bfloat16")

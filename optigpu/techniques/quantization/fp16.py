@@ -25,5 +25,5 @@ class Fp16(Technique):
         return False
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Weights come in as float16."""
+        """Loads the weights as float16."""
         return options.but(dtype="float16")

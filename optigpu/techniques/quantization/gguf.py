@@ -27,5 +27,5 @@ class Gguf(Technique):
     type: GgufType = "Q4_0"
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Weights come from a GGUF file of that type."""
+        """Loads the weights from a GGUF file of that type."""
         return options.but(gguf=self.type)

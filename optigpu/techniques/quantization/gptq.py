@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.surgery.extras import missing
 from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, check_text

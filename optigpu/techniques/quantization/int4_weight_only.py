@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.extras import missing
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.extras import missing
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class Nf4(Technique):
     """Replaces every linear layer but the head, which stays in its dtype as it does in transformers.
 
-    With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it lies as the library's fused operator reads it,
-    where its sizes fit (outputs in 32s, inputs in 64s). Its statistics are then bfloat16 numbers and not quantized
-    again, whatever `double_quantization` says. Every other layer is widened to the model's dtype for each product.
+    With `packing`, a layer in bfloat16 on a CPU that has AVX-512 for it gets the layout of the library's fused
+    operator, where its sizes fit (outputs in 32s, inputs in 64s). Its statistics are then bfloat16 numbers and not
+    quantized again, whatever `double_quantization` says. Every other layer is widened to the model's dtype for each
+    product.
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION

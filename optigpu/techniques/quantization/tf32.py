@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -46,7 +46,7 @@ class Tf32(Technique):
         return False
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
-        """Sets what torch computes float32 with, for the whole process; the model itself stays as it is."""
+        """Sets torch's float32 precision for the whole process; the model is not changed."""
         import torch
 
         # Not `fp32_precision`, although torch 2.9 brought it: with that set, reading the older settings raises, which

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from optigpu.backends.runtime import DecodingRuntime, Ids
-from optigpu.models.facts import ModelFacts
+from optigpu.backends.runtime import DecodingRuntime, Ids, Logits, ReferenceRuntime
+from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
-"""What a decoding request can tell."""
+"""The metrics of a decoding request."""
 
 
 class DecodingRequest:
-    """The same prompts, decoded again and again."""
+    """The same prompts, decoded repeatedly."""
 
     def __init__(
         self,
@@ -52,20 +52,29 @@ class DecodingRequest:
         return {name: found[name] for name in self._metrics}
 
     def check(self) -> Check:
-        """Counts the tokens, and looks at the logits of the last step for NaN and infinity, if the engine gives any."""
+        """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
         generation = self._runtime.generate(self._prompt, self._new_tokens)
         request_s = sum(generation.gaps_s)
         expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
         if shape != expected:
             return Check(request_s, f"Decoding gave tokens of shape {shape} instead of {expected}.")
-        try:
-            logits = self._runtime.logits(np.concatenate([self._prompt, generation.tokens[:, :-1]], axis=1))
-        except UnsupportedError as error:
-            return Check(request_s, details={"logits_unchecked": str(error)})
+        logits, how = self._logits(np.concatenate([self._prompt, generation.tokens[:, :-1]], axis=1))
         wrong = int((~np.isfinite(logits)).sum())
         if wrong:
-            return Check(request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.")
-        return Check(request_s)
+            return Check(
+                request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how
+            )
+        return Check(request_s, details=how)
+
+    def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
+        """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so."""
+        try:
+            return self._runtime.logits(tokens), {}
+        except UnsupportedError as error:
+            if not isinstance(self._runtime, ReferenceRuntime):
+                raise
+            logits = next(self._runtime.whole(tokens, tokens.shape[1] - 1))
+            return logits, {"logits_not_of_the_timed_loop": str(error)}
 
     def observe(self) -> None:
         """Records which kernels run."""

@@ -17,11 +17,11 @@ Implementation = Literal["standard", "fused"]
 
 SAMPLE_S = 0.005
 """A sample is a batch of calls of at least this duration, so that reading the clock (under 1 us) is nothing."""
-_LONG = 20
-"""A first call of so many samples' duration makes a sample by itself, however much of it was starting up."""
-CHECKED = 16
-"""Rows of a result that are compared with a float64 reference."""
-UNIT = 2.0**-24
+_LONG_CALL_SAMPLES = 20
+"""If the first call takes this many times SAMPLE_S, one call is a sample, however much of it was start-up."""
+CHECKED_ROWS = 16
+"""The number of rows of a result that are compared with a float64 reference."""
+FLOAT32_ROUNDOFF = 2.0**-24
 """Unit roundoff of float32, in which all operators sum."""
 ROUNDING: dict[str, float] = {
     "float32": 2.0**-24,
@@ -30,14 +30,14 @@ ROUNDING: dict[str, float] = {
     "bfloat16": 2.0**-8,
 }
 """Unit roundoff of each dtype."""
-UNDERFLOW: dict[str, float] = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
-"""How far off a number too small for all of its digits may be: half of the smallest one of the dtype."""
+DTYPE_UNDERFLOW: dict[str, float] = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
+"""The largest error of a subnormal number: half of the dtype's smallest number."""
 WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of an element."""
 
 
 class Implemented(Workload):
-    """A workload that is done in separate operators ("standard") or in one ("fused"); the two are compared."""
+    """A workload with the implementations "standard" (separate operators) and "fused" (one operator)."""
 
     task: ClassVar[Task] = Task.OPERATOR
     reference: ClassVar[str | None] = "standard"
@@ -61,7 +61,7 @@ class Calls:
     """Equal calls of one operator, `count` of them to a sample."""
 
     def __init__(self, operator: TimedOperator) -> None:
-        """Finds out how many make a sample, by calling it a few times."""
+        """Calls the operator a few times to find out how many calls make a sample."""
         self._operator = operator
         self.count = 1
         self.count = self._to_a_sample()
@@ -75,7 +75,7 @@ class Calls:
         return self.sample_s() / self.count
 
     def _to_a_sample(self) -> int:
-        if self.sample_s() > _LONG * SAMPLE_S:
+        if self.sample_s() > _LONG_CALL_SAMPLES * SAMPLE_S:
             return 1
         once_s = min(self.sample_s() for _ in range(3))
         return max(1, math.ceil(SAMPLE_S / once_s))
@@ -85,7 +85,7 @@ class OperatorRequest(ABC):
     """One batch of equal calls."""
 
     noun: ClassVar[str]
-    """What the operator is called where its result is wrong."""
+    """The operator's name in an error."""
 
     def __init__(self, runtime: OperatorRuntime, operator: TimedOperator) -> None:
         """Records how many calls make a sample."""
@@ -95,7 +95,7 @@ class OperatorRequest(ABC):
 
     @abstractmethod
     def metrics(self, latency_s: float) -> Mapping[str, float]:
-        """The sample of a call that took so long."""
+        """The sample of a call with that duration in seconds."""
 
     @abstractmethod
     def error_over_bound(self) -> float:
@@ -125,14 +125,14 @@ class OperatorRequest(ABC):
         return {}
 
     def fresh(self) -> Self:
-        """The same storages, filled anew: other ones might not fit."""
+        """Fills the same storages with new inputs: further ones might not fit."""
         self._operator.redraw()
         return self
 
 
 def checked_places(count: int) -> list[int]:
-    """CHECKED indices below `count`, evenly spread from the first to the last, without repetitions."""
-    return sorted({int(place) for place in np.linspace(0, count - 1, CHECKED)})
+    """CHECKED_ROWS indices below `count`, evenly spread from the first to the last, without repetitions."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, CHECKED_ROWS)})
 
 
 def largest(*errors: Wide) -> float:

@@ -9,7 +9,7 @@ from optigpu.workloads.base import Check
 
 
 class PassRequest:
-    """The same inputs, passed over again and again."""
+    """Repeated passes over the same inputs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Not a child but its parent, as a process of its own: runs a job with the program that its arguments name."""
+"""Not a child but its parent, as a separate process: runs a job with the program that its arguments name."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Starts processes that would outlive it: one in its own group, one in a group of its own, and one that keeps the
+"""Starts processes that would outlive it: one in its own group, one in a separate group, and one that keeps the
 answers' pipe open; then dies, or obeys, as its second argument says. Their ids go to the file of its first.
 """
 

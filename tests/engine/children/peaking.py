@@ -1,4 +1,4 @@
-"""Answers with peaks that nobody measured, and says how often it was asked by one line in the file that it is given."""
+"""Answers with invented peaks, and appends one line for each request to the file that it is given."""
 
 import sys
 from datetime import UTC, datetime

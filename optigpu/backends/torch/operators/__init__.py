@@ -1,4 +1,4 @@
-"""Operators by themselves, on tensors of their own: matmul, attention and norms."""
+"""Single operators without a model: matmul, attention and norms."""
 
 from optigpu.backends.torch.operators.runtime import TorchOperatorRuntime
 

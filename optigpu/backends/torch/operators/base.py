@@ -1,4 +1,4 @@
-"""What the operators share: tensors on a device, and equal calls that are timed."""
+"""The base class of the operators: tensors on a device, and timed calls."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ class TorchOperator(ABC):
 
     @abstractmethod
     def held(self) -> Sequence[torch.Tensor]:
-        """The tensors that are there before and after a call."""
+        """The tensors that exist before and after a call."""
 
     @abstractmethod
     def drawn(self) -> Sequence[torch.Tensor]:
-        """Those of them that each request draws anew."""
+        """The tensors that each request draws anew."""
 
     def seconds(self, calls: int) -> float:
-        """Of so many calls, one after the other."""
+        """Seconds of that many calls, one after the other."""
         return calls_s(self.call, calls, self.place.clock)
 
     def redraw(self) -> None:
-        """The same storages, filled anew: other ones might not fit."""
+        """Fills the same storages with new numbers: further ones might not fit."""
         for tensor in self.drawn():
             tensor.normal_(generator=self._source)
 

@@ -41,7 +41,7 @@ class TorchOperatorRuntime(TorchRuntime):
         return made
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """On a CPU what one call of the operator that was made last takes, by the profiler."""
+        """On a CPU, the profiler's peak during one call of the operator that was made last."""
         if self.device is DeviceKind.CUDA or self._made is None:
             return super().peak_memory(run)
         run()

@@ -11,10 +11,10 @@ import torch
 
 from optigpu.vocabulary import UnsupportedError
 
-HUGE = 2**21
+HUGE_PAGE_BYTES = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
 ALIGNMENT = 64
-"""Bytes that every tensor begins at a multiple of: a line of the cache, and the widest load."""
+"""Every tensor starts at a multiple of this many bytes: a cache line, and the widest load."""
 
 
 def aligned(size: int) -> int:
@@ -23,22 +23,22 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """Memory that tensors are taken from, one after the other. They share one storage of `size` bytes.
+    """Memory from which tensors are allocated one after the other. They share one storage of `size` bytes.
 
-    `huge` says whether the kernel was asked for huge pages; whether it has any left, it does not say. Raises
+    `huge` says whether the kernel was asked for huge pages; the kernel does not report whether it had any left. Raises
     UnsupportedError when there is no room for so many bytes.
     """
 
     def __init__(self, size: int) -> None:
         try:
             # Private: anonymous memory that is shared is not given huge pages by default.
-            area = mmap.mmap(-1, _whole(size) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            area = mmap.mmap(-1, _whole(size) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UnsupportedError(
                 f"There is not enough memory for {size} bytes of weights in one piece ({error.strerror}): use fewer "
                 "bits or a smaller model."
             ) from error
-        offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE
+        offset = -torch.frombuffer(area, dtype=torch.uint8).data_ptr() % HUGE_PAGE_BYTES
         self.huge = _ask_for_huge_pages(area, offset, _whole(size))
         self._bytes = torch.frombuffer(area, dtype=torch.uint8, count=max(1, size), offset=offset)
         self._left = size
@@ -57,8 +57,8 @@ class Arena:
 
 
 def _whole(size: int) -> int:
-    """`size` rounded up to whole huge pages, so that the last weights lie in one too."""
-    return -(-size // HUGE) * HUGE
+    """`size` rounded up to whole huge pages, so that the last weights are in one too."""
+    return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def _ask_for_huge_pages(area: mmap.mmap, offset: int, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""The memory of the CPU decoder's keys and values, as interface.h lays it out."""
+"""The memory of the CPU decoder's keys and values, in the layout of interface.h."""
 
 import torch
 
@@ -6,9 +6,9 @@ from optigpu.ops.decode.program import CacheKind, Program
 from optigpu.vocabulary import UnsupportedError
 
 KEY_BLOCK = 16
-"""Tokens whose keys lie together: a cache has room for a multiple of them."""
+"""Tokens whose keys are stored together: the capacity of a cache is a multiple of it."""
 VALUE_STEP = 16
-"""What a token's values are filled up to a multiple of."""
+"""A token's values are padded to a multiple of this."""
 
 
 class CpuCache:

@@ -1,12 +1,12 @@
-"""A decoder on a CPU: one call of the C++ operator (decode.cpp) runs whole steps of decoding, with threads of its own.
+"""A decoder on a CPU: one call of the C++ operator (decode.cpp) runs whole steps of decoding, with its own threads.
 
 decoder = CpuDecoder(program, kv="bf16", threads=2)
 decoder.begin(sequences=1, capacity=160)
 logits = decoder.extend(prompt)                       # the prompt, int64 [1, 32]
 tokens = decoder.decode(logits.argmax(-1, keepdim=True), steps=127)
 
-Between two tokens as little as possible is done: a step pushes everything else out of the caches, so that an operation
-of torch that takes a microsecond takes twenty there.
+As little as possible is done between two tokens: a step evicts everything else from the caches, so that an operation of
+torch that usually takes a microsecond takes twenty.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import torch
 from optigpu.ops.decode.calls import check_cache_size, check_steps, decoded, no_cache, no_logits, wrong_tokens
 from optigpu.ops.decode.cpu.cache import CpuCache
 from optigpu.ops.decode.cpu.interface import (
-    Caller,
+    DecoderCalls,
     DescribedProgram,
     RequestC,
     decoder_library,
@@ -51,7 +51,7 @@ class CpuDecoder:
     ) -> None:
         """`cpus` are what the threads are pinned to, the first of them during calls alone; too few pin none."""
         self._library = decoder_library()
-        self._call = Caller()
+        self._call = DecoderCalls()
         self._program = program
         self._kv: CacheKind = kv
         self._cache: CpuCache | None = None
@@ -89,7 +89,8 @@ class CpuDecoder:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]. The next `decode` overwrites what `decode` left here.
+        """The logits of the last step, float32 [sequences, vocabulary]. The next `decode` overwrites what `decode` left
+        here.
 
         Raises ValueError before the first step.
         """

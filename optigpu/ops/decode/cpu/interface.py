@@ -21,7 +21,7 @@ _SOURCES = (
     _FOLDER.parents[1] / "vector_math.h",
 )
 _ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: UnsupportedError, 3: ReplicateError}
-"""By what a function returns."""
+"""The error for each return code."""
 _MESSAGE_BYTES = 512
 _NORMS = {"layer": 0, "rms": 1}
 _KINDS = {"bf16": 0, "w4": 1, "w8": 2}
@@ -37,7 +37,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "best_instruction_set": (),
     "destroy": (_pointer,),
 }
-"""Of the functions optigpu_decoder_*, all of which return an int64 but destroy."""
+"""The argument types of the functions optigpu_decoder_*. All of them return an int64, except destroy."""
 
 
 class NormC(ctypes.Structure):
@@ -115,7 +115,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-class Caller:
+class DecoderCalls:
     """Calls the library's functions, and raises what they report as ValueError, UnsupportedError or ReplicateError."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Caller:
 
 
 class DescribedProgram:
-    """A program as the struct `c`, and what that points to beside the program's own tensors."""
+    """A program as the struct `c`, with the memory that it points to besides the program's tensors."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -183,7 +183,7 @@ def _norm(norm: Norm) -> NormC:
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:
-    """Raises ValueError for a tensor that the operator would read wrongly."""
+    """The address of a tensor. Raises ValueError if the operator would read it wrongly."""
     if tensor is None:
         return None
     if tensor.device.type != "cpu" or not tensor.is_contiguous():

@@ -1,7 +1,7 @@
 """The layout of matrices for the decoder's CPU operator: quantized offline, in blocks of 16 outputs.
 
     matrix = pack(weight, bias, "w4", 32)        # once
-    unpack(matrix)                               # the weights that it stands for
+    unpack(matrix)                               # the unpacked weights
 
 A block holds for a few inputs what all of its 16 outputs need of them, so that one stream of memory feeds 16 sums and
 no sum runs across a register:
@@ -35,17 +35,17 @@ ROWS = 16
 LANE = 4
 """Inputs of an output that meet four activations in one instruction."""
 MIDDLE = 128
-"""What is added to 8-bit numbers, so that they are stored without a sign."""
+"""The number that is added to 8-bit numbers, so that they are stored without a sign."""
 AT_ONCE = 2**20
-"""Weights that are packed together: a few times that in bytes stays in the caches."""
+"""Weights that are packed at once: a few times as many bytes stay in the caches."""
 COMPENSATED_AT_ONCE = 2**22
-"""Where each input is a step of its own, which is short for few rows."""
+"""The same with compensation, where each input is one step, which is short for few rows."""
 _CHUNK = {"w4": 2 * LANE, "w8": LANE, "bf16": 2}
-"""Inputs of an output that lie together."""
+"""Inputs of an output that are stored together."""
 
 
 def packed_bytes(outputs: int, inputs: int, kind: WeightKind, group: int) -> int:
-    """Bytes that a matrix takes of an arena, its bias apart, which lies elsewhere."""
+    """Bytes of a matrix in an arena, without its bias, which is stored elsewhere."""
     from optigpu.ops.decode.cpu.arena import aligned
 
     blocks = -(-outputs // ROWS)
@@ -95,7 +95,7 @@ def pack(
 
 
 def unpack(matrix: Matrix) -> torch.Tensor:
-    """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
+    """The unpacked weights of a matrix, float32 [outputs, inputs]."""
     found = torch.empty(matrix.outputs, matrix.inputs)
     step = max(1, AT_ONCE // matrix.inputs // ROWS)
     for start in range(0, matrix.numbers.shape[0], step):
@@ -141,7 +141,7 @@ def _strips(weight: torch.Tensor, at_once: int = AT_ONCE) -> Iterator[torch.Tens
 
 
 class _Quantized(NamedTuple):
-    """What is kept of rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
+    """Quantized rows: numbers [outputs, inputs]; scales [outputs, groups] and units [outputs], not for bf16."""
 
     q: torch.Tensor
     scale: torch.Tensor
@@ -187,7 +187,7 @@ def _quantized(
 
 
 def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
-    """[outputs, inputs] in the operator's order, the last block filled up with what stands for zero."""
+    """[outputs, inputs] in the operator's order, the last block padded with zeros."""
     chunks = _filled(q, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
     if kind == "w4":
         lower, upper = chunks[..., :LANE], chunks[..., LANE:]

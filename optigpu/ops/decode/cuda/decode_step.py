@@ -1,4 +1,4 @@
-"""One decode step for so many sequences and a cache of such a size: its memory, and its kernels in their order.
+"""One decode step for a number of sequences and a cache size: its memory, and its kernels in their order.
 
 Imported only where a GPU is used, because it loads Triton.
 """
@@ -8,23 +8,23 @@ from collections.abc import Callable
 import torch
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.triton_attention import Parts, attention
-from optigpu.ops.decode.cuda.triton_linear import Target, best_of, linear
+from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
+from optigpu.ops.decode.cuda.triton_linear import LaunchTarget, best_of, linear
 from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
 from optigpu.ops.decode.program import Block, CacheKind, Program
 
 
-class DecodeStep:
+class CudaDecodeStep:
     """Appends the tokens of `state` and chooses the next ones; `run` launches the kernels, or their recorded graph.
 
-    Of a program whose Block.qkv are joined where they can be.
+    The program's Block.qkv must be joined where possible.
     """
 
     def __init__(self, program: Program, kv: CacheKind, sequences: int, capacity: int) -> None:
         device = program.embedding.device
         self.sequences, self.capacity = sequences, capacity
         self._program = program
-        self._target = Target.of(device)
+        self._target = LaunchTarget.of(device)
         empty = _allocator(device, sequences)
         self.state = State(
             empty(dtype=torch.int64).zero_(),
@@ -42,7 +42,7 @@ class DecodeStep:
         self._attended = empty(program.heads * program.head_size)
         self._inner = empty(program.inner)
         self.logits = empty(program.vocabulary)
-        self._parts = Parts.of(self._query, self.layers[0], self._target)
+        self._parts = PartialSoftmax.of(self._query, self.layers[0], self._target)
         self._best = best_of(program.head, sequences, self._target)
         self.run: Callable[[], None] = self._launch
 

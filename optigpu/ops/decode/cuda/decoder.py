@@ -22,10 +22,10 @@ from optigpu.ops.decode.program import CacheKind, Program, Sampling
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 if TYPE_CHECKING:
-    from optigpu.ops.decode.cuda.decode_step import DecodeStep
+    from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
 MOST_OUTPUTS = 2**30
-"""Outputs of a matrix: the kernels count them in int32, and look some tiles ahead."""
+"""The most outputs of a matrix: the kernels count them in int32, and load some tiles ahead."""
 
 
 class CudaDecoder:
@@ -45,7 +45,7 @@ class CudaDecoder:
         blocks = tuple(replace(block, qkv=joined(block.qkv)) for block in program.blocks)
         self._program = replace(program, blocks=blocks)
         self._kv: CacheKind = kv
-        self._step: DecodeStep | None = None
+        self._step: CudaDecodeStep | None = None
         self._length = 0
         self._seen = False
 
@@ -70,7 +70,7 @@ class CudaDecoder:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
+        """The logits of the last step, float32 [sequences, vocabulary]. Raises ValueError before the first step."""
         if self._step is None or not self._seen:
             raise no_logits()
         return self._step.logits.clone()
@@ -129,13 +129,13 @@ class CudaDecoder:
             yield count
         chosen.copy_(step.state.chosen[:, before : before + steps])
 
-    def _made_step(self, sequences: int, capacity: int) -> "DecodeStep":
-        from optigpu.ops.decode.cuda.decode_step import DecodeStep
+    def _made_step(self, sequences: int, capacity: int) -> "CudaDecodeStep":
+        from optigpu.ops.decode.cuda.decode_step import CudaDecodeStep
 
         program = self._program
         try:
-            step = DecodeStep(program, self._kv, sequences, capacity)
-        except RuntimeError as error:  # torch's error for a lack of memory is one, on the CPU this very one
+            step = CudaDecodeStep(program, self._kv, sequences, capacity)
+        except RuntimeError as error:  # also torch's OutOfMemoryError
             numbers = 2 * len(program.blocks) * sequences * capacity * program.kv_heads * program.head_size
             needed = numbers * (2 if self._kv == "bf16" else 1) / 2**30
             raise UnsupportedError(
@@ -146,7 +146,7 @@ class CudaDecoder:
             step.record()
         return step
 
-    def _ready(self, tokens: torch.Tensor, more: int) -> "DecodeStep":
+    def _ready(self, tokens: torch.Tensor, more: int) -> "CudaDecodeStep":
         """The step, once the tokens fit it and `more` positions are free."""
         step = self._step
         if step is None:
@@ -164,7 +164,7 @@ class CudaDecoder:
             )
         return step
 
-    def _advance(self, step: "DecodeStep", length: int) -> None:
+    def _advance(self, step: "CudaDecodeStep", length: int) -> None:
         """Counts what is in the cache now. Raises ReplicateError where its numbers are not finite."""
         if bool(step.state.not_finite.any()):
             step.state.not_finite.zero_()
@@ -199,7 +199,7 @@ def _check_device(device: torch.device) -> None:
 
 
 def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
-    """A token of each sequence, int64 [sequences]: where its point lies when the probabilities are laid end to end."""
+    """Draws a token for each sequence, int64 [sequences], by the inverse of the cumulative distribution."""
     ends = (logits.double() / sampling.temperature).softmax(dim=1).cumsum(dim=1)
     points = [_point(sampling.seed, sequence, position) for sequence in range(logits.shape[0])]
     at = torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None] * ends[:, -1:]
@@ -207,7 +207,7 @@ def _drawn(logits: torch.Tensor, sampling: Sampling, position: int) -> torch.Ten
 
 
 def _point(seed: int, sequence: int, position: int) -> float:
-    """A number from 0 to 1 that depends on nothing else, as in engine.h: splitmix64 (Steele et al., 2014)."""
+    """A number from 0 to 1 that depends on the arguments alone, as in engine.h: splitmix64 (Steele et al., 2014)."""
     bits = _mixed(_mixed(_mixed(seed) + sequence) + position)
     return (bits >> 11) * 2.0**-53
 

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What the cache has of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
+    """The cache of one block, [sequences, kv_heads, capacity, head_size], bfloat16 or int8.
 
     steps: float32 [sequences, kv_heads, capacity] that int8 numbers count, None for bfloat16. fresh: float32
     [sequences, 2 * kv_heads, head_size], the new token's keys and values before an int8 cache has them.

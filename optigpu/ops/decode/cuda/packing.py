@@ -1,7 +1,7 @@
 """The layout of matrices for the decoder's CUDA operators: each output's inputs in order, in 16-byte loads.
 
     matrix = pack_for_cuda(weight, bias, "w4", 32)
-    unpack_from_cuda(matrix)                              # the weights that it stands for
+    unpack_from_cuda(matrix)                              # the unpacked weights
 
 32 inputs are a unit:
 
@@ -59,7 +59,7 @@ def pack_for_cuda(
 
 
 def unpack_from_cuda(matrix: Matrix) -> torch.Tensor:
-    """The weights that a packed matrix stands for, float32 [outputs, inputs]."""
+    """The unpacked weights of a matrix, float32 [outputs, inputs]."""
     if matrix.scale is None or matrix.unit is None:
         return matrix.numbers.float()
     bytes_ = matrix.numbers.view(torch.int8)  # of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF]

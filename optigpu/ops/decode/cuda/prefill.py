@@ -1,4 +1,4 @@
-"""Many tokens at once for the CUDA decoder, in torch: matrix products of bfloat16, which tensor cores are made for.
+"""Many tokens at once for the CUDA decoder, in torch: matrix products in bfloat16, for tensor cores.
 
 Weights are widened to bfloat16 one matrix at a time, and activations, queries, keys and values rounded to it, where a
 step of decoding has int8 activations and float32 queries. Residual, norms, rotary embeddings and what the cache keeps
@@ -16,7 +16,7 @@ from optigpu.ops.decode.program import Activation, Block, Matrix, Norm, Program,
 from optigpu.ops.integers import INT8_LARGEST
 
 ROWS_AT_ONCE = 512
-"""Tokens of all sequences together: they bound what a pass needs beside the cache."""
+"""The most tokens of all sequences in one pass, which bounds its memory beside the cache."""
 
 
 def prefill(
@@ -49,7 +49,7 @@ def _append_part(
         query, key, value = _heads(program, block, _norm(x, block.first))
         _append(layer, _turned(key, angles), value, start)
         if index == last:
-            return  # nobody asks for what comes of these tokens
+            return  # the outputs of these tokens are not needed
         x = x + _linear(_attended(block, layer, _turned(query, angles), start), block.output)
         h = _norm(x, block.second)
         up = _linear(h, block.up)

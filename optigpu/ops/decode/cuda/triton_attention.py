@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.triton_linear import Target
+from optigpu.ops.decode.cuda.triton_linear import LaunchTarget
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
 
-LOWEST = tl.constexpr(-1e30)
-"""Less than any score, and unlike infinity its difference from itself is zero."""
+LOWEST_SCORE = tl.constexpr(-1e30)
+"""Less than any score. Unlike with infinity, its difference from itself is zero."""
 NUMBERS = 8192
 """Of the sums that a program keeps: 64 for each of 128 threads, beside two loads of keys and two of values."""
 MOST_TOKENS = 128
@@ -30,7 +30,7 @@ MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartialSoftmax:
     """The softmax's intermediate results, float32: sums [sequences * heads, parts, head_size]; tops and totals
     [sequences * heads, parts]."""
 
@@ -39,7 +39,7 @@ class Parts:
     totals: torch.Tensor
 
     @staticmethod
-    def of(query: torch.Tensor, layer: LayerCache, target: Target) -> "Parts":
+    def of(query: torch.Tensor, layer: LayerCache, target: LaunchTarget) -> "PartialSoftmax":
         """Room for the parts of a full cache, at most one for each program that can run at once."""
         rows, heads, head_size = query.shape
         kv_heads, capacity = layer.keys.shape[1:3]
@@ -48,7 +48,7 @@ class Parts:
         count = triton.next_power_of_2(max(1, min(MOST_PARTS, free, blocks)))
         tops = torch.empty(rows * heads, count, device=query.device)
         sums = torch.empty(rows * heads, count, head_size, device=query.device)
-        return Parts(sums, tops, torch.empty_like(tops))
+        return PartialSoftmax(sums, tops, torch.empty_like(tops))
 
 
 def tokens_at_once(sharing: int, head_size: int) -> int:
@@ -60,7 +60,7 @@ def tokens_at_once(sharing: int, head_size: int) -> int:
 def attention(
     query: torch.Tensor,
     layer: LayerCache,
-    parts: Parts,
+    parts: PartialSoftmax,
     position: torch.Tensor,
     y: torch.Tensor,
     scale: float,
@@ -160,7 +160,7 @@ def _attend(
     own_inside = (member < SHARING)[:, None] & (column < HEAD)[None, :]
     q = tl.load(query + own[:, None, :], mask=own_inside[:, None, :], other=0.0) * scale
     row_start = head.to(tl.int64) * capacity
-    top = tl.full((MEMBERS, TOKENS), LOWEST, tl.float32)
+    top = tl.full((MEMBERS, TOKENS), LOWEST_SCORE, tl.float32)
     total = tl.zeros((MEMBERS, TOKENS), tl.float32)
     sum_ = tl.zeros((MEMBERS, TOKENS, PADDED), tl.float32)
     for at in range(start, stop, TOKENS):

@@ -33,15 +33,15 @@ WARPS_A_MULTIPROCESSOR = 16
 INTERPRETED_WARPS, INTERPRETED_LOADS = 2, 64
 """Without a GPU: few programs and large tiles, because each operation of the interpreter costs the same."""
 _UNIT_BYTES = {"w4": 16, "w8": 32, "bf16": 64}
-"""Of 32 inputs of an output."""
+"""Bytes of 32 inputs of an output."""
 _LEAST_INPUTS = 32
 
 Into = Literal["store", "add", "times"]
-"""What happens to what is in the output already."""
+"""How the result is combined with the output's current values."""
 
 
 @dataclass(frozen=True)
-class Target:
+class LaunchTarget:
     """`warps` that run at once, among which work is divided, and the 16-byte `loads` that their threads make together.
 
     `dp4a`: whether int8 products may be that instruction.
@@ -52,12 +52,14 @@ class Target:
     loads: int = LOADS
 
     @staticmethod
-    def of(device: torch.device) -> "Target":
+    def of(device: torch.device) -> "LaunchTarget":
         """For a CUDA device, or for the CPU with Triton's interpreter."""
         if device.type != "cuda":
-            return Target(INTERPRETED_WARPS, dp4a=False, loads=INTERPRETED_LOADS)
+            return LaunchTarget(INTERPRETED_WARPS, dp4a=False, loads=INTERPRETED_LOADS)
         count: int = torch.cuda.get_device_properties(device).multi_processor_count
-        return Target(count * WARPS_A_MULTIPROCESSOR, dp4a=torch.cuda.get_device_capability(device) >= (6, 1))
+        return LaunchTarget(
+            count * WARPS_A_MULTIPROCESSOR, dp4a=torch.cuda.get_device_capability(device) >= (6, 1)
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Launch:
         return self.programs, self.row_programs
 
 
-def launch_of(matrix: Matrix, outputs: int, rows: int, target: Target, streams: int = 1) -> Launch:
+def launch_of(matrix: Matrix, outputs: int, rows: int, target: LaunchTarget, streams: int = 1) -> Launch:
     """How a product is divided; `outputs` are those of one stream. Each thread has the target's loads on the way."""
     output_bytes = padded_inputs(matrix) // _LEAST_INPUTS * _UNIT_BYTES[matrix.kind]
     warp_bytes = 32 * 16 * target.loads
@@ -93,7 +95,7 @@ def padded_inputs(matrix: Matrix) -> int:
     return int(max(_LEAST_INPUTS, triton.next_power_of_2(matrix.inputs)))
 
 
-def matrix_flags(matrix: Matrix, target: Target) -> dict[str, str | int]:
+def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
     """The compile-time arguments of a matrix."""
     return {
         "KIND": matrix.kind,
@@ -128,7 +130,7 @@ def linear(
     x: torch.Tensor,
     matrix: Matrix,
     y: torch.Tensor,
-    target: Target,
+    target: LaunchTarget,
     *,
     norm: Norm | None = None,
     gate: Matrix | None = None,
@@ -142,7 +144,7 @@ def linear(
     """
     rows = x.shape[0]
     launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
-    # What is not there is never read; the kernel needs some pointer all the same.
+    # The kernel never reads an absent tensor, but needs a pointer.
     _linear[launch.grid](
         x,
         *norm_arguments(norm, x),
@@ -166,7 +168,7 @@ def linear(
     )
 
 
-def best_of(matrix: Matrix, rows: int, target: Target) -> Best:
+def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
     """Room for what `linear` finds with `best`."""
     shape = (rows, launch_of(matrix, matrix.outputs, rows, target).programs)
     device = matrix.numbers.device

@@ -1,7 +1,7 @@
-"""What the matrix products of a decode step are made of, in Triton: norm, quantization, a tile of weights, products.
+"""The parts of a decode step's matrix products, in Triton: norm, quantization, a tile of weights, products.
 
 Activations are float32 [ROWS, INPUTS], and a tile is TILE outputs of a matrix with all of their inputs, filled up to
-PADDED, a power of two. A tile is loaded once for all rows. How weights lie: cuda_packing.py.
+PADDED, a power of two. A tile is loaded once for all rows. The layout of the weights is in packing.py.
 """
 
 import triton
@@ -13,7 +13,7 @@ HIGH_HALVES = tl.constexpr(-0x0F0F0F10)
 """0xF0F0F0F0: the upper four bits of each byte of a word."""
 ROUNDING = tl.constexpr(12582912.0)
 """1.5 * 2^23, where float32 has no fractions: what is added is rounded half to even, into the last byte."""
-SMALLEST = tl.constexpr(1e-36)
+SMALLEST_ACTIVATION = tl.constexpr(1e-36)
 """Groups with no larger activation count as zero, because 127 over it could be more than float32 holds."""
 
 
@@ -41,7 +41,7 @@ def magnitude(values):
 @triton.jit
 def over_largest(largest):
     """127 / largest, or 0 where that is zero or not finite."""
-    enough = largest > SMALLEST
+    enough = largest > SMALLEST_ACTIVATION
     return tl.where(enough, tl.div_rn(127.0, tl.where(enough, largest, 1.0)), 0.0)
 
 
@@ -127,7 +127,7 @@ def weights(
     INPUTS: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """What is stored of some outputs, `output` [TILE]; those beyond `outputs` are zero.
+    """The stored weights of some outputs, `output` [TILE]; those beyond `outputs` are zero.
 
     The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 both
     are the same word, and for bf16 all three are the weights, [1, TILE, PADDED].

@@ -1,4 +1,4 @@
-"""What a decode step has beside linear layers and attention, in Triton: its beginning, its keys and values, its end.
+"""The other kernels of a decode step, besides linear layers and attention, in Triton.
 
 `embed` makes the residual of the tokens, `query_key_value` norms it, multiplies, turns queries and keys, and appends to
 the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
@@ -16,7 +16,7 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
-    Target,
+    LaunchTarget,
     launch_of,
     matrix_arguments,
     matrix_flags,
@@ -27,12 +27,12 @@ from optigpu.ops.decode.cuda.triton_products import activations, in_units, produ
 from optigpu.ops.decode.program import Matrix, Norm
 
 EMBEDDED = 1024
-"""Of a token's embedding for each program."""
+"""Numbers of a token's embedding for each program."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the sequences are, [sequences] each but the last.
+    """The state of the sequences, [sequences] each except the last.
 
     tokens: int64, what is appended next; position: int32, where; not_finite: int32, 1 once a logit was not finite;
     chosen: int64 [sequences, capacity], the token that was chosen after each position.
@@ -68,7 +68,7 @@ def query_key_value(
     position: torch.Tensor,
     query: torch.Tensor,
     layer: LayerCache,
-    target: Target,
+    target: LaunchTarget,
 ) -> None:
     """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
 

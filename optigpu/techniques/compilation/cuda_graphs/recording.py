@@ -23,7 +23,7 @@ Recorder = Callable[[Callable[[], Any], Callable[[], None]], tuple[Callable[[], 
 
 
 class Replayed:
-    """Records at its first call, and takes such arguments alone from then on.
+    """Records at its first call; later calls need arguments of the same shapes.
 
     The tensors among the arguments are inputs, copied to where the recording reads them; a cache is written where it
     stands. A call returns what the recording writes: the next call overwrites it.
@@ -41,7 +41,7 @@ class Replayed:
     def __call__(self, *arguments: Any) -> Any:
         *inputs, cache = arguments if len(arguments) > 1 else (*arguments, None)
         if cache is not None and not is_filled(cache):
-            return self._run(*arguments)  # which makes the cache's tensors: then there is something to record
+            return self._run(*arguments)  # allocates the cache's tensors, which the recording needs
         if self._made_for is None or self._replay is None:
             self._replay = self._recorded(inputs, cache)
             self._made_for = made_for(*arguments)
@@ -69,7 +69,7 @@ class Replayed:
 
 
 def record_cuda_graph(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
-    """Warms up on a stream of its own, as recording wants it, and records.
+    """Warms up on a separate stream, as recording wants it, and records.
 
     Raises UnsupportedError where an operation cannot be recorded: it waits for the device, or reads the host's memory.
     Source: PyTorch documentation, CUDA semantics: CUDA Graphs.
@@ -97,7 +97,8 @@ def record_cuda_graph(run: Callable[[], Any], undo: Callable[[], None]) -> tuple
 
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
-    """Weights that autocast converted before would be missing in the recording, and are gone when it is replayed."""
+    """Turns autocast's cache off: weights converted earlier would be missing in the recording, and freed at its
+    replay."""
     was = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -12,7 +12,7 @@ class CudaGraphs(Technique):
     """Records the kernels of the decode step as a CUDA graph and decodes in a lean greedy loop around its replay.
 
     The recording has addresses and no values: tokens and position are copied to where it reads them, the static cache
-    stays where it is, and outputs stand where the last ones stood. What torch_compile made can be recorded as well,
+    stays where it is, and outputs overwrite the previous ones. The result of torch_compile can be recorded as well,
     unless its mode records graphs by itself.
     """
 

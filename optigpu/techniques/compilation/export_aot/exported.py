@@ -15,7 +15,7 @@ from optigpu.vocabulary import UnsupportedError
 
 
 class ExportedStep:
-    """Exports and compiles at its first call, and takes that batch and that cache alone from then on."""
+    """Exports and compiles at its first call; later calls need the same batch size and the same cache."""
 
     def __init__(self, step: Any, notes: Notes) -> None:
         self._step = step
@@ -29,7 +29,7 @@ class ExportedStep:
         if not is_filled(cache):
             made: tuple[torch.Tensor, torch.Tensor] = self._step(
                 tokens, position, cache
-            )  # which makes the cache's tensors
+            )  # allocates the cache's tensors
             return made
         if self._made_for is None or self._run is None:
             self._run = self._library(tokens, position, cache)
@@ -42,7 +42,7 @@ class ExportedStep:
         """Raises UnsupportedError when the step cannot be exported or compiled here."""
         started = time.perf_counter()
         try:
-            module = Bound(self._step, cache)
+            module = StepWithCache(self._step, cache)
             exported = torch.export.export(module, (tokens, position), strict=False)
         except (RuntimeError, ValueError) as error:
             why = str(error).strip().splitlines()[0].rstrip(".")
@@ -59,7 +59,7 @@ class ExportedStep:
         return package.run
 
 
-class Bound(torch.nn.Module):
+class StepWithCache(torch.nn.Module):
     """A step with its cache as buffers: the graph then writes them in place, instead of copies."""
 
     def __init__(self, step: Any, cache: Cache) -> None:
@@ -80,6 +80,6 @@ class Bound(torch.nn.Module):
         return next_tokens, logits
 
     def _buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor of the cache while the graph is traced."""
+        """The buffer in place of a tensor of the cache while the graph is traced."""
         buffer: torch.Tensor = getattr(self, self._names[id(tensor)])
         return buffer

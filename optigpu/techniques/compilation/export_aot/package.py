@@ -1,7 +1,7 @@
 """An exported graph as a compiled package: made by AOTInductor, kept in the cache folder, loaded around given tensors.
 
 The package has no weights and no values of weights in it, so that one serves every model of the same graph. What it
-reads and writes are the tensors that it is given when it is loaded, where they stand.
+reads and writes are the tensors that it is given when it is loaded, in place.
 """
 
 import hashlib
@@ -72,12 +72,12 @@ def load_package(exported: torch.export.ExportedProgram) -> Package:
 
 
 def folder() -> Path:
-    """Where packages lie."""
+    """The folder of the compiled packages."""
     return cache_dir() / "aot"
 
 
 class _Holding:
-    """Runs what knows the addresses of tensors, and keeps these tensors."""
+    """Runs a function that uses the addresses of tensors, and keeps these tensors alive."""
 
     def __init__(self, run: Run, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run = run
@@ -104,7 +104,7 @@ def _build(exported: torch.export.ExportedProgram, target: Path) -> None:
 
 
 def _digest(exported: torch.export.ExportedProgram) -> str:
-    """Of everything that the code depends on: the graph, its tensors' layouts, and what it is compiled with and for."""
+    """Digest of all that the code depends on: the graph, its tensors' layouts, the compiler and the device."""
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     layouts = [(str(value.dtype), str(value.device), value.shape, value.stride()) for value in values]
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None

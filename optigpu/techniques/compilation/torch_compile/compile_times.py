@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch._dynamo.utils import calculate_time_spent, counters
 
 _AUTOTUNING = ("autotun", "tuning", "benchmark")
-"""Parts of the names under which TorchInductor times the trying of kernels."""
+"""Parts of the names under which TorchInductor records its autotuning times."""
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,8 @@ class CompileTimes:
     """Counts and seconds of a process so far.
 
     `trace_s` is TorchDynamo's part, `backend_s` all that comes after it (AOTAutograd, TorchInductor), of which
-    `build_s` is waiting for kernels to be built and `autotune_s` the trying of several. A frame that is not compiled
-    runs in the interpreter.
+    `build_s` is waiting for kernels to be built and `autotune_s` is autotuning. A frame that is not compiled runs in
+    the interpreter.
     """
 
     graphs: int
@@ -29,7 +29,7 @@ class CompileTimes:
     autotune_s: float
 
     def since(self, earlier: "CompileTimes") -> "CompileTimes":
-        """What was added."""
+        """The difference from earlier counts."""
         return CompileTimes(*(vars(self)[name] - vars(earlier)[name] for name in vars(self)))
 
     def facts(self) -> dict[str, int | float]:

@@ -24,7 +24,7 @@ MANY_RECOMPILES = 256
 
 
 class Compiled:
-    """Compiles at its first call and makes sure that it did; unless `dynamic`, it then takes such arguments alone.
+    """Compiles at its first call and checks that it did; unless `dynamic`, later calls need the same shapes.
 
     A step has some 800 guards (235 tensors for GPT-2), and looking at them takes a tenth of the step on a CPU. One
     look at the shape and the cache says as much, because nothing else changes in a measuring process. What is dynamic
@@ -102,7 +102,7 @@ _ARGUMENTS = {"tokens", "position", "cache", "inputs"}
 
 
 def _with_own_code(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a code object of its own: what torch.compile made is found again by that alone."""
+    """A copy of the function with a new code object, by which torch.compile finds its code again."""
 
     def decode_step(tokens: Any, position: Any, cache: Any) -> Any:
         return function(tokens, position, cache)

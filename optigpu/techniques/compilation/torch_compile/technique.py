@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Forward, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -15,9 +15,9 @@ class TorchCompile(Technique):
     """Compiles the decode step and decodes in a lean greedy loop around it; without decoding, the forward pass.
 
     With `fullgraph` a graph break is an error, without it breaks are counted. With `dynamic` batch and length may
-    change: one graph serves them all, but for batches of one, which torch gives a graph of their own. `backend` says
-    who makes code of the graph: "inductor" writes kernels, "aot_eager" and "eager" run the captured graph operator by
-    operator, which shows what capturing alone buys, and "cudagraphs" records those operators on CUDA.
+    change: one graph serves them all, but for batches of one, which torch gives a graph of their own. `backend`
+    generates the code of the graph: "inductor" writes kernels, "aot_eager" and "eager" run the captured graph operator
+    by operator, which shows what capturing alone buys, and "cudagraphs" records those operators on CUDA.
     """
 
     layer: ClassVar[Layer] = Layer.COMPILATION

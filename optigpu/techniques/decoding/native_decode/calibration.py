@@ -16,9 +16,9 @@ ROWS, LENGTH = 64, 128
 """Sequences and tokens of the text. A quarter of it gave bundled:tiny an eighth more divergence, and four times as much
 no less."""
 SEED = 1
-"""Another text than those which sensitivity and quality are measured on."""
-SHARE = 1.25
-"""Of the weights' own memory, what the moments of one pass may take together; a single layer's may take more."""
+"""A different text from those of sensitivity and quality."""
+MOMENTS_MEMORY_SHARE = 1.25
+"""The share of the weights' memory that the moments of one pass may take; a single layer's may take more."""
 
 
 def moments_by_layer(
@@ -33,7 +33,7 @@ def moments_by_layer(
         return
     length = min(LENGTH, model.config.max_position_embeddings)
     tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED, at_once=ROWS)
-    most = int(SHARE * sum(weight_of(place.layer).nbytes for place in places))
+    most = int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
     for part in _parts(places, most):
         yield part, _moments(model, part, tokens)
 

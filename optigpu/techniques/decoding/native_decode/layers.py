@@ -18,12 +18,12 @@ from optigpu.ops.four_bits.compensated import Compensation, compensation
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, weight_of
 
-BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
-"""Of a weight, its share of a scale apart."""
+WEIGHT_BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
+"""Bits of a weight, without its share of a scale."""
 
 
 class DecodeLinear(torch.nn.Module):
-    """y = x @ weight.T + bias with the weights that a packed matrix stands for, in the dtype of x."""
+    """y = x @ weight.T + bias with unpacked weights, in the dtype of x."""
 
     holds_quantized_weights = True
     numbers: torch.Tensor
@@ -49,7 +49,7 @@ class DecodeLinear(torch.nn.Module):
         arena: Arena | None,
         known: Compensation | None,
     ) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The packed layer of a Linear or a Conv1D."""
         return cls(_pack(weight_of(layer), layer.bias, kind, group, arena, known))
 
     @property
@@ -87,7 +87,9 @@ def candidates_of(
     found = []
     for place, kind in zip(places, kinds, strict=True):
         both: tuple[WeightKind, ...] = (kind, "w8") if place.path in costs else (kind,)
-        levels = tuple(Level(each, BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both)
+        levels = tuple(
+            Level(each, WEIGHT_BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both
+        )
         more = levels[-1].stored_bytes - levels[0].stored_bytes
         found.append(Candidate(place.path, levels, Stage.REST, costs[place.path] / more if more else 0.0))
     return found
@@ -100,7 +102,7 @@ def exchange_linears(
     arena: Arena | None,
     moments: Mapping[str, torch.Tensor],
 ) -> None:
-    """Puts a layer with packed weights where each of the linear layers stood; on a CPU they are taken from the arena.
+    """Replaces each linear layer by one with packed weights; on a CPU these are allocated in the arena.
 
     `kinds` has each layer's by its path. Those of 4 bits whose inputs' `moments` are known have their errors make up
     for each other.
@@ -115,7 +117,7 @@ def exchange_linears(
 
 
 def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, torch.Tensor]:
-    """What the DecodeLinears at some paths hold, each by its path and its own name."""
+    """The tensors of the DecodeLinears at some paths, by path and name."""
     return {
         f"{path}.{name}": tensor
         for path in paths
@@ -130,7 +132,7 @@ def restore_linears(
     arena: Arena | None,
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """As `exchange_linears`, with what `packed_tensors` gave of such layers."""
+    """Like `exchange_linears`, with tensors from `packed_tensors`."""
     for place in places:
         weight, kind = weight_of(place.layer), kinds[place.path]
         found: dict[str, Any] = {}
@@ -175,12 +177,12 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
 
 
 def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
-    """Of a packed matrix, with what fills it up."""
+    """Bytes of a packed matrix with its padding."""
     outputs, inputs = weight.shape
     if weight.device.type == "cpu":
         return packed_bytes(outputs, inputs, kind, group)
     scales = 0 if kind == "bf16" else outputs * (inputs // group + 2)
-    return int(outputs * inputs * BITS[kind] // 8 + scales)
+    return int(outputs * inputs * WEIGHT_BITS[kind] // 8 + scales)
 
 
 def _pack(

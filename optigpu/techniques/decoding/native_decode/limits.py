@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from optigpu.models.facts import ModelFacts
-from optigpu.models.families import FAMILIES, Attention, Decoder, Mlp, ModelFamily, family_of
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, Mlp, ModelFamily, family_of
 from optigpu.ops.decode.program import MOST_HEAD_SIZE
 
 NORM_UNIT = 16
-"""What the hidden size must be a multiple of: the operator norms so many numbers at once."""
+"""The hidden size must be a multiple of this: the operator normalizes this many numbers at once."""
 HEAD_UNIT = 4
 LEAVE_OUT = "leave it out of the stack"
 
@@ -21,7 +21,7 @@ class Runnable:
 
     family: ModelFamily
     decoder: Decoder
-    attention: Attention
+    attention: AttentionParts
     mlp: Mlp
 
     @property

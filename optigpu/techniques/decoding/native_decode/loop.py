@@ -71,7 +71,7 @@ class NativePass:
 
 
 def require_operator(device: torch.device) -> str:
-    """What the operator is on a device: Triton, or for a CPU the instruction set of its C++.
+    """The operator's kind on a device: Triton, or on a CPU the instruction set of its C++ code.
 
     Raises UnsupportedError where it cannot be built or is not installed.
     """
@@ -85,7 +85,7 @@ def require_operator(device: torch.device) -> str:
 
 
 def new_decoder(program: Program, kv: CacheKind) -> "Decoder":
-    """A decoder where the program's weights lie, on a CPU with as many threads as torch has."""
+    """A decoder on the device of the program's weights; on a CPU with as many threads as torch has."""
     if program.embedding.device.type != "cpu":
         from optigpu.ops.decode.cuda.decoder import CudaDecoder  # imports Triton
 

@@ -2,7 +2,7 @@
 
     facts = pack_or_restore(model, places, options)
 
-What lies under a key is all that the key's model, options and sources make. A lock lets one process write at a time.
+The entry of a key depends on the key's model, options and sources alone. A lock lets one process write at a time.
 """
 
 import hashlib
@@ -34,26 +34,26 @@ from optigpu.techniques.decoding.native_decode.packing import (
 from optigpu.techniques.decoding.native_decode.sources import sources_of
 from optigpu.vocabulary import UnsupportedError
 
-MOST_GIB = "OPTIGPU_DECODE_CACHE_GB"
-"""The environment variable for another bound, in GiB; 0 turns the store off."""
-MOST_BYTES = 20 * 2**30
-"""Of the folder. The least recently used goes first."""
+STORED_GIB_VARIABLE = "OPTIGPU_DECODE_CACHE_GB"
+"""The environment variable for the bound of the store in GiB; 0 turns the store off."""
+MOST_STORED_BYTES = 20 * 2**30
+"""The default bound of the folder. The least recently used files are removed first."""
 LOCK_TIMEOUT_S = 60
-"""Others write a few GB at most, and weights that are not kept are packed again."""
+"""Writers of other processes need a few GB each; after the timeout the weights are not stored."""
 AT_ONCE = 2**22
-"""Bytes that are hashed together: they come from the accelerator in pieces of that size."""
-KEPT, LOCK, UNFINISHED = ".safetensors", ".lock", ".unfinished"
+"""Bytes that are hashed at once: the size of the pieces that are copied from the accelerator."""
+STORED_SUFFIX, LOCK_SUFFIX, UNFINISHED_SUFFIX = ".safetensors", ".lock", ".unfinished"
 
-PACKING = "optigpu.techniques.decoding.native_decode.packing"
-"""What decides what is packed, with all that it imports: what was kept before one of these files was changed is not
-found any more."""
+PACKING_MODULE = "optigpu.techniques.decoding.native_decode.packing"
+"""The module that decides how weights are packed. A change of its file, or of a file that it imports, changes all
+keys."""
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was saved: tensors by name, and facts as JSON gives them back.
+class StoredPacking:
+    """Stored tensors by name, and facts as JSON.
 
     The tensors are the file's own pages, on the CPU: the caller copies them where it wants them. Writing into them
     does not reach the file.
@@ -66,7 +66,7 @@ class Kept:
 def pack_or_restore(
     model: PreTrainedModel, places: Sequence[Place], options: PackingOptions
 ) -> dict[str, Any]:
-    """Exchanges the linear layers for packed ones, with what was kept where it was; returns what is recorded of them.
+    """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
     Only 4-bit weights are kept: making others anew takes no longer than reading them.
     """
@@ -84,47 +84,47 @@ def pack_or_restore(
 
 
 def most_bytes() -> int:
-    """What the folder may hold; 0 where the store is off, and then no key is needed either.
+    """The bound of the folder; 0 if the store is off, and then no key is needed either.
 
     Raises UnsupportedError when the environment's bound is not a number from 0 on.
     """
-    text = os.environ.get(MOST_GIB)
+    text = os.environ.get(STORED_GIB_VARIABLE)
     if not text:
-        return MOST_BYTES
+        return MOST_STORED_BYTES
     try:
         gib = float(text)
     except ValueError:
         gib = math.nan
     if not 0 <= gib < math.inf:
         raise UnsupportedError(
-            f"{MOST_GIB} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
+            f"{STORED_GIB_VARIABLE} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
         )
     return int(gib * 2**30)
 
 
 def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
-    """What a loaded transformers model, packed with `options` by these sources, is kept under; a second for each GB.
+    """The key of a loaded transformers model, packed with `options` by these sources; takes a second for each GB.
 
     `options` are JSON: what the technique was asked for and the type of the device. Tied weights are read once.
     """
     found = hashlib.blake2b(digest_size=20)
     _add(found, torch.__version__, model.config.to_json_string(), json.dumps(options, sort_keys=True))
-    for source in sources_of(PACKING):
+    for source in sources_of(PACKING_MODULE):
         _add(found, source.read_bytes())
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         _add_tensor(found, name, tensor)
     return found.hexdigest()
 
 
-def load(key: str) -> Kept | None:
-    """What was saved under a key, mapped into memory, and from now on the most recently used; None when there is none.
+def load(key: str) -> StoredPacking | None:
+    """The entry of a key, mapped into memory and marked as the most recently used; None if there is none.
 
     A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
     """
     folder = _folder()
     if folder is None:
         return None
-    path = folder / f"{key}{KEPT}"
+    path = folder / f"{key}{STORED_SUFFIX}"
     try:
         found = _read(path)
     except OSError:
@@ -133,13 +133,13 @@ def load(key: str) -> Kept | None:
         with suppress(OSError):
             path.unlink()
         return None
-    with suppress(OSError):  # who may only read it uses it all the same
+    with suppress(OSError):  # a folder that can only be read is used without the update
         os.utime(path)
     return found
 
 
 def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bool:
-    """Keeps tensors, wherever they lie, and facts, which are JSON, in the place of what was kept under the key.
+    """Stores tensors of any device and facts, which are JSON, in place of the key's earlier entry.
 
     False, with nothing kept, where the store is off, more than it may hold is asked for, the folder cannot be written,
     the disk is full, or others write for too long. Raises RuntimeError when two tensors overlap in memory, and
@@ -152,14 +152,18 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
     about = json.dumps(facts)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with FileLock(folder / f"decode{LOCK}", timeout=LOCK_TIMEOUT_S):
-            return _write(folder / f"{key}{KEPT}", whole, about, most)
-    except (OSError, NotImplementedError, SafetensorError):  # the second: a file system without locks
+        with FileLock(folder / f"decode{LOCK_SUFFIX}", timeout=LOCK_TIMEOUT_S):
+            return _write(folder / f"{key}{STORED_SUFFIX}", whole, about, most)
+    except (
+        OSError,
+        NotImplementedError,
+        SafetensorError,
+    ):  # NotImplementedError: a file system without locks
         return False
 
 
 def _folder() -> Path | None:
-    """Where weights are kept; None where none are."""
+    """The folder of the store; None if the store is off."""
     if not most_bytes():
         return None
     try:
@@ -168,15 +172,15 @@ def _folder() -> Path | None:
         return None
 
 
-def _read(path: Path) -> Kept:
+def _read(path: Path) -> StoredPacking:
     """Raises SafetensorError or ValueError for a file that is not as `_write` left it, OSError for none."""
     with safe_open(path, framework="pt") as file:
-        said = file.metadata() or {}
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    about = said.get("facts", "")
-    if said.get("digest") != _digest(tensors, about):
+    about = metadata.get("facts", "")
+    if metadata.get("digest") != _digest(tensors, about):
         raise ValueError(f"{path} is damaged.")
-    return Kept(tensors, json.loads(about))
+    return StoredPacking(tensors, json.loads(about))
 
 
 def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
@@ -185,7 +189,7 @@ def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
     Written under another name and renamed, so that half a file is never read.
     """
     _clean(path.parent)
-    unfinished = path.with_suffix(UNFINISHED)
+    unfinished = path.with_suffix(UNFINISHED_SUFFIX)
     try:
         save_file(tensors, unfinished, {"facts": about, "digest": _digest(tensors, about)})
         size = unfinished.stat().st_size
@@ -201,13 +205,13 @@ def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
 def _clean(folder: Path) -> None:
     """Removes what a process that was killed left unfinished, under safetensors' name for it or ours."""
     for path in folder.iterdir():
-        if path.suffix not in (KEPT, LOCK):
+        if path.suffix not in (STORED_SUFFIX, LOCK_SUFFIX):
             path.unlink(missing_ok=True)
 
 
 def _make_room(path: Path, room: int) -> None:
     """Removes the least recently used until others than `path`, which is about to be replaced, have `room` bytes."""
-    others = [(other, other.stat()) for other in path.parent.glob(f"*{KEPT}") if other != path]
+    others = [(other, other.stat()) for other in path.parent.glob(f"*{STORED_SUFFIX}") if other != path]
     size = sum(known.st_size for _, known in others)
     for other, known in sorted(others, key=lambda item: item[1].st_mtime_ns):
         if size <= room:
@@ -217,7 +221,7 @@ def _make_room(path: Path, room: int) -> None:
 
 
 def _digest(tensors: Tensors, about: str) -> str:
-    """Of a file's content: a disk that forgets, and a machine that lost its power, leave files of the right length."""
+    """Digest of a file's content: after a disk error or a power failure a damaged file may have the right length."""
     found = hashlib.blake2b(digest_size=20)
     _add(found, about)
     for name in sorted(tensors):
@@ -226,7 +230,7 @@ def _digest(tensors: Tensors, about: str) -> str:
 
 
 def _add_tensor(found: hashlib.blake2b, name: str, tensor: torch.Tensor) -> None:
-    """Adds its bytes where they lie, so that of a contiguous tensor no more than a piece is ever there twice."""
+    """Hashes a tensor's bytes in place, so that at most a piece of a contiguous tensor is copied at a time."""
     _add(found, f"{name} {tensor.dtype} {list(tensor.shape)}")
     for piece in tensor.detach().reshape(-1).view(torch.uint8).split(AT_ONCE):
         found.update(piece.cpu().numpy())

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import WeightKind
-from optigpu.surgery.bit_allocation import Decision, decide, least_bytes, table, total_bytes
+from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import moments_by_layer
 from optigpu.techniques.decoding.native_decode.layers import candidates_of, exchange_linears, restore_linears
@@ -21,7 +21,7 @@ from optigpu.techniques.decoding.native_decode.sensitivity import divergences
 
 @dataclass(frozen=True)
 class PackingOptions:
-    """What a model is packed by: the parameters of `native_decode` of the same names."""
+    """The options of packing: the parameters of `native_decode` of the same names."""
 
     weights: WeightKind
     group: int
@@ -30,14 +30,14 @@ class PackingOptions:
     calibration: Literal["self", "none"]
 
     def kind(self, model: PreTrainedModel, place: Place) -> WeightKind:
-        """What the weights of a layer are stored as if nothing is spent on it."""
+        """The kind of weights of a layer without extra bytes."""
         is_head = place.layer is model.get_output_embeddings()
         return self.head if is_head and self.head != "same" else self.weights
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was decided: the kind of each layer by its path, and what is recorded of them."""
+    """The kind of each layer by its path, and their facts."""
 
     kinds: dict[str, WeightKind]
     facts: dict[str, Any]
@@ -62,7 +62,7 @@ def pack_layers(model: PreTrainedModel, places: Sequence[Place], options: Packin
 def restore_layers(
     places: Sequence[Place], options: PackingOptions, packed: Packed, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """As `pack_layers`, with the tensors that such layers held."""
+    """Like `pack_layers`, with stored tensors."""
     arena = _arena_for(places, packed.facts["decode_bytes"])
     restore_linears(places, packed.kinds, options.group, arena, tensors)
 
@@ -70,13 +70,13 @@ def restore_layers(
 def _costs(
     model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], options: PackingOptions
 ) -> dict[str, float]:
-    """What it costs each layer of 4 bits that it has not 8."""
+    """The cost of 4 bits instead of 8 for each layer."""
     four = [place for place, kind in zip(places, kinds, strict=True) if kind == "w4"]
     return divergences(model, four, options.group)
 
 
 def _exchange(
-    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[Decision], options: PackingOptions
+    model: PreTrainedModel, places: Sequence[Place], decisions: Sequence[BitDecision], options: PackingOptions
 ) -> dict[str, WeightKind]:
     """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}

@@ -11,10 +11,10 @@ from optigpu.ops.decode.program import Block, Norm, Program
 from optigpu.surgery.places import Place, storage_of, weight_of
 from optigpu.techniques.decoding.native_decode.layers import DecodeEmbedding, DecodeLinear, joined_matrices
 from optigpu.techniques.decoding.native_decode.limits import Runnable, runnable
-from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD
+from optigpu.techniques.decoding.native_decode.requirements import ACTIVATIONS, HEAD_PATH
 
 ATTACHED = "native_decode"
-"""The name under which a model holds what its program has copies of."""
+"""The model's attribute for tensors that its program has copied."""
 
 
 class Attached(Module):
@@ -26,7 +26,7 @@ class Attached(Module):
 
 
 def exchange_embedding(model: PreTrainedModel) -> None:
-    """Puts a bfloat16 table where the embedding stood; what is looked up has the dtype that it had."""
+    """Replaces the embedding by a bfloat16 table; looked-up rows keep the embedding's dtype."""
     parts = _family(model).decoder
     decoder = model.get_submodule(parts.path)
     place = Place(f"{parts.path}.{parts.embedding}", decoder, parts.embedding)
@@ -83,7 +83,7 @@ def program_of(model: PreTrainedModel) -> Program:
         rotary=None if rotary is None else _rotary(rotary, embedding.device),
         blocks=blocks,
         final=_norm(getattr(decoder, parts.final)),
-        head=_decode_linear(model, HEAD).matrix,
+        head=_decode_linear(model, HEAD_PATH).matrix,
     )
 
 

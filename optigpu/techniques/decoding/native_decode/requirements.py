@@ -11,8 +11,8 @@ from optigpu.ops.decode.program import Activation
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.limits import LEAVE_OUT, Runnable, other_size, runnable
 
-HEAD = "lm_head"
-"""Where the head of every causal language model stands."""
+HEAD_PATH = "lm_head"
+"""The path of the head in every causal language model."""
 ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(
         ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"
@@ -50,7 +50,7 @@ def refusal(model: PreTrainedModel) -> str | None:
 
 
 def _other_architecture(config: PreTrainedConfig, family: Runnable) -> str | None:
-    """What the configuration asks for that a program cannot say, or None."""
+    """The feature of the configuration that a program cannot express, or None."""
     activation = getattr(config, family.family.keys.activation)
     rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if getattr(config, "add_cross_attention", False):
@@ -69,7 +69,7 @@ def _other_architecture(config: PreTrainedConfig, family: Runnable) -> str | Non
 def _other_shapes(
     model: PreTrainedModel, family: Runnable, decoder: torch.nn.Module, blocks: list[torch.nn.Module]
 ) -> str | None:
-    """What of the model's parts a program cannot say, or None."""
+    """The property of the model's parts that a program cannot express, or None."""
     attention: Any = blocks[0].get_submodule(family.attention.path)
     parts = family.decoder
     norms = [block.get_submodule(path) for block in blocks for path in (parts.first, parts.second)]
@@ -82,7 +82,8 @@ def _other_shapes(
     if rotary is not None and 2 * rotary.inv_freq.numel() != attention.head_dim:
         return "does not support rotary embeddings of a part of a head"
     rows, outputs = (
-        weight_of(layer).shape[0] for layer in (getattr(decoder, parts.embedding), model.get_submodule(HEAD))
+        weight_of(layer).shape[0]
+        for layer in (getattr(decoder, parts.embedding), model.get_submodule(HEAD_PATH))
     )
     if rows != outputs:
         return f"needs a head with as many outputs as the embedding has rows; this model has {outputs} and {rows}"
@@ -97,7 +98,7 @@ def _damage(model: PreTrainedModel) -> str | None:
 
 
 def _linear_paths(family: Runnable, blocks: int) -> Iterator[str]:
-    yield HEAD
+    yield HEAD_PATH
     for index in range(blocks):
         yield from (
             f"{family.decoder.path}.{family.decoder.blocks}.{index}.{path}" for path in family.linears

@@ -1,4 +1,4 @@
-"""What it costs a decoder to round a layer's weights, told before any is rounded.
+"""Predicts the cost of rounding each layer's weights of a decoder, before any is rounded.
 
 The divergence of the model's next tokens from what they were is, for small errors, half the sum of each weight's
 squared error times its Fisher information (Kullback and Leibler, 1951; used for bits by Dong et al., HAWQ, 2019,
@@ -41,7 +41,8 @@ def divergences(model: PreTrainedModel, places: Sequence[Place], group: int) -> 
 
 
 def fisher_information(model: PreTrainedModel, places: Sequence[Place], group: int) -> Information:
-    """Of the weights of linear layers, float32 [outputs, groups]: the mean over each group's weights, for one token."""
+    """The Fisher information of linear layers, float32 [outputs, groups]: the mean over each group's weights, for one
+    token."""
     length = min(LENGTH, model.config.max_position_embeddings)
     tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
     with torch.enable_grad(), _watched(model, places, group) as found:

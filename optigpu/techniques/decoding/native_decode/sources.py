@@ -29,7 +29,7 @@ def sources_of(module: str, package: Path = PACKAGE) -> tuple[Path, ...]:
 
 
 def _file_of(module: str, package: Path) -> Path | None:
-    """Where a module of the package lies; None for other packages, and for a name that is not a module."""
+    """The file of a module of the package; None for other packages, and for a name that is not a module."""
     top, *parts = module.split(".")
     path = package.joinpath(*parts)
     if top != package.name:
@@ -51,7 +51,7 @@ def _imported_by(module: str, path: Path, package: Path) -> Iterator[str]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Every piece of code but what stands under `if TYPE_CHECKING:`."""
+    """All code except that under `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if (
             isinstance(child, ast.If)

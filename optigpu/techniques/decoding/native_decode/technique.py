@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.techniques.base import ON_TEXT, Choice, Forward, Loop, Notes, Phase, Technique
 from optigpu.techniques.decoding.native_decode.limits import known_refusal
@@ -15,7 +15,7 @@ from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_OWN_CACHE = "native_decode has a key-value cache of its own"
+_OWN_CACHE = "native_decode has its own key-value cache"
 _OWN_BLOCKS = (
     "native_decode runs whole blocks by itself, so changes to the model's blocks would have no effect"
 )
@@ -41,7 +41,7 @@ class NativeDecode(Technique):
     phase: ClassVar[Phase] = Phase.DECODING
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = (
-        "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and a cache of its own"
+        "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and its own cache"
     )
     citation: ClassVar[str] = (
         "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp (int8 activations meet 4-bit weights in "
@@ -146,11 +146,11 @@ class NativeDecode(Technique):
 
     @property
     def _unit(self) -> int:
-        """What the inputs of every matrix must be a multiple of; bfloat16 weights meet four of them at once."""
+        """The inputs of every matrix must be a multiple of this; the operator reads four bfloat16 weights at once."""
         return 4 if self.weights == "bf16" and self.head != "w8" else self.group
 
     def _facts(self, program: Program) -> dict[str, Any]:
-        """What a result says of the decoder and its cache; the bytes of a token are those of one sequence."""
+        """The facts of the decoder and its cache; the bytes of a token are those of one sequence."""
         head_bytes = 2 * program.head_size if self.kv == "bf16" else program.head_size + 4
         return {
             "decode_loop": "native operator",

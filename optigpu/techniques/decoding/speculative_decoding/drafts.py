@@ -19,11 +19,11 @@ class Draft(Protocol):
         """Forgets the sequence before: another request begins."""
 
     def guess(self, sequence: list[int], limit: int) -> list[int]:
-        """Up to `limit` ids that may follow `sequence`; none where there is nothing to go by."""
+        """Up to `limit` ids that may follow `sequence`; empty if there is no guess."""
 
 
 class PromptLookup:
-    """What followed the last tokens when they were last seen, the longest match first.
+    """Guesses the tokens that followed the last ones at their previous occurrence, the longest match first.
 
     Source: Saxena, Prompt Lookup Decoding, 2023, which takes the first place where they were seen and not the last.
     """
@@ -45,7 +45,7 @@ class PromptLookup:
 
 
 class DraftModel:
-    """Greedy decoding by a smaller model with a cache of its own, which is cropped to what was right."""
+    """Greedy decoding by a smaller model with its own cache, which is cropped to what was right."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         """`context` is the most tokens that the model can take."""

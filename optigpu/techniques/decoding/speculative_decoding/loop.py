@@ -16,7 +16,8 @@ from optigpu.techniques.decoding.speculative_decoding.drafts import Draft
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 
 SAFETY = 4
-"""Two tokens may be so many times as far apart in a tie as two of the plain model's own ways to the same logits."""
+"""In a tie, two logits may differ by this many times the rounding between the plain model's two ways to compute
+them."""
 
 
 @dataclass

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts, facts_of
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Loop, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, SpecError

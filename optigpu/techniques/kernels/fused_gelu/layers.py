@@ -62,7 +62,7 @@ def fuse(model: PreTrainedModel, technique: str) -> dict[str, int | str]:
 
 
 def _pair(place: Place) -> tuple[Place, Place]:
-    """Where the linear layer and the activation of an MLP stand."""
+    """The places of the linear layer and the activation of an MLP."""
     mlp = place.layer
     names = MLPS[kind_of(mlp, MLPS)]
     linear, activation = (Place(f"{place.path}.{name}", mlp, name) for name in names)

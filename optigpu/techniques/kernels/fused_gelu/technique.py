@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

@@ -11,12 +11,12 @@ import torch
 from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from optigpu.models.families import FAMILIES, Attention, Forwards, ModelFamily
+from optigpu.models.families import FAMILIES, AttentionParts, Forwards, ModelFamily
 from optigpu.surgery.merging import joined, kind_of, modules_of, require_mergeable
 from optigpu.surgery.places import Place, become
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-KINDS: dict[str, ModelFamily] = {
+ATTENTION_FAMILIES: dict[str, ModelFamily] = {
     family.attention.kind: family
     for family in FAMILIES.values()
     if family.attention and len(family.attention.qkv) == 3
@@ -29,17 +29,21 @@ def merge(model: torch.nn.Module, technique: str) -> int:
 
     Raises UnsupportedError, with the model left as it was, when the three matrices of one cannot become one.
     """
-    places = [place for place in modules_of(model, KINDS) if hasattr(place.layer, _parts(place.layer).qkv[0])]
+    places = [
+        place
+        for place in modules_of(model, ATTENTION_FAMILIES)
+        if hasattr(place.layer, _parts(place.layer).qkv[0])
+    ]
     require_mergeable(model, technique, [_three(place) for place in places])
     for place in places:
         _merge(place.layer)
     return len(places)
 
 
-class FusedAttention(torch.nn.Module):
-    """Mixed into an attention's class, whose three matrices are one: `qkv_proj`.
+class FusedQkvAttention(torch.nn.Module):
+    """A mixin of an attention's class, whose three matrices are merged to `qkv_proj`.
 
-    `source` is transformers' file that defines the attention, `window_in` as `models.families.Attention` has it.
+    `source` is transformers' file that defines the attention, `window_in` as `models.families.AttentionParts` has it.
     """
 
     source: ModuleType
@@ -76,8 +80,8 @@ class FusedAttention(torch.nn.Module):
         return output.reshape(*output.shape[:2], -1).contiguous(), weights
 
 
-class FusedRotaryAttention(FusedAttention):
-    """Of Llama and its kin."""
+class FusedRotaryAttention(FusedQkvAttention):
+    """The attention of Llama and similar families."""
 
     def forward(
         self,
@@ -98,7 +102,7 @@ class FusedRotaryAttention(FusedAttention):
         return self.o_proj(output), weights
 
 
-class FusedOptAttention(FusedAttention):
+class FusedOptAttention(FusedQkvAttention):
     """OPT scales the queries before anything else, and the attention function by one."""
 
     def forward(
@@ -116,7 +120,7 @@ class FusedOptAttention(FusedAttention):
         return self.out_proj(output), weights
 
 
-class FusedEncoderAttention(FusedAttention):
+class FusedEncoderAttention(FusedQkvAttention):
     """An encoder's: no positions and no cache."""
 
     def forward(
@@ -126,16 +130,16 @@ class FusedEncoderAttention(FusedAttention):
         return self.o_proj(output), weights
 
 
-_FORWARDS: dict[Forwards | None, type[FusedAttention]] = {
+_FORWARDS: dict[Forwards | None, type[FusedQkvAttention]] = {
     "llama": FusedRotaryAttention,
     "opt": FusedOptAttention,
     "vit": FusedEncoderAttention,
 }
-"""By whose forward functions a family's attention has."""
+"""The class for each kind of forward function."""
 
 
-def _parts(attention: torch.nn.Module) -> Attention:
-    found = KINDS[kind_of(attention, KINDS)].attention
+def _parts(attention: torch.nn.Module) -> AttentionParts:
+    found = ATTENTION_FAMILIES[kind_of(attention, ATTENTION_FAMILIES)].attention
     assert found is not None  # as KINDS has it
     return found
 
@@ -146,12 +150,12 @@ def _three(place: Place) -> list[Place]:
 
 def _merge(attention: Any) -> None:
     """Gives one attention its merged matrix and the forward pass that uses it, and lets the separate ones go."""
-    kind, parts = kind_of(attention, KINDS), _parts(attention)
+    kind, parts = kind_of(attention, ATTENTION_FAMILIES), _parts(attention)
     layers: list[torch.nn.Linear] = [getattr(attention, name) for name in parts.qkv]
     attention.qkv_heads = tuple(layer.out_features // attention.head_dim for layer in layers)
     attention.qkv_proj = joined(layers)
     for name in parts.qkv:
         delattr(attention, name)
     source = next(base.__module__ for base in type(attention).__mro__ if base.__name__ == kind)
-    mixin = _FORWARDS[KINDS[kind].forwards]
+    mixin = _FORWARDS[ATTENTION_FAMILIES[kind].forwards]
     become(attention, mixin, source=sys.modules[source], window_in=parts.window_in)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.models.facts import ModelFacts
+from optigpu.documents.shapes import ModelFacts
 from optigpu.models.families import FAMILIES, family_of
 from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError

@@ -74,7 +74,7 @@ def _names(mlp: torch.nn.Module) -> Mlp:
 
 
 def _pair(place: Place) -> list[Place]:
-    """Where the gate and the layer beside it stand."""
+    """The places of the gate and the layer beside it."""
     names = _names(place.layer)
     return [Place(f"{place.path}.{name}", place.layer, name) for name in (str(names.gate), names.up)]
 

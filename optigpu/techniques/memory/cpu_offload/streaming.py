@@ -1,9 +1,9 @@
-"""Weights of decoder layers that lie in the host's memory and visit the device one layer at a time.
+"""Weights of decoder layers in the host's memory, copied to the device one layer at a time.
 
 Two staging slots of the device take turns: while one layer computes in the first, the next one is copied into the
 second (Sheng et al., FlexGen, 2023, arXiv:2303.06865, overlaps the same way). After a layer its weights point to the
 host again; nothing is copied back, since they do not change. How bytes travel is a `Lane`'s: plain copies, or pinned
-memory and a stream of its own.
+memory and a separate stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ ALIGNMENT = 256
 
 
 class Lane(Protocol):
-    """How bytes come to the device."""
+    """The interface of copies to the device."""
 
     def empty(self, size: int) -> torch.Tensor:
         """A new buffer of bytes on the host that `send` can read quickly."""
@@ -29,26 +29,10 @@ class Lane(Protocol):
         """Begins to copy into a slot, once what computes with it has ended."""
 
     def arrive(self, slot: int) -> None:
-        """What is computed from now on waits for the last copy into the slot."""
+        """Makes later computations wait for the last copy into the slot."""
 
     def leave(self, slot: int) -> None:
-        """What was computed so far used the slot; a later copy waits for it."""
-
-
-class PlainLane:
-    """Copies that are complete when they return."""
-
-    def empty(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
-    def send(self, source: torch.Tensor, slot: int, target: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def arrive(self, slot: int) -> None:
-        pass
-
-    def leave(self, slot: int) -> None:
-        pass
+        """Makes later copies into the slot wait for the computations so far."""
 
 
 class CudaLane:
@@ -76,7 +60,7 @@ class CudaLane:
 
 
 class Parcel:
-    """One layer's tensors in one buffer of the host, and where they lie in each slot."""
+    """One layer's tensors in one buffer of the host, and their places in each slot."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], lane: Lane) -> None:
         self._tensors = tensors
@@ -89,11 +73,11 @@ class Parcel:
         self.evict()
 
     def know(self, slots: Sequence[torch.Tensor]) -> None:
-        """Where its tensors will lie in each slot."""
+        """Sets the places of its tensors in each slot."""
         self._staged = [_views(slot, self._home) for slot in slots]
 
     def enter(self, slot: int) -> None:
-        """The layer computes with what lies in the slot."""
+        """The layer uses the tensors in the slot."""
         _point(self._tensors, self._staged[slot])
 
     def evict(self) -> None:
@@ -102,7 +86,7 @@ class Parcel:
 
 
 class Schedule:
-    """Which layer lies in which slot, and when each is copied: the one that is asked for, and then its successor."""
+    """Assigns layers to slots and starts their copies: the requested layer, then its successor."""
 
     def __init__(self, parcels: Sequence[Parcel], slots: Sequence[torch.Tensor], lane: Lane) -> None:
         self._parcels, self._slots, self._lane = parcels, slots, lane
@@ -242,5 +226,5 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def destination() -> tuple[torch.device, Lane]:
-    """Where layers visit, and how they come there."""
+    """The device of the slots, and the lane that copies to it."""
     return torch.device("cuda"), CudaLane()

@@ -46,7 +46,7 @@ class CpuOffload(Technique):
         return False
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Weights come in on the host, so that they need not fit the GPU."""
+        """Loads the weights on the host, so that they need not fit the GPU."""
         return options.but(placement="host")
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:

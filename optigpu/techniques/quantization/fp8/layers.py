@@ -10,7 +10,7 @@ from optigpu.surgery.places import LinearLayer, weight_of
 
 E4M3_LARGEST = 448.0
 """The largest e4m3 number (Micikevicius et al., 2022, table 1)."""
-STEP = 16
+FP8_SIZE_MULTIPLE = 16
 """torch._scaled_mm takes inputs and outputs that are multiples of this on CUDA."""
 
 
@@ -41,7 +41,7 @@ class Fp8Linear(torch.nn.Module):
         q, scale = quantize_fp8(weight.detach())
         outputs, inner = q.shape
         # Padding knows no 8-bit floats; zero has the same bits as an integer.
-        filled = pad(q.view(torch.uint8), (0, -inner % STEP, 0, -outputs % STEP))
+        filled = pad(q.view(torch.uint8), (0, -inner % FP8_SIZE_MULTIPLE, 0, -outputs % FP8_SIZE_MULTIPLE))
         self.register_buffer("q", filled.contiguous().view(torch.float8_e4m3fn))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", float_bias(bias))
@@ -49,7 +49,7 @@ class Fp8Linear(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: LinearLayer) -> Self:
-        """The twin of a Linear or a Conv1D."""
+        """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

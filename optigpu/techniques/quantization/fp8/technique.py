@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.models.facts import ModelFacts
 from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

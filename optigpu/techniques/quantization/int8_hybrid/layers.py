@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear_backend
 from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend
-from optigpu.surgery.bit_allocation import Candidate, Decision, Level, Stage
+from optigpu.surgery.bit_allocation import BitDecision, Candidate, Level, Stage
 from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
 from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
 from optigpu.surgery.places import (
@@ -27,11 +27,11 @@ from optigpu.surgery.places import (
 from optigpu.vocabulary import UnsupportedError
 
 SCHEME = Int4Scheme()
-"""How weights of 4 bits are stored."""
+"""The scheme of 4-bit weights."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
 
     `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
@@ -47,7 +47,7 @@ class Parts:
     first_block: str | None
 
 
-def parts_of(model: PreTrainedModel, technique: str) -> Parts:
+def parts_of(model: PreTrainedModel, technique: str) -> ModelParts:
     """The model taken apart; all weights are looked at and none is changed.
 
     Raises UnsupportedError when there is no linear layer, when the model is quantized already, and when a weight is NaN
@@ -61,7 +61,7 @@ def parts_of(model: PreTrainedModel, technique: str) -> Parts:
         raise UnsupportedError(damaged(technique, embedding.path))
     input_embedding = _input_embedding(model)
     tables = [module for module in model.modules() if isinstance(module, Embedding)]
-    return Parts(
+    return ModelParts(
         model=model,
         linears=tuple(place for place in places if place is not head),
         head=head,
@@ -71,8 +71,8 @@ def parts_of(model: PreTrainedModel, technique: str) -> Parts:
     )
 
 
-def candidates_of(parts: Parts, bits: int, keep_first_block: bool) -> list[Candidate]:
-    """Every layer that is decided on, in the model's order, embedding first."""
+def candidates_of(parts: ModelParts, bits: int, keep_first_block: bool) -> list[Candidate]:
+    """The candidates of the allocation, in the model's order, embedding first."""
     found = []
     if parts.embedding is not None:
         path = parts.embedding.path if parts.head is None else f"{parts.embedding.path} + {parts.head.path}"
@@ -94,21 +94,21 @@ def fp32_bytes(model: PreTrainedModel) -> int:
     )
 
 
-def rest_of(parts: Parts) -> list[Decision]:
-    """What is not decided on: tables of positions go to 16 bits, all else stays as it is."""
+def rest_of(parts: ModelParts) -> list[BitDecision]:
+    """The decisions for all other modules: tables of positions get 16 bits, the rest is unchanged."""
     found = []
     if parts.tables:
         size = sum(table.weight.numel() * min(2, table.weight.element_size()) for table in parts.tables)
         path = next(path for path, module in parts.model.named_modules() if module is parts.tables[0])
         reason = "rows are looked up and added, so that bfloat16 costs little"
-        found.append(Decision(path, Level("bfloat16", 16, size), reason))
+        found.append(BitDecision(path, Level("bfloat16", 16, size), reason))
     others = Level("as loaded", _bits_of(parts.model), _other_bytes(parts))
     reason = "norms, biases, buffers and layers of other kinds are not quantized"
-    return [*found, Decision("all else", others, reason)]
+    return [*found, BitDecision("all else", others, reason)]
 
 
-def carry_out(parts: Parts, decisions: Sequence[Decision]) -> None:
-    """Replaces every layer by what was decided; the embedding shares the head's table where they are tied."""
+def carry_out(parts: ModelParts, decisions: Sequence[BitDecision]) -> None:
+    """Carries out the decisions; the embedding shares the head's table if they are tied."""
     kinds = {decision.path: decision.level.kind for decision in decisions}
     for place in parts.linears:
         exchange([place], _MAKERS[kinds[place.path]])
@@ -175,7 +175,7 @@ def _sensitivity(layer: torch.nn.Module) -> float:
 
 
 def _input_embedding(model: PreTrainedModel) -> torch.nn.Module | None:
-    """What looks a model's inputs up; None for one of images that has no such thing."""
+    """A model's input embedding; None for an image classifier."""
     try:
         return model.get_input_embeddings()
     except NotImplementedError:
@@ -199,7 +199,7 @@ def _first_block(model: PreTrainedModel) -> str | None:
     return f"{lists[0]}.0." if lists else None
 
 
-def _other_bytes(parts: Parts) -> int:
+def _other_bytes(parts: ModelParts) -> int:
     """Bytes of what stays, and of the replaced layers' biases, which become float32."""
     places = [place for place in (*parts.linears, parts.head, parts.embedding) if place is not None]
     gone = {place.layer for place in places} | set(parts.tables)

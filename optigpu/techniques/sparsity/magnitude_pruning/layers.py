@@ -18,7 +18,7 @@ from optigpu.vocabulary import UnsupportedError
 
 Structure = Literal["unstructured", "2:4"]
 GROUP = 4
-"""Of so many inputs in a row 2:4 keeps two."""
+"""2:4 keeps two of this many neighbouring inputs."""
 SPARSE_ROWS, SPARSE_INNER = 32, 64
 """What outputs and inputs must be multiples of for torch's 2:4 kernels in 16 bits (SparseSemiStructuredTensor)."""
 AMPERE = (8, 0)
@@ -33,7 +33,7 @@ class SparseLinear(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self._weight = torch.sparse.to_sparse_semi_structured(weight.detach())
-        # What it consists of, for those who walk over the model: it has no storage of its own.
+        # Its parts, for code that walks over the model's tensors: the tensor itself has no storage.
         for name in self._weight.__tensor_flatten__()[0]:
             self.register_buffer(name, getattr(self._weight, name))
         self.register_buffer("bias", bias)

@@ -21,8 +21,8 @@ from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.arena import Arena, aligned
 from optigpu.techniques.decoding.native_decode import packed_store as decode_store
 from optigpu.techniques.decoding.native_decode.packed_store import (
-    MOST_BYTES,
-    MOST_GIB,
+    MOST_STORED_BYTES,
+    STORED_GIB_VARIABLE,
     key_of,
     load,
     most_bytes,
@@ -41,7 +41,7 @@ TRIES = 30
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where weights are kept; it does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(MOST_GIB, raising=False)
+    monkeypatch.delenv(STORED_GIB_VARIABLE, raising=False)
     return tmp_path / "optigpu" / "decode"
 
 
@@ -95,7 +95,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setenv(MOST_GIB, repr(size / 2**30))
+    monkeypatch.setenv(STORED_GIB_VARIABLE, repr(size / 2**30))
     assert most_bytes() == size
 
 
@@ -138,6 +138,7 @@ def test_tensors_that_overlap_are_refused() -> None:
         save("key", {"one": whole[:60], "other": whole[40:]}, {})
 
 
+@pytest.mark.slow
 def test_the_same_model_has_the_same_key_also_in_another_process() -> None:
     dtypes = ("float32", "bfloat16")
     keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
@@ -452,31 +453,33 @@ def test_who_may_only_read_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("", MOST_BYTES), ("20", MOST_BYTES), ("0.5", 2**29), ("0", 0), ("0.0", 0)]
+    ("text", "size"),
+    [("", MOST_STORED_BYTES), ("20", MOST_STORED_BYTES), ("0.5", 2**29), ("0", 0), ("0.0", 0)],
 )
 def test_the_environment_bounds_the_folder(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
-    monkeypatch.setenv(MOST_GIB, text)
+    monkeypatch.setenv(STORED_GIB_VARIABLE, text)
     assert most_bytes() == size
 
 
 @pytest.mark.parametrize("text", ["many", "5GB", "-1", "nan", "inf", "1e400"])
 def test_a_bound_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(MOST_GIB, text)
+    monkeypatch.setenv(STORED_GIB_VARIABLE, text)
     for ask in (most_bytes, lambda: load("key"), lambda: save("key", some(), FACTS)):
         with pytest.raises(
-            UnsupportedError, match=f"{MOST_GIB} must be a number of GiB from 0 on, not '{text}'"
+            UnsupportedError, match=f"{STORED_GIB_VARIABLE} must be a number of GiB from 0 on, not '{text}'"
         ):
             ask()
 
 
 def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert save("a", some(), FACTS)
-    monkeypatch.setenv(MOST_GIB, "0")
+    monkeypatch.setenv(STORED_GIB_VARIABLE, "0")
     assert load("a") is None
     assert not save("b", {}, {})
     assert names_in(folder) == {"a.safetensors"}
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_the_same_do_no_harm(folder: Path) -> None:
     code = f"""
 import torch
@@ -507,6 +510,6 @@ print("done")
 
 
 def child(code: str) -> "subprocess.Popen[str]":
-    """A process of its own with the same cache folder."""
+    """A separate process with the same cache folder."""
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)

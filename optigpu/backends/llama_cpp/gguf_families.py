@@ -1,0 +1,40 @@
+"""Which families of models are written as GGUF, with the parts that the writer needs of them. Imports no torch."""
+
+from dataclasses import dataclass
+
+from optigpu.models.families import FAMILIES, AttentionParts, Decoder, GgufFamily, Mlp, family_of
+from optigpu.vocabulary import UnsupportedError
+
+
+@dataclass(frozen=True)
+class WrittenFamily:
+    """As ModelFamily, of a family whose parts are all known; `names` are llama.cpp's of a block's layers, by ours."""
+
+    gguf: GgufFamily
+    decoder: Decoder
+    attention: AttentionParts
+    mlp: Mlp
+    conv1d: bool
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Paths from a block, and what llama.cpp calls the layers there."""
+        joined = len(self.attention.qkv) == 1
+        inputs = ("attn_qkv",) if joined else ("attn_q", "attn_k", "attn_v")
+        attention = zip((*self.attention.qkv, self.attention.output), (*inputs, "attn_output"), strict=True)
+        mlp = {self.mlp.gate: "ffn_gate", self.mlp.up: "ffn_up", self.mlp.down: "ffn_down"}
+        return {
+            self.decoder.first: "attn_norm",
+            **{f"{self.attention.path}.{name}": theirs for name, theirs in attention},
+            self.decoder.second: "ffn_norm",
+            **{f"{self.mlp.path}.{name}": theirs for name, theirs in mlp.items() if name},
+        }
+
+
+def written_family(name: str) -> WrittenFamily:
+    """The family of that model_type. Raises UnsupportedError for one that is not written."""
+    family = family_of(name)
+    if family.gguf and family.decoder and family.attention and family.mlp:
+        return WrittenFamily(family.gguf, family.decoder, family.attention, family.mlp, family.conv1d)
+    written = " and ".join(name for name, each in FAMILIES.items() if each.gguf)
+    raise UnsupportedError(f"{name} models cannot be written as GGUF here, only {written} models.")
