@@ -5,7 +5,6 @@ weights in groups (`int4_linear`). four_bits/: quantization of weights to 4-bit 
 the residual's addition before them. activation/: activations with the bias before them. decode/: decoders as data, and
 the operators that run whole decode steps.
 
-Each is C++ on a CPU with a compiler, Triton or torch's own operators on CUDA, and plain torch elsewhere. A new kernel
-is one source file and one Python file with its functions, which its callers import: importing this package loads no
-torch.
+Each is C++ on a CPU with a compiler, Triton or torch's own operators on CUDA, and plain torch elsewhere. To add a
+kernel: write its source and a Python file with its functions, which callers import. This file itself imports nothing.
 """

@@ -1,1 +1,1 @@
-"""The results database: tables, the job state machine, the leaderboard query. PostgreSQL or a SQLite file."""
+"""The results database, PostgreSQL or a SQLite file: tables, queue and leases, results, leaderboard."""

@@ -1,6 +1,6 @@
-"""The techniques, a file or a package each, in four layers.
+"""The techniques, a module or a package each, in four layers and what goes beyond them.
 
-To add one: write its file and add its class to the union below. The request schema, the command line's choices and the
+To add one: write it and name its class in the union below. The request's schema, the command line's choices and the
 documentation's table follow from the union.
 """
 

@@ -1,6 +1,6 @@
 """The workloads, one file each.
 
-To add one: write its file and name its class in the union.
+To add one: write its file and name its class in the union. The request's schema and the command line's flags follow.
 """
 
 from collections.abc import Iterable

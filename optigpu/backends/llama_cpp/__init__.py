@@ -1,4 +1,4 @@
-"""The llama_cpp backend: GGUF files of this project's models in llama.cpp, through the package llama-cpp-python.
+"""The llama_cpp backend: models as GGUF files in llama.cpp, through the package llama-cpp-python.
 
 Without the technique `gguf` a variant is the baseline: weights, keys and values in float32. Only `prepare` imports
 llama.cpp.

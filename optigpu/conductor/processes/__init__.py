@@ -1,1 +1,1 @@
-"""Measuring processes: started side by side, asked for rounds, ended."""
+"""Measuring processes: starts them, keeps as many resident as fit into memory, and measures them in turns."""

@@ -1,1 +1,1 @@
-"""Layer 4: the whole step as one graph. A file or a package for each technique."""
+"""Layer 4: the whole step as one graph. A module or a package for each technique."""

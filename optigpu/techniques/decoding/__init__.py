@@ -1,1 +1,1 @@
-"""Beyond the four layers: another way to decode. A file or a package for each technique."""
+"""Beyond the four layers: another way to decode. A module or a package for each technique."""

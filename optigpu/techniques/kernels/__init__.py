@@ -1,1 +1,1 @@
-"""Layer 2: one kernel instead of many. A file or a package for each technique."""
+"""Layer 2: one kernel instead of many. A module or a package for each technique."""

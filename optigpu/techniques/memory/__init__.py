@@ -1,1 +1,1 @@
-"""Layer 3: what is kept, and where. A file or a package for each technique."""
+"""Layer 3: what is kept, and where. A module or a package for each technique."""

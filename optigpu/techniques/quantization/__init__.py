@@ -1,1 +1,1 @@
-"""Layer 1: fewer bits for each weight. A file or a package for each technique."""
+"""Layer 1: fewer bits for each weight. A module or a package for each technique."""

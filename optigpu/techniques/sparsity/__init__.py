@@ -1,1 +1,1 @@
-"""Beyond the four layers: fewer weights. A file or a package for each technique."""
+"""Beyond the four layers: fewer weights. A module or a package for each technique."""

@@ -1,1 +1,1 @@
-"""The requests that several workloads share; the workloads themselves do not know each other."""
+"""The requests that several workloads share; the workloads do not import each other."""

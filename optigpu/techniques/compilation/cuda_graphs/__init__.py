@@ -1,4 +1,4 @@
-"""cuda_graphs: the technique and its parts."""
+"""cuda_graphs: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.compilation.cuda_graphs.technique import CudaGraphs
 

@@ -1,4 +1,4 @@
-"""export_aot: the technique and its parts."""
+"""export_aot: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.compilation.export_aot.technique import ExportAot
 

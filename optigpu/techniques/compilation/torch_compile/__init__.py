@@ -1,4 +1,4 @@
-"""torch_compile: the technique and its parts."""
+"""torch_compile: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.compilation.torch_compile.technique import TorchCompile
 

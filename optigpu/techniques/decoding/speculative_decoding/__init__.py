@@ -1,4 +1,4 @@
-"""speculative_decoding: the technique and its parts."""
+"""speculative_decoding: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.decoding.speculative_decoding.technique import SpeculativeDecoding
 

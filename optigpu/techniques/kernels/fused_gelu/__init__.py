@@ -1,4 +1,4 @@
-"""fused_gelu: the technique and its parts."""
+"""fused_gelu: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.kernels.fused_gelu.technique import FusedGelu
 

@@ -1,4 +1,4 @@
-"""fused_qkv: the technique and its parts."""
+"""fused_qkv: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.kernels.fused_qkv.technique import FusedQkv
 

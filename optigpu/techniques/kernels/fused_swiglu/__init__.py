@@ -1,4 +1,4 @@
-"""fused_swiglu: the technique and its parts."""
+"""fused_swiglu: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.kernels.fused_swiglu.technique import FusedSwiglu
 

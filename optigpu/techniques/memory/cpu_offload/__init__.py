@@ -1,4 +1,4 @@
-"""cpu_offload: the technique and its parts."""
+"""cpu_offload: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.memory.cpu_offload.technique import CpuOffload
 

@@ -1,4 +1,4 @@
-"""int8_hybrid: the technique and its parts."""
+"""int8_hybrid: the technique is in technique.py, its parts in the other modules."""
 
 from optigpu.techniques.quantization.int8_hybrid.technique import Int8Hybrid
 
