@@ -34,11 +34,12 @@ quick: setup
 test: setup ## run the tests; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)
 
-lint: setup ## check style, types, who imports whom, and that migrations match the tables
+lint: setup ## check style, types, who imports whom, what is counted, and that migrations match the tables
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.code_counts --check
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	export OPTIGPU_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check
