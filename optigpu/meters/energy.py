@@ -99,11 +99,11 @@ def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, 
     flowed = sensor.since(start)
     if not flowed.changes:
         raise SensorError(
-            f"{sensor.source}: stood still for {flowed.seconds:.1f} s, so it counts nothing; do not trust it."
+            f"{sensor.source}: the counter did not change for {flowed.seconds:.1f} s, so there is no energy to report."
         )
     if flowed.looks < sensor.least_hz * flowed.seconds:
         raise SensorError(
-            f"{sensor.source}: read only {flowed.looks / flowed.seconds:.1f} times a second, and "
+            f"{sensor.source}: it was read {flowed.looks / flowed.seconds:.1f} times a second, and "
             f"{sensor.least_hz:.0f} are needed; make the machine quieter."
         )
     return flowed, done

@@ -290,7 +290,7 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
         "items": len(items),
     }
     if expected == 0:
-        why = "The fp32 model answers no item rightly, so there is no accuracy to lose; ask for more quality.items."
+        why = "The fp32 model answers no item correctly, so no accuracy can be lost; ask for more quality.items."
         return _Part({"accuracy": found}, {"accuracy_loss_percent": why}, about)
     loss = 100 * (expected - found) / expected
     return _Part({"accuracy": found, "accuracy_loss_percent": loss}, found=about)

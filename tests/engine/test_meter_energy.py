@@ -146,7 +146,7 @@ def test_a_counter_that_stands_still_is_a_reason(tmp_path: Path) -> None:
     package = Package(tmp_path)
     package.show()
     context, _ = doing(tmp_path, package.request)
-    assert "stood still" in meter(tmp_path).read(context).reasons["energy_j"]
+    assert "did not change" in meter(tmp_path).read(context).reasons["energy_j"]
 
 
 def test_a_request_that_breaks_down_leaves_no_thread_behind(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> No
         ("lost", "The GPU is lost"),
         ("falls", "fell from"),
         ("jumps", "jumped from"),
-        ("still", "stood still"),
+        ("still", "did not change"),
         ("not_loaded", "driver is not loaded"),
     ],
 )

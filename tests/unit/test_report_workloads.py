@@ -47,12 +47,12 @@ def cells(grid: Grid, row: int = 0) -> dict[str, str]:
         (
             "attention",
             None,
-            "attention 512/1024/2048/4096/8192 standard/fused x1 12 heads of 64 causal float32",
+            "attention standard/fused 512/1024/2048/4096/8192 x1 12 heads of 64 causal float32",
         ),
         (
             "normalization",
             None,
-            "normalization layer_norm/rms_norm no residual/residual standard/fused 2048 2048 rows float32",
+            "normalization standard/fused layer_norm/rms_norm no residual/residual 2048 2048 rows float32",
         ),
     ],
 )
