@@ -164,7 +164,7 @@ def test_only_layers_that_attend_to_the_whole_sequence_can_be_ours() -> None:
     model = AutoModelForCausalLM.from_config(config)
     require_cacheable(model, CacheOptions(kind="static"))
     for options in (CacheOptions(int8=True), CacheOptions(window=4)):
-        with pytest.raises(UnsupportedError, match=r"DynamicSlidingWindowLayer\); leave them out"):
+        with pytest.raises(UnsupportedError, match=r"DynamicSlidingWindowLayer\. Leave them out"):
             require_cacheable(model, options)
 
 

@@ -109,7 +109,8 @@ class Recording:
         return self._clock.mark()
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """The clock's own seconds."""
+        """The clock's own seconds; who asks for them is done, and copies its results, which is not recorded."""
+        self.stop()
         return self._clock.seconds(marks)
 
     def export(self, path: Path) -> None:
