@@ -110,7 +110,7 @@ def test_a_bundled_model_is_told_by_its_file(
     monkeypatch.setitem(BUNDLED, "tiny", models / "in the package")
     found = provenance("bundled:tiny", tmp_path)
     assert found.hash == sha256sum(models / "in the package", "model.safetensors").split()[0]
-    assert "package" in found.reasons["revision"]
+    assert "weight hash" in found.reasons["revision"]
 
 
 @pytest.fixture
