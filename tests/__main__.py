@@ -7,10 +7,8 @@ are quick, and which need the machine alone, tests/conftest.py says. Plain `pyte
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
-NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 NOTHING_FOUND = 5
 """pytest's exit status when no test was selected."""
 
@@ -18,26 +16,25 @@ NOTHING_FOUND = 5
 def main(arguments: Sequence[str]) -> int:
     """Runs both halves, the second even after a failure in the first; the status is pytest's of the worse one."""
     if arguments[:1] == ["--quick"]:
-        return in_parallel("quick", arguments[1:])
-    statuses = [in_parallel("together", arguments), run(["-m", "not together", *arguments])]
+        return run([*side_by_side("quick"), *arguments[1:]])
+    statuses = [run([*side_by_side("together"), *arguments]), run(["-m", "not together", *arguments])]
     if statuses == [NOTHING_FOUND, NOTHING_FOUND]:
         return NOTHING_FOUND
     return max(status for status in statuses if status != NOTHING_FOUND)
 
 
-def in_parallel(marker: str, arguments: Sequence[str]) -> int:
-    """The tests of a marker on all cores, torch with one thread in each worker: with more they would share cores.
+def side_by_side(marker: str) -> list[str]:
+    """pytest's arguments for the tests of a marker, on all cores.
 
     The files keep their order: sorted by their number of tests, those with few and long ones would come last.
     """
     workers = str(os.cpu_count() or 1)
-    chosen = ["-m", marker, "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
-    return run([*chosen, *arguments], {"OMP_NUM_THREADS": "1"})
+    return ["-m", marker, "-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
-def run(arguments: Sequence[str], changes: Mapping[str, str] = NO_CHANGES) -> int:
-    """One run of pytest; a thread that waits for work sleeps, since others need its core."""
-    variables = {**os.environ, "OMP_WAIT_POLICY": "passive", **changes}
+def run(arguments: Sequence[str]) -> int:
+    """One run of pytest; a thread that waits for work sleeps, since other workers need its core."""
+    variables = os.environ | {"OMP_WAIT_POLICY": "passive"}
     return subprocess.run([sys.executable, "-m", "pytest", *arguments], env=variables, check=False).returncode
 
 
