@@ -6,6 +6,7 @@ It starts the embedded service, calls it over HTTP, prints the results, and stop
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,16 +21,24 @@ from optigpu.documents.result import Attribution, Environment
 from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
 from optigpu.job.plan import default_stack
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference
 from optigpu.paths import data_dir
-from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grid, terminal
+from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
+from optigpu.report.charts import CHARTS
+from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 
-GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64, "batch_size": 1}
+GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16, "batch_size": 1}
 MEASURE = {"replicates": 1, "min_seconds": 5, "max_seconds": 40, "rel_ci": 0.2}
-"""Short: a wide interval will do, and a slow machine still gets the six requests that make one."""
+"""Short: a wide interval will do, and a slow machine still gets the 24 requests that one process needs for it."""
+LIMITS = {"wait_for_quiet_s": 5}
 SLOW_AND_ALREADY_THERE = {"fused_attention"}
 """The baseline has it already, and its reference would cost a minute of the demo; `optigpu ladder` measures it."""
+FASTEST = {"name": "native_decode", "calibration": "none"}
+"""It replaces the whole step, so that it takes part beside the ladder. Random weights gain nothing by calibration."""
+CHART = "demo.svg"
 
 
 def main() -> int:
@@ -83,12 +92,38 @@ def _demo(screen: Console, folder: Path, options: argparse.Namespace, interrupti
         stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device)
         specs = [matmul_spec(device), ladder_spec(options.model, device, stack)]
         jobs = _measure(screen, client, specs, interruption)
-        page = client.leaderboard(workload="generate", limit=10)
-        screen.print(terminal(leaderboard_grid(page)))
-    screen.print(
-        f"The results are in {_short(folder / 'optigpu.db')}; `make serve` shows them again.", markup=False
-    )
+        for grid in leaderboard_grids(client.leaderboard(workload="generate", limit=10)):
+            screen.print(terminal(grid))
+        drawn = _draw(client, jobs[-1], folder / CHART)
+    for line in _ending(folder, options.model, drawn):
+        screen.print(line, markup=False, highlight=False)
     return 0 if all(job.state is JobState.SUCCEEDED for job in jobs) else 1
+
+
+def _draw(client: Client, job: JobView, path: Path) -> bool:
+    """The ladder's chart; False where there is nothing to draw."""
+    results = client.results(job.id)
+    if not any(result["metrics"][result["variant"]["primary_metric"]]["value"] for result in results):
+        return False
+    CHARTS["ladder"](job_title(job.spec, results), results, path)
+    return True
+
+
+def _ending(folder: Path, model: str, drawn: bool) -> Iterator[str]:
+    """Where everything lies, and what to do next."""
+    yield f"The results are in {_short(folder / 'optigpu.db')}."
+    if drawn:
+        yield f"The chart is {_short(folder / CHART)}."
+    yield "Next:"
+    for command, why in (
+        ("make serve", "show these results as a service"),
+        (f".venv/bin/optigpu ladder --model {model}", "measure three processes of each"),
+        (
+            ".venv/bin/optigpu ladder --model bundled:tiny",
+            "measure a trained model, with its loss of quality",
+        ),
+    ):
+        yield f"  {command:<55}  {why}"
 
 
 def _short(path: Path) -> str:
@@ -116,13 +151,22 @@ def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> 
         "device": device,
         "stack": stack,
         "plan": "ladder",
+        "beside": [{"stack": [FASTEST]}] if _has_fastest(model, device) else [],
         "measure": MEASURE,
+        "limits": LIMITS,
     }
+
+
+def _has_fastest(model: str, device: DeviceKind) -> bool:
+    """Whether our own decode step runs this model here."""
+    technique = TECHNIQUES[FASTEST["name"]].model_validate(FASTEST)
+    return technique.check(probe(), device, facts_of(parse_reference(model))) is None
 
 
 def matmul_spec(device: DeviceKind) -> dict[str, Any]:
     """Square matrix products in fp32."""
-    return {"workload": {"kind": "matmul", "sizes": [512, 1024]}, "device": device, "measure": MEASURE}
+    workload = {"kind": "matmul", "sizes": [512, 1024]}
+    return {"workload": workload, "device": device, "measure": MEASURE, "limits": LIMITS}
 
 
 def _measure(
