@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from api import problems
@@ -15,6 +15,7 @@ from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
 from api.openapi import DocumentedApp
+from api.parameters import refuse_unknown_parameters
 from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
 from api.service import Service
 from api.settings import ServiceSettings
@@ -28,7 +29,11 @@ COMPRESSION_LEVEL = 5
 def create_app(settings: ServiceSettings) -> FastAPI:
     """The application. The database is not touched before the first request."""
     app = DocumentedApp(
-        lifespan=_lifespan, redirect_slashes=False, redoc_url=None, swagger_ui_oauth2_redirect_url=None
+        dependencies=[Depends(refuse_unknown_parameters)],
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
     app.state.service = service = _service(settings)
     problems.install(app)

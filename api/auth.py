@@ -38,6 +38,11 @@ class Caller:
         """The key's id, or the address of a caller without a key."""
         return self.key.id if self.key else "open"
 
+    @property
+    def name(self) -> str:
+        """The key's name, as tombstones keep it."""
+        return self.key.name if self.key else "a caller without a key"
+
     def may(self, scope: Scope) -> bool:
         """Whether the caller may make calls of this scope."""
         return self.key is None or any(scope in _IMPLIES[own] for own in self.key.scopes)
@@ -117,3 +122,4 @@ def _needs(scope: Scope) -> Callable[[Caller], Caller]:
 
 Reader = Annotated[Caller, Depends(_needs(Scope.READ))]
 Submitter = Annotated[Caller, Depends(_needs(Scope.SUBMIT))]
+Administrator = Annotated[Caller, Depends(_needs(Scope.ADMIN))]

@@ -11,6 +11,7 @@ from api.auth import Submitter
 from api.fields import Fields
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
+from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
@@ -52,7 +53,7 @@ def posted_spec(body: Annotated[bytes, Depends(json_body)]) -> JobSpec:
         entries = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))
         raise ProblemError(422, summary(entries), entries) from None
     try:
-        variants_of(spec)
+        plan_time(spec, variants_of(spec))
     except SpecError as error:
         entries = [SPEC_FIELDS.named(str(error))]
         raise ProblemError(422, summary(entries), entries) from None

@@ -6,6 +6,7 @@ it tried. A person wrote `stack.0.mode`. The walk along the JSON schema tells th
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 MOST_ERRORS = 20
 LONGEST_MESSAGE = 500
 LONGEST_NAME = 80
+MOST_CLOSE = 3
 _QUOTED = re.compile(r"'([^']*)'")
 _NAMED = re.compile(r"^([a-z_]+(?:\.\w+)*): (.+)$", re.DOTALL)
 
@@ -45,10 +47,12 @@ class Fields:
             return self.named(_sentence(error))
         if error["type"] == "extra_forbidden":
             _, parent = self._walk(error["loc"][:-1])
-            return _entry(path, "Unknown field.", parent.get("properties"))
+            return unknown(path, "field", str(path[-1]), parent.get("properties", ()))
         if error["type"] == "union_tag_not_found":
             path = [*path, node.get("discriminator", {}).get("propertyName", "")]
-            return _entry(path, "This field is required.", node.get("discriminator", {}).get("mapping"))
+            return _entry(
+                path, "This field is required.", sorted(node.get("discriminator", {}).get("mapping", ()))
+            )
         return entry_of(path, error)
 
     def _walk(self, loc: Iterable[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
@@ -87,21 +91,41 @@ def entry_of(path: Sequence[int | str], error: ErrorDetails) -> Entry:
     context = error.get("ctx", {})
     match error["type"]:
         case "union_tag_invalid":
-            tag = _cut(str(context["tag"]), LONGEST_NAME)
             place = [*path, *_QUOTED.findall(context["discriminator"])]
-            return _entry(place, f"Unknown name {tag!r}.", _QUOTED.findall(context["expected_tags"]))
+            return unknown(place, "name", str(context["tag"]), _QUOTED.findall(context["expected_tags"]))
         case "literal_error" | "enum":
-            return _entry(path, "Unknown value.", _QUOTED.findall(context["expected"]))
+            valid = _QUOTED.findall(context["expected"])
+            if isinstance(given := error.get("input"), str):
+                return unknown(path, "value", given, valid)
+            return _entry(path, "Unknown value.", sorted(valid))
         case "missing":
             return _entry(path, "This field is required.")
-        case "extra_forbidden":
-            return _entry(path, "Unknown parameter.")
         case _:
             return _entry(path, _sentence(error))
 
 
-def _entry(path: Iterable[int | str], message: str, valid: Iterable[str] | None = None) -> Entry:
-    names = sorted(valid or ())
+def unknown(path: Iterable[int | str], what: str, given: str, valid: Iterable[str]) -> Entry:
+    """An entry for a name that is not among the valid ones; the names that are close to it come first."""
+    names = sorted(valid)
+    close = _close(given, names)
+    meant = f" Did you mean {' or '.join(close)}?" if close else ""
+    shown = _cut(given, LONGEST_NAME)
+    return _entry(
+        path, f"Unknown {what} {shown!r}.{meant}", [*close, *(name for name in names if name not in close)]
+    )
+
+
+def _close(given: str, names: Sequence[str]) -> list[str]:
+    """The names that contain the given one or are spelled alike, the closest first."""
+    spelled = {name.casefold(): name for name in names}
+    wanted = given[:LONGEST_NAME].casefold()
+    containing = sorted((name for name in spelled if wanted and wanted in name), key=len)
+    alike = get_close_matches(wanted, spelled, MOST_CLOSE)
+    return [spelled[name] for name in dict.fromkeys([*containing, *alike])][:MOST_CLOSE]
+
+
+def _entry(path: Iterable[int | str], message: str, valid: Iterable[str] = ()) -> Entry:
+    names = list(valid)
     if names:
         message = f"{message} Valid: {', '.join(names)}."
     field = ".".join(_cut(str(part), LONGEST_NAME) for part in path) or "body"

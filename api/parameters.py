@@ -1,11 +1,17 @@
-"""Parameters that several calls share."""
+"""Parameters that several calls share, and the refusal of those that a call does not have."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import Path
-from pydantic import AfterValidator, Field, WithJsonSchema
+from fastapi import Path, Request
+from fastapi.dependencies.models import Dependant
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
-from optigpu.vocabulary import is_id
+from api.auth import Caller
+from api.fields import MOST_ERRORS, unknown
+from api.problems import ProblemError, summary
+from optigpu.store.withdrawals import Withdrawal
+from optigpu.vocabulary import Frozen, is_id
 
 
 def _canonical(text: str) -> str:
@@ -25,3 +31,44 @@ Cursor = Annotated[
     str, Field(max_length=500, pattern=PRINTABLE, description="`next_cursor` of the page before.")
 ]
 Limit = Annotated[int, Field(ge=1, le=200, description="The largest number of rows to return.")]
+
+
+class Withdrawing(Frozen):
+    """Why something is withdrawn."""
+
+    reason: Annotated[
+        str,
+        Field(
+            max_length=500,
+            pattern=r"^[^\x00-\x1f\x7f]*[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$",
+            description="A sentence for those who look for it later.",
+        ),
+    ]
+
+    def by(self, who: Caller) -> Withdrawal:
+        """The same, with the one who withdraws."""
+        return Withdrawal(reason=self.reason, withdrawn_by=who.name, key_id=who.key.id if who.key else None)
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuses a query parameter that the call does not have, as a body's unknown fields are refused."""
+    valid = set(_query_parameters(request.scope["route"].dependant))
+    entries = [
+        unknown([name], "parameter", name, valid)
+        for name in dict.fromkeys(request.query_params)
+        if name not in valid
+    ][:MOST_ERRORS]
+    if entries:
+        raise ProblemError(422, summary(entries), entries)
+
+
+def _query_parameters(dependant: Dependant) -> Iterator[str]:
+    """The query parameters of a call and of what it depends on; those in a model by the model's fields."""
+    for parameter in dependant.query_params:
+        kind = parameter.field_info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from kind.model_fields
+        else:
+            yield parameter.alias
+    for needed in dependant.dependencies:
+        yield from _query_parameters(needed)

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from api.fields import Entry, describe_parameters
 from optigpu.documents.views import Problem
-from optigpu.store.errors import CursorError, StoreUnavailableError
+from optigpu.store.errors import CursorError, StoreUnavailableError, WithdrawnError
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
 
 MEDIA_TYPE = "application/problem+json"
@@ -56,6 +56,8 @@ def request_id(scope: Scope) -> str:
 
 def from_store(error: StoreError) -> ProblemError:
     """The HTTP status and fields for an error of the store."""
+    if isinstance(error, WithdrawnError):
+        return ProblemError(410, str(error))
     if isinstance(error, NotFoundError):
         return ProblemError(404, str(error))
     if isinstance(error, ConflictError):
@@ -112,7 +114,7 @@ def _allowed(request: Request) -> list[str]:
         scope = {**request.scope, "method": method}
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
-    return [method for method in ("GET", "POST") if matches(method)]
+    return [method for method in ("GET", "POST", "DELETE") if matches(method)]
 
 
 async def _parameters(request: Request, error: Exception) -> Response:

@@ -104,8 +104,10 @@ def bare_process(preset: str, threads: int) -> Iterator["subprocess.Popen[str]"]
         *(sys.executable, "-m", "benchmarks.bare_loop", "--model-type", shapes.model_type),
         *("--config", json.dumps(shapes.config), "--threads", str(threads)),
     ]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env=child_variables(threads), text=True, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=ROOT, env=child_variables(threads), text=True, stdin=pipe, stdout=pipe
+    ) as process:
         try:
             yield process
         finally:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -147,13 +148,14 @@ class Eager:
     def __init__(self, preset: str, shapes: "Shapes") -> None:
         from optigpu.models.loading.load import load_model
         from optigpu.models.reference import parse_reference
+        from optigpu.surgery.places import weight_of
 
         reference = parse_reference(f"preset:{preset}")
         self._model = load_model(reference, device="cuda", dtype="bfloat16")
-        embeddings = self._model.get_input_embeddings().weight
-        tied = self._model.get_output_embeddings().weight is embeddings
+        embedding = self._model.get_input_embeddings()
+        tied = self._model.get_output_embeddings().weight is embedding.weight
         read = sum(parameter.numel() for parameter in self._model.parameters())
-        self.step_bytes = 2 * (read - (0 if tied else embeddings.numel())) + cache_bytes(shapes)
+        self.step_bytes = 2 * (read - (0 if tied else weight_of(embedding).numel())) + cache_bytes(shapes)
         self._token: Any = None
         self._cache: Any = None
 
@@ -314,7 +316,7 @@ def measure(preset: str, weights: "Weights", turns: int, bandwidth: float) -> li
         for turn in track(range(WARM_UPS + turns), f"{preset} {weights}", console=console(stderr=True)):
             for subject in order:
                 subject.start(prompt)
-                rate = new_tokens / _seconds(lambda subject=subject: subject.decode(new_tokens))  # type: ignore[misc]
+                rate = new_tokens / _seconds(partial(subject.decode, new_tokens))
                 if turn >= WARM_UPS:
                     rates[subject.name].append(rate)
             order = [*order[1:], order[0]]

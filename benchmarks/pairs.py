@@ -1,4 +1,4 @@
-"""The same variant twice, side by side, as two variants of a ladder are measured."""
+"""Two variants side by side, as those of a ladder are measured."""
 
 from contextlib import AbstractContextManager
 
@@ -13,15 +13,15 @@ from optigpu.run import REPLICATE, never
 from optigpu.vocabulary import OptiGPUError
 
 
-def measure_pair(spec: JobSpec) -> tuple[Result, Result]:
-    """Two results of the one variant that `spec` stands for, their processes resident together, rounds in turns.
+def measure_pair(spec: JobSpec, other: JobSpec | None = None) -> tuple[Result, Result]:
+    """Results of the one variant that `spec` stands for and of that of `other`, or of the same one twice.
 
-    Raises OptiGPUError when either could not be measured.
+    Their processes are resident together, rounds in turns. Raises OptiGPUError when either could not be measured.
     """
-    (variant,) = variants_of(spec)
-    twins = [variant, variant.model_copy(update={"index": 1})]
+    (variant,), (twin,) = variants_of(spec), variants_of(other or spec)
+    pair = [variant, twin.model_copy(update={"index": 1})]
     with session_of(spec, variants=2) as session:
-        group = Group(session, twins)
+        group = Group(session, pair)
         group.measure(Preparation(None))
     outcomes = group.outcomes
     first, second = (outcomes[index].result if index in outcomes else None for index in (0, 1))

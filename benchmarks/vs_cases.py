@@ -41,6 +41,7 @@ ELSEWHERE = tuple(peer for peer in peers.PEERS if peer.name not in (FP32.name, B
 """What no backend runs, each in a process that takes turns with the first stack of a case."""
 
 _SLOW = "left out at this size, where a request takes many seconds; the table of gpt2 has it"
+_NO_GOAL = "left out of this run, which measured what the goals are about"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,17 @@ class Speed:
     at_once: int = 7
     elsewhere: tuple[Peer, ...] = ELSEWHERE
     left_out: dict[str, str] = field(default_factory=dict)
+
+    def of_goals(self) -> "Speed":
+        """The case with the rows alone that its goals are about, and the default beside them."""
+        names = {IN_GOALS.name, OURS[0].name, *(goal.against.name for goal in self.goals)}
+        kept = tuple(stack for stack in self.stacks if stack.name in names)
+        others = [stack.name for stack in self.stacks if stack not in kept] + [
+            peer.name for peer in self.elsewhere
+        ]
+        return replace(
+            self, stacks=kept, elsewhere=(), left_out=self.left_out | dict.fromkeys(others, _NO_GOAL)
+        )
 
 
 _OTHER_FILES = tuple(stack for stack in LLAMA_CPP if stack != Q4_0)

@@ -122,4 +122,4 @@ def _against(ours: Outcome, theirs: Outcome, case: Case) -> tuple[float, Bounds 
     sides: tuple[Samples, Samples] = (ours.samples[_metric(case)], theirs.samples[_metric(case)])
     above, below = sides if case.measure == "decode" else reversed(sides)
     compared = paired_ratio if theirs.index in result.facts.side_by_side else ratio
-    return compared(above, below, result.seed)
+    return compared(above, below)

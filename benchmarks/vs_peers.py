@@ -52,8 +52,8 @@ def main() -> int:
         "load_before": os.getloadavg()[0],
         "cores": os.cpu_count(),
         "speed": {
-            name: speed(SPEED[name], options.turns, measure_of(options))
-            for name in SPEED
+            name: speed(case.of_goals() if options.goals else case, options.turns, measure_of(options))
+            for name, case in SPEED.items()
             if name in options.cases
         },
         "quality": quality(options.sequences) if QUALITY in options.cases else None,
@@ -143,6 +143,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_peers", description=__doc__)
     cases = [*SPEED, QUALITY]
     parser.add_argument("--cases", nargs="+", default=cases, choices=cases)
+    parser.add_argument(
+        "--goals", action="store_true", help="of speed, only the rows that the goals are about: much shorter"
+    )
     parser.add_argument("--replicates", type=int, default=3, help="processes of each stack")
     parser.add_argument(
         "--seconds", type=float, default=5, help="the least time that each process is measured"

@@ -27,7 +27,9 @@ from optigpu.documents.views import (
     JobPage,
     JobView,
     LeaderboardPage,
+    LeaderboardRow,
     SamplesView,
+    WithdrawalView,
     WorkerView,
 )
 from optigpu.job.spec import JobSpec
@@ -38,6 +40,7 @@ STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
 """The service sends comments even if nothing happens, so a longer silence means a broken connection."""
 
 ATTEMPTS = 5
+LARGEST_PAGE = 200
 RECONNECT_S = 1.0
 
 _AGAIN_STATUS = {429, 502, 503, 504}
@@ -159,16 +162,38 @@ class Client:
         query = {"baseline": baseline, "candidate": candidate, "anyway": anyway}
         return _view(Comparison, self._call("GET", "/v1/compare", params=query))
 
-    def leaderboard(self, **query: str | float | None) -> LeaderboardPage:
-        """A page of the leaderboard.
+    def leaderboard(self, **query: str | float | bool | None) -> LeaderboardPage:
+        """A page of boards with their rows; `workload` with a board's digest gives all of its rows.
 
-        `query`: metric, workload, model, hardware, technique, backend, min_top1, max_kld, source, limit, cursor.
+        `query`: metric, workload, model, hardware, technique, backend, min_top1, max_kld, clean, include_invalid,
+        include_history, source, limit, cursor.
         """
         return _view(LeaderboardPage, self._call("GET", "/v1/leaderboard", params=_given(**query)))
+
+    def leaderboard_rows(self, **query: str | float | bool | None) -> Iterator[LeaderboardRow]:
+        """Every row of every board, page by page; `query` as for `leaderboard`, without limit and cursor."""
+        cursors: list[str | None] = [None]
+        while cursors:
+            page = self.leaderboard(**query, limit=LARGEST_PAGE, cursor=cursors.pop())
+            for board in page.boards:
+                yield from board.rows
+            following = (page.next_cursor, *(board.next_cursor for board in page.boards))
+            cursors += [cursor for cursor in following if cursor]
+
+    def withdraw_result(self, result_id: str, reason: str) -> WithdrawalView:
+        """Removes a result; the next best one takes its place on the leaderboard. Needs the scope admin."""
+        return self._withdraw(_path("results", result_id), reason)
+
+    def withdraw_job(self, job_id: str, reason: str) -> WithdrawalView:
+        """Removes a job that is not running, with all of its results. Needs the scope admin."""
+        return self._withdraw(_path("jobs", job_id), reason)
 
     def workers(self) -> list[WorkerView]:
         """The workers and what they can run."""
         return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
+
+    def _withdraw(self, path: str, reason: str) -> WithdrawalView:
+        return _view(WithdrawalView, self._call("DELETE", path, params={"reason": reason}))
 
     def _document(self, path: str) -> dict[str, Any]:
         return _view(_Document, self._call("GET", path)).root

@@ -7,12 +7,15 @@ Errors, as a tree::
     ├── UnsupportedError        this machine or this model cannot do it; the variant ends `unsupported`
     ├── ReplicateError          a measuring process failed; the variant ends `failed`
     │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
-    │   └── DeadlineError       ... because its time was up
-    ├── CancelledError          somebody asked for the job to stop
+    │   └── OverdueError        ... because it took more than its share of the job's time
+    ├── StoppedError            the job stops before everything is measured; what is finished is kept
+    │   ├── CancelledError      ... because somebody asked for it
+    │   └── DeadlineError       ... because its time limit was reached
+    ├── AttemptEndedError       this worker cannot go on with the job; what is unfinished is left to the next attempt
     ├── LeaseLostError          another worker holds the job now; nothing may be written for it any more
     ├── StoreError              the results database refused
     │   ├── NotFoundError       no such job, result, worker
-    │   ├── ConflictError       the same idempotency key with another body
+    │   ├── ConflictError       the request and what is stored contradict each other
     │   ├── DocumentError       a document that a database cannot hold (NaN, infinity, NUL)
     │   └── ...                 what only the store raises: optigpu.store.errors
     ├── ServiceError            the service answered a client with a problem document
@@ -57,12 +60,24 @@ class OutOfMemoryError(ReplicateError):
     """A measuring process ended because there was no memory left."""
 
 
-class DeadlineError(ReplicateError):
+class OverdueError(ReplicateError):
+    """A measuring process took more than its share of the job's time."""
+
+
+class StoppedError(OptiGPUError):
+    """The job stops before everything is measured; what is finished is kept."""
+
+
+class CancelledError(StoppedError):
+    """Somebody asked for the job to stop."""
+
+
+class DeadlineError(StoppedError):
     """The job's time limit was reached."""
 
 
-class CancelledError(OptiGPUError):
-    """Somebody asked for the job to stop."""
+class AttemptEndedError(OptiGPUError):
+    """This worker cannot go on with the job; what is unfinished is left to the next attempt."""
 
 
 class LeaseLostError(OptiGPUError):
@@ -78,7 +93,7 @@ class NotFoundError(StoreError):
 
 
 class ConflictError(StoreError):
-    """The same idempotency key came with another body."""
+    """The request contradicts what is stored: an idempotency key with another body, a withdrawal of a running job."""
 
 
 class DocumentError(StoreError):

@@ -7,47 +7,39 @@ from pathlib import Path
 import pynvml
 import pytest
 
-pytest_plugins = [
-    "pytester",
-    "tests.engine.tiny_models",
-    "tests.engine.biased_models",
-    "tests.engine.normed_models",
-    "tests.engine.trained_model",
-    "tests.servers.fixtures",
-]
+pytest_plugins = ["pytester", "tests.servers.fixtures"]
 
 # A test must not read the packed weights of another one.
 os.environ["OPTIGPU_DECODE_CACHE_GB"] = "0"
+# A developer's own meter is not what the tests read.
+os.environ.pop("OPTIGPU_WALL_METER", None)
 
 TESTS = Path(__file__).resolve().parent
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-DATASETS = ("books", "hellaswag", "wikitext-2")
+OWN_TEXT = TESTS / "text"
+"""Drawn by tools/draw_text.py."""
 
-ALONE = (
-    *("gpu/", "engine/test_detectors.py", "engine/test_meter_energy.py", "engine/test_run.py"),
-    "engine/test_bundled.py::test_the_engine_measures_it",
-    "engine/test_cli_replay.py::test_a_replay_measures_the_same_variant_and_compares",
-    "engine/test_cli_run.py::test_a_ladder_is_a_table_with_the_gains",
-    "engine/test_workloads_run.py::test_quality_by_itself_is_a_job",
-    "deploy/test_compose.py::test_a_job_goes_through_the_services_as_the_file_runs_them",
-    "service/test_demo.py::test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0",
-    "service/test_demo.py::test_a_failed_job_ends_it_with_1_and_the_reason",
-    "service/test_embedded.py::test_a_job_is_posted_followed_and_ranked",
-    "service/test_readme.py::test_the_library_s_example_works_with_a_smaller_model",
-    "service/test_worker_execute.py::test_a_job_goes_from_the_queue_to_the_leaderboard",
-    "service/test_worker_execute.py::test_a_ladder_leaves_its_attribution",
-)
-"""Beginnings of the ids of tests that need the machine for themselves: their measurements must be valid, or they are
-timed, or they take many times as long beside other processes, because waiting threads keep the cores busy.
+ALONE = ("gpu/",)
+"""Beginnings of the ids of tests that need the machine for themselves.
 
-All other tests use their own processes, folders and databases, and so can run in parallel. A job that such a test
-measures is disturbed; its verdict is then invalid, which the test does not check.
+All other tests use their own processes, folders, databases and a CPU of their own, and so can run in parallel.
 """
 
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
 SERVERS = frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "redis_url"})
 """Fixtures that start a server; `make check` runs no test that needs one."""
+
+
+def pytest_configure() -> None:
+    """A worker of a parallel run, and every process that its tests start, stays on one CPU.
+
+    Threads that wait for each other by spinning would take the other workers' CPUs from them, and what is measured
+    would be disturbed: the engine looks only at the CPUs that it may use.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
@@ -116,20 +108,5 @@ def gpu_count() -> int:
 
 @pytest.fixture(scope="session")
 def datasets_dir() -> Path:
-    """The folder that holds `wikitext-2`, `hellaswag` and `books`."""
-    folder = find_datasets([SHARED_DATA, Path(os.environ.get("OPTIGPU_DATASETS_DIR", os.devnull))])
-    if folder is None:
-        pytest.fail(
-            "This test reads public datasets: set OPTIGPU_DATASETS_DIR to a folder that holds "
-            f"{', '.join(DATASETS)}.",
-            pytrace=False,
-        )
-    return folder
-
-
-def find_datasets(folders: list[Path]) -> Path | None:
-    """The first folder that holds them all."""
-    for folder in folders:
-        if all((folder / name).is_dir() for name in DATASETS):
-            return folder
-    return None
+    """The folder with `wikitext-2`, `hellaswag` and `books`: that of OPTIGPU_DATASETS_DIR, else the tests' own text."""
+    return Path(os.environ.get("OPTIGPU_DATASETS_DIR") or OWN_TEXT)

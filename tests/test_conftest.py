@@ -1,10 +1,8 @@
 """What tests/conftest.py promises to every other test."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.conftest import ALONE, DATASETS, TESTS, find_datasets
+from tests.conftest import ALONE, TESTS
 
 
 @pytest.mark.parametrize(("gpus", "outcomes"), [(0, {"passed": 1, "deselected": 1}), (1, {"passed": 2})])
@@ -39,15 +37,6 @@ def test_a_test_that_needs_an_extra_is_deselected_where_it_is_not_installed(
         f"import pytest\n@pytest.mark.{marker}\ndef test_the_library(): pass\ndef test_anywhere(): pass\n"
     )
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
-
-
-def test_the_first_folder_that_holds_all_datasets_is_used(tmp_path: Path) -> None:
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    for name in DATASETS:
-        (whole / name).mkdir(parents=True)
-    (part / DATASETS[0]).mkdir(parents=True)
-    assert find_datasets([tmp_path / "absent", part, whole]) == whole
-    assert find_datasets([part]) is None
 
 
 @pytest.mark.parametrize("beginning", ALONE)

@@ -8,7 +8,7 @@ from optigpu.run import Report, run
 from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.leases import Lease
-from optigpu.vocabulary import CancelledError, JobState, LeaseLostError, OptiGPUError, VariantStatus
+from optigpu.vocabulary import AttemptEndedError, JobState, LeaseLostError, OptiGPUError, VariantStatus
 from worker.context import WorkerContext
 from worker.heartbeat import Heartbeat, Interruption
 from worker.recorder import Recorder
@@ -59,9 +59,9 @@ def _see_to_its_end(lease: Lease, recorder: Recorder) -> None:
 def _measure(lease: Lease, recorder: Recorder) -> None:
     try:
         done = recorder.earlier() if lease.done else {}
-        report = run(lease.spec, recorder, cancelled=recorder.interruption, done=done)
+        report = run(lease.spec, recorder, cancelled=recorder.cancelled, done=done)
         _end(recorder, report)
-    except CancelledError:
+    except AttemptEndedError:
         _interrupted(recorder)
     except (LeaseLostError, StoreUnavailableError):
         raise
@@ -85,9 +85,14 @@ def _interrupted(recorder: Recorder) -> None:
 
 
 def _end(recorder: Recorder, report: Report) -> None:
-    """A job in which something was measured has succeeded: each variant that was not says why."""
+    """A job in which something was measured has succeeded, unless it was cancelled: each variant that was not says why.
+
+    A job that stopped before its end says so as well.
+    """
     variants = recorder.stored().variants
-    if any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
-        recorder.finish(JobState.SUCCEEDED, None, report.attribution)
+    if report.cancelled:
+        recorder.finish(JobState.CANCELLED, report.stopped, report.attribution)
+    elif any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
+        recorder.finish(JobState.SUCCEEDED, report.stopped, report.attribution)
     else:
         recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", report.attribution)

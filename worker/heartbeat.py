@@ -1,10 +1,7 @@
 """A running job's heartbeat: a thread that extends its lease and learns when the job must stop."""
 
-import threading
 import time
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -13,13 +10,11 @@ from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.leases import Lease
 from optigpu.vocabulary import LeaseLostError
+from worker.background import Background
 from worker.context import WorkerContext
 
 BEAT_S = 1.0
 """How soon a request to cancel is noticed; progress is written no more often than this."""
-
-LAST_BEAT_S = 5.0
-"""How long the end of a job waits for a beat that hangs in a database that is away."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -35,7 +30,7 @@ class Interruption(StrEnum):
     STOPPING = "The worker was asked to stop."
 
 
-class Heartbeat:
+class Heartbeat(Background):
     """Keeps a lease while a `with` block lasts.
 
     `claimed_at` is the monotonic time just before the claim. The lease counts as lost if the database says so, or if it
@@ -44,6 +39,7 @@ class Heartbeat:
     """
 
     def __init__(self, context: WorkerContext, lease: Lease, claimed_at: float) -> None:
+        super().__init__("heartbeat")
         self._context = context
         self._lease = lease
         self._lease_s = context.settings.lease_s
@@ -53,18 +49,6 @@ class Heartbeat:
         self._refused = False
         self._failing = False
         self._gave_up = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join(LAST_BEAT_S)
 
     def report(self, progress: ProgressView) -> None:
         """Takes the newest progress; the next beat writes it."""
@@ -82,7 +66,7 @@ class Heartbeat:
             return Interruption.LEASE_LOST
         return Interruption.CANCELLED if self._cancel_requested else None
 
-    def _keep_alive(self) -> None:
+    def _run(self) -> None:
         while not self._refused and not self._over.wait(min(BEAT_S, self._lease_s / 3)):
             try:
                 self._beat()

@@ -5,13 +5,22 @@ from typing import TypeVar, assert_never
 
 import structlog
 
-from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.events import (
+    Estimated,
+    Event,
+    Finished,
+    Planned,
+    Progressed,
+    VariantFinished,
+    VariantStarted,
+    Waiting,
+)
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import artifacts, jobs, leases, outcomes
 from optigpu.store.database import Session
 from optigpu.store.leases import Lease
-from optigpu.vocabulary import JobState
+from optigpu.vocabulary import AttemptEndedError, JobState
 from worker.context import WorkerContext, retrying
 from worker.heartbeat import Heartbeat, Interruption
 
@@ -37,6 +46,11 @@ class Recorder:
         match event:
             case Planned():
                 self._write(lambda session: outcomes.plan(session, self._lease, event.variants))
+            case Waiting():
+                self._write(lambda session: outcomes.waiting(session, self._lease, event))
+                log.info("job.waiting", doing=event.doing)
+            case Estimated():
+                self._write(lambda session: outcomes.estimated(session, self._lease, event))
             case VariantStarted():
                 self._start(event.index)
             case Progressed():
@@ -50,8 +64,18 @@ class Recorder:
             case _:
                 assert_never(event)
 
+    def cancelled(self) -> str | None:
+        """Why the job must end now, if it must; the run asks at least once a second.
+
+        Raises AttemptEndedError if only this attempt must: what is unfinished is not recorded then.
+        """
+        found = self.interruption()
+        if found in (None, Interruption.CANCELLED):
+            return found
+        raise AttemptEndedError(found)
+
     def interruption(self) -> Interruption | None:
-        """Why the run must stop now, if it must; the run asks at least once a second."""
+        """Why this attempt must stop now, if it must."""
         found = self._heartbeat.interruption()
         return Interruption.STOPPING if found is None and self._context.stopping.asked else found
 

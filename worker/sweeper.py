@@ -1,23 +1,18 @@
 """A worker's housekeeping: notes that it is alive, requeues jobs of lost workers, rings for queued jobs."""
 
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import structlog
 
 from optigpu.store import leases, queue, workers
 from optigpu.store.errors import StoreUnavailableError
+from worker.background import Background
 from worker.context import WorkerContext
-
-LAST_SWEEP_S = 5.0
-"""How long the end of a worker waits for a sweep that hangs in a database that is away."""
 
 log = structlog.stdlib.get_logger(__name__)
 
 
-class Sweeper:
+class Sweeper(Background):
     """A thread that sweeps while a `with` block lasts, at once and then every `sweep_s` seconds.
 
     Any number of workers may sweep: each job is taken back once. `ring` tells workers of this kind
@@ -25,20 +20,9 @@ class Sweeper:
     """
 
     def __init__(self, context: WorkerContext, ring: Callable[[], None] | None = None) -> None:
+        super().__init__("sweeper")
         self._context = context
         self._ring = ring
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_sweeping, name="sweeper", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join(LAST_SWEEP_S)
 
     def sweep(self) -> None:
         """One round. Raises StoreUnavailableError."""
@@ -51,7 +35,7 @@ class Sweeper:
         if self._ring and context.read(lambda session: queue.waiting(session, context.info.device)):
             self._ring()
 
-    def _keep_sweeping(self) -> None:
+    def _run(self) -> None:
         settings = self._context.settings
         over = False
         while not over:

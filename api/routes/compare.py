@@ -30,7 +30,7 @@ class ComparisonQuery(Frozen):
     "/compare",
     operation_id="compare_results",
     summary="Compare two results",
-    responses=problems(404, 409),
+    responses=problems(404, 409, 410),
 )
 def compare_results(
     service: ServiceDep, _: Reader, wanted: Annotated[ComparisonQuery, Query()]

@@ -66,7 +66,7 @@ def newest_event(job_id: Id, service: ServiceDep, _: Reader) -> int:
     operation_id="follow_job",
     summary="Follow a job",
     response_class=StreamingResponse,
-    responses=problems(404) | {200: STREAM},
+    responses=problems(404, 410) | {200: STREAM},
 )
 async def follow_job(
     job_id: Id,

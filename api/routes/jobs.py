@@ -1,16 +1,16 @@
-"""Jobs: submit, get, list, cancel."""
+"""Jobs: submit, get, list, cancel, withdraw."""
 
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, BackgroundTasks, Header, Query, Response
 
-from api.auth import Caller, Reader, Submitter
+from api.auth import Administrator, Caller, Reader, Submitter
 from api.bodies import PostedSpec
 from api.openapi import GUARDED, POSTED_JOB, problems
-from api.parameters import PRINTABLE, Cursor, Id, Limit
+from api.parameters import PRINTABLE, Cursor, Id, Limit, Withdrawing
 from api.service import ServiceDep
-from optigpu.documents.views import JobPage, JobSummary, JobView
-from optigpu.store import jobs
+from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView
+from optigpu.store import jobs, withdrawals
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)
@@ -76,18 +76,28 @@ def list_jobs(service: ServiceDep, _: Reader, wanted: Annotated[JobFilter, Query
     return page.model_copy(update={"jobs": tuple(map(linked, page.jobs))})
 
 
-@router.get("/{id}", operation_id="get_job", summary="Get a job", responses=problems(404))
+@router.get("/{id}", operation_id="get_job", summary="Get a job", responses=problems(404, 410))
 def get_job(job_id: Id, service: ServiceDep, _: Reader) -> JobView:
     """State, progress, queue position, attempts and variants."""
     with service.database.read() as session:
         return linked(jobs.get(session, job_id))
 
 
-@router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404))
+@router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404, 410))
 def cancel_job(job_id: Id, service: ServiceDep, _: Submitter) -> JobView:
     """A queued job is cancelled at once, a running one when its processes have ended. An ended job stays as it is."""
     with service.database.write() as session:
         return linked(jobs.request_cancel(session, job_id))
+
+
+@router.delete("/{id}", operation_id="withdraw_job", summary="Withdraw a job", responses=problems(404, 409))
+def withdraw_job(
+    job_id: Id, service: ServiceDep, who: Administrator, asked: Annotated[Withdrawing, Query()]
+) -> WithdrawalView:
+    """Removes a job with all of its results, and keeps who withdrew it, when and why; reading it answers 410 from then
+    on. A running job is refused: cancel it first. Withdrawing it again changes nothing."""
+    with service.database.write() as session:
+        return withdrawals.withdraw_job(session, job_id, asked.by(who))
 
 
 def linked(job: Job) -> Job:

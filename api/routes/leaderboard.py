@@ -8,18 +8,19 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from api.auth import Reader
+from api.filters import check_filters
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
 from optigpu.documents.views import LeaderboardPage
 from optigpu.store import leaderboard
-from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.leaderboard import HEAD_ROWS, ROWS
 from optigpu.vocabulary import METRICS, Frozen
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)
 
 MetricName = StrEnum("MetricName", {name: name for name in METRICS})  # type: ignore[misc]
-DEFAULT_METRIC = MetricName("tokens_per_s")
 
 
 class Form(StrEnum):
@@ -38,10 +39,15 @@ MEDIA_TYPES = {
 
 
 class LeaderboardFilter(Frozen):
-    """Which rows to list; see LeaderboardQuery for what each filter means."""
+    """Which boards and rows to list; see LeaderboardQuery for what each filter means."""
 
-    metric: MetricName = DEFAULT_METRIC
-    workload: Annotated[Text | None, Query(description="A kind of workload, or a workload's digest.")] = None
+    metric: Annotated[
+        MetricName | None,
+        Query(description="What boards are ranked by. Default: the primary metric of each board's workload."),
+    ] = None
+    workload: Annotated[
+        Text | None, Query(description="A kind of workload, or the digest of one board's workload.")
+    ] = None
     model: Text | None = None
     hardware: Annotated[Text | None, Query(description="Part of a hardware class.")] = None
     technique: Annotated[Text | None, Query(description="A technique that must be in the stack.")] = None
@@ -54,19 +60,38 @@ class LeaderboardFilter(Frozen):
         Annotated[float, Field(ge=0)] | None,
         Query(description="Maximum `kld_mean`, in nats; rows without that figure are left out."),
     ] = None
+    clean: Annotated[bool, Query(description="Leave out rows with warnings.")] = False
+    include_invalid: Annotated[
+        bool, Query(description="Add invalid results, without a rank and with their reasons.")
+    ] = False
+    include_history: Annotated[
+        bool, Query(description="Add earlier results of the same variant and hardware, without a rank.")
+    ] = False
     source: Text = "worker"
-    limit: Limit = 50
+    limit: Annotated[
+        Limit | None,
+        Query(
+            description=f"The largest number of rows of a board. Default: {ROWS}; {HEAD_ROWS} for several boards."
+        ),
+    ] = None
     cursor: Cursor | None = None
     format: Annotated[Form | None, Query(description="Takes precedence over the header Accept.")] = None
 
     def query(self) -> LeaderboardQuery:
         """The same, as the store asks for it."""
-        return LeaderboardQuery(**self.model_dump(exclude={"format", "metric"}), metric=self.metric.value)
+        given = self.model_dump(exclude={"format", "metric"})
+        return LeaderboardQuery(**given, metric=self.metric.value if self.metric else None)
+
+    def link(self, **changes: str) -> str:
+        """The address of another page with these filters."""
+        given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
+        return f"/v1/leaderboard?{urlencode({name: _word(value) for name, value in given.items()})}"
 
 
 PAGE: dict[str, object] = {
-    "description": "The rows, best first. The header Link leads to the next page.",
+    "description": "Boards with their rows, best first. The header Link leads to the next page.",
     "content": {media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "text/markdown")},
+    "headers": {"Link": {"description": "The next page.", "schema": {"type": "string"}}},
 }
 
 
@@ -80,30 +105,56 @@ PAGE: dict[str, object] = {
 def get_leaderboard(
     request: Request, service: ServiceDep, _: Reader, wanted: Annotated[LeaderboardFilter, Query()]
 ) -> Response:
-    """The current result of each variant on each class of hardware; overlapping intervals share a rank.
+    """Boards of comparable results, the one with the newest result first; each row is the current result of a variant
+    on a class of hardware.
 
-    Rows without an interval come last and share one rank.
+    A board is one workload with its shapes and its model; rows are ranked within it, and rows whose intervals overlap
+    share a rank. Several boards show their first rows: `links.self` of a board leads to all of them.
     """
+    query = wanted.query()
     with service.database.read() as session:
-        page = leaderboard.query(session, wanted.query())
+        check_filters(session, query)
+        page = _linked(leaderboard.query(session, query), wanted)
     form = wanted.format or _accepted(request.headers.get("accept", ""))
     response = _written(page, form)
     response.headers["Vary"] = "Accept"
-    if page.next_cursor:
-        given = wanted.model_dump(mode="json", exclude_unset=True) | {"cursor": page.next_cursor}
-        response.headers["Link"] = f'</v1/leaderboard?{urlencode(given)}>; rel="next"'
+    if cursor := _next_cursor(page, wanted):
+        response.headers["Link"] = f'<{wanted.link(cursor=cursor)}>; rel="next"'
     return response
+
+
+def _linked(page: LeaderboardPage, wanted: LeaderboardFilter) -> LeaderboardPage:
+    """The page with a link from each board to all of its rows; one of several shows only the first."""
+    boards = []
+    for board in page.boards:
+        links = {"self": wanted.link(workload=board.workload_digest)}
+        if board.next_cursor:
+            links["next"] = wanted.link(workload=board.workload_digest, cursor=board.next_cursor)
+        boards.append(board.model_copy(update={"links": links}))
+    return page.model_copy(update={"boards": tuple(boards)})
+
+
+def _next_cursor(page: LeaderboardPage, wanted: LeaderboardFilter) -> str | None:
+    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
+    if len(page.boards) == 1 and not leaderboard.continues_list(wanted.cursor):
+        return page.boards[0].next_cursor
+    return page.next_cursor
+
+
+def _word(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _written(page: LeaderboardPage, form: Form) -> Response:
     from optigpu.report.formats import markdown
-    from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid
+    from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
     match form:
         case Form.CSV:
             return Response(leaderboard_csv(page), media_type="text/csv")
         case Form.MARKDOWN:
-            return Response(markdown(leaderboard_grid(page)), media_type="text/markdown")
+            text = "\n".join(markdown(grid) for grid in leaderboard_grids(page))
+            return Response(text, media_type="text/markdown")
         case Form.JSON:
             return Response(page.model_dump_json(), media_type="application/json")
 

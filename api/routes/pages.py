@@ -12,7 +12,7 @@ from api.auth import needs_key
 from api.service import Service, ServiceDep
 from optigpu import __version__
 from optigpu.store import jobs, leaderboard
-from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 router = APIRouter(include_in_schema=False)
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-SHOWN_METRICS = ("tokens_per_s", "tflops")
 SHOWN_ROWS = 20
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
@@ -38,12 +37,10 @@ def _data(service: Service) -> dict[str, object]:
     from optigpu.report.leaderboard import leaderboard_grid
 
     with service.database.read() as session:
-        pages = [
-            leaderboard.query(session, LeaderboardQuery(metric=metric, limit=SHOWN_ROWS))
-            for metric in SHOWN_METRICS
-        ]
+        page = leaderboard.query(session, LeaderboardQuery())
         newest = jobs.list_(session, limit=SHOWN_ROWS).jobs
-    return {"boards": [leaderboard_grid(page) for page in pages if page.rows], "jobs": newest}
+    boards = [(leaderboard_grid(board), board.workload_digest, board.row_count) for board in page.boards]
+    return {"boards": boards, "jobs": newest}
 
 
 @lru_cache(maxsize=1)

@@ -2,20 +2,20 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from api.auth import Reader
+from api.auth import Administrator, Reader
 from api.openapi import GUARDED, problems
-from api.parameters import Id
+from api.parameters import Id, Withdrawing
 from api.samples import samples_text
 from api.service import ServiceDep
 from optigpu.documents.result import Attribution, Result
-from optigpu.documents.views import ArtifactsView, SamplesView
-from optigpu.store import artifacts, jobs, results
+from optigpu.documents.views import ArtifactsView, SamplesView, WithdrawalView
+from optigpu.store import artifacts, jobs, results, withdrawals
 from optigpu.vocabulary import Frozen
 
-router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))
+router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404, 410))
 
 
 class JobResults(Frozen):
@@ -66,6 +66,21 @@ def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     place = f"/v1/results/{result_id}"
     links = (f'<{place}/{name}>; rel="related"; title="{name}"' for name in ("samples", "artifacts"))
     return JSONResponse(document, headers={"Link": ", ".join(links)})
+
+
+@router.delete(
+    "/results/{id}", operation_id="withdraw_result", summary="Withdraw a result", responses=problems(409)
+)
+def withdraw_result(
+    result_id: Id, service: ServiceDep, who: Administrator, asked: Annotated[Withdrawing, Query()]
+) -> WithdrawalView:
+    """Removes a result, and keeps who withdrew it, when and why; reading it answers 410 from then on.
+
+    The next best result takes its place on the leaderboard. The result of a job that has not ended is refused.
+    Withdrawing it again changes nothing.
+    """
+    with service.database.write() as session:
+        return withdrawals.withdraw_result(session, result_id, asked.by(who))
 
 
 @router.get(

@@ -52,10 +52,7 @@ def _nf4(model: Any) -> Any:
 
 
 def _torchao_int8(model: Any) -> Any:
-    from torchao.quantization import (  # type: ignore[import-untyped]
-        Int8WeightOnlyConfig,
-        quantize_,
-    )
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     quantize_(_as_linear(model), Int8WeightOnlyConfig())
     return model
@@ -69,9 +66,7 @@ def _torchao_int4(model: Any) -> Any:
     import torch
 
     try:
-        from torchao.prototype.quantization.int4 import (  # type: ignore[import-untyped]
-            PrototypeInt4WeightOnlyConfig,
-        )
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     except ImportError as error:
         why = f"this torchao has no int4 weights for CPUs ({error}); it is known of 0.18"
         raise UnsupportedError(why) from error

@@ -118,10 +118,14 @@ class Broken(Frozen):
 
 
 class Round(Frozen):
-    """The samples of one round: for each per-request metric one number a request, in the order of the requests."""
+    """The samples of one round: for each per-request metric one number a request, in the order of the requests.
+
+    `request_s` is how long each request took by the clock, whatever its metrics are.
+    """
 
     kind: Literal["round"] = "round"
     samples: dict[str, tuple[float, ...]]
+    request_s: tuple[float, ...] = ()
 
 
 class Audited(Frozen):

@@ -23,7 +23,7 @@ def main() -> NoReturn:
 
 
 def measured(order: RunPeaks) -> Peaks:
-    """The machine's peaks, in about three seconds after the engine is loaded.
+    """The machine's peaks, in less than ten seconds after the engine is loaded.
 
     The torch backend measures them for variants of every backend: they are the machine's. Raises UnsupportedError
     when there is no such device.

@@ -4,6 +4,7 @@ It reads an `Assignment` and then commands from stdin, and answers as `optigpu.c
 `optigpu.child.messages` say.
 """
 
+import gc
 import math
 import time
 import traceback
@@ -80,6 +81,9 @@ def _begin(line: str, tell: Tell) -> Subject | None:
     except Exception as error:
         tell(broken(error))
         return None
+    # The model stays as it is: each round's collection would look through all of it.
+    gc.collect()
+    gc.freeze()
     tell(ready)
     return subject
 
@@ -192,8 +196,8 @@ def _request(variant: Variant, runtime: Runtime) -> Request:
 
 def _round(command: RunRound, subject: Subject) -> Round:
     with subject.runtime.annotate("round"):
-        samples = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
-    return Round(samples=samples)
+        timed = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
+    return Round(samples=timed.samples, request_s=timed.request_s)
 
 
 def _audited(command: RunAudit, subject: Subject) -> Audited:

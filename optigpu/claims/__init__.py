@@ -1,7 +1,8 @@
 """Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
 from optigpu.claims.findings import Plausibility, RuleFinding
-from optigpu.claims.measured import Measured, from_leaderboard, from_results, measured_for
+from optigpu.claims.matching import measured_for, why_never
+from optigpu.claims.measured import Measured, from_leaderboard, from_results, says_too_little
 from optigpu.claims.model import Book, Claim, Status, baselines, read_book
 from optigpu.claims.rules import RULES, Judgement, judge
 from optigpu.claims.thesis import Thesis, gap_of, weigh
@@ -23,5 +24,7 @@ __all__ = [
     "judge",
     "measured_for",
     "read_book",
+    "says_too_little",
     "weigh",
+    "why_never",
 ]

@@ -4,8 +4,9 @@ The claim has the benefit of the doubt: bytes are the fewest that the format nee
 units, and peaks are the highest that the precision allows.
 """
 
-from optigpu.claims.findings import Plausibility, RuleFinding, rounded
-from optigpu.claims.model import BINARY_UNITS, UNITS, Book, Claim
+from optigpu.claims.findings import Plausibility, RuleFinding, percent, plain, printed, rounded
+from optigpu.claims.model import Book, Claim
+from optigpu.claims.terms import BINARY_UNITS, UNITS
 from optigpu.claims.work import NUMBER_FORMATS, flop_per_item, flop_per_s, peak_flop_per_s, weights_of
 from optigpu.hardware.catalog import Device, find
 
@@ -24,7 +25,7 @@ def compute_peak(claim: Claim, book: Book) -> RuleFinding | None:
     if device is None or rate is None or peak is None:
         return None
     plausibility = _against_peak(rate, peak)
-    relation = "above" if rate > peak else f"{_percent(rate / peak)} of"
+    relation = "above" if rate > peak else f"{percent(rate / peak)} of"
     return RuleFinding(
         rule="compute_peak",
         plausibility=plausibility,
@@ -52,8 +53,8 @@ def bandwidth(claim: Claim, _: Book) -> RuleFinding | None:
         rule="bandwidth",
         plausibility=Plausibility.IMPLAUSIBLE if above else Plausibility.PLAUSIBLE,
         sentence=(
-            f"{steps:g} steps/s x {whole / 1e9:.2f} GB of weights is {steps * whole / 1e9:,.0f} GB/s"
-            f"{rows if weights.embedding else ''}, {'above' if above else f'{_percent(steps * read / limit)} of'} its "
+            f"{plain(steps)} steps/s x {whole / 1e9:.2f} GB of weights is {steps * whole / 1e9:,.0f} GB/s"
+            f"{rows if weights.embedding else ''}, {'above' if above else f'{percent(steps * read / limit)} of'} its "
             f"memory's {limit / 1e9:,.0f} GB/s."
         ),
         implied=steps * read,
@@ -64,17 +65,19 @@ def bandwidth(claim: Claim, _: Book) -> RuleFinding | None:
 def own_weights(claim: Claim, _: Book) -> RuleFinding | None:
     """Flags less memory than the weights alone take."""
     weights = weights_of(claim.model)
-    if claim.metric not in ("peak_bytes", "weight_bytes") or not (weights and claim.precision):
+    if claim.metric not in ("peak_bytes", "weight_bytes", "host_peak_bytes") or not (
+        weights and claim.precision
+    ):
         return None
     form = NUMBER_FORMATS[claim.precision]
     tables = weights.head + weights.embedding
     least = weights.blocks * form.block_bytes + tables * form.table_bytes
     most = rounded(claim)[1] / UNITS[claim.unit] * BINARY_UNITS[claim.unit]
     if form.block_bytes == form.table_bytes:
-        parts = f"{weights.total / 1e9:.3g} billion of {form.block_bytes:g} B"
+        parts = f"{plain(weights.total / 1e9)} billion of {form.block_bytes:g} B"
     else:
         parts = (
-            f"{weights.blocks / 1e9:.3g} billion of {form.block_bytes:g} B, and {tables / 1e9:.3g} billion of "
+            f"{plain(weights.blocks / 1e9)} billion of {form.block_bytes:g} B, and {plain(tables / 1e9)} billion of "
             f"embedding and head that the format leaves at {form.table_bytes:g} B"
         )
     below = most < least
@@ -82,7 +85,7 @@ def own_weights(claim: Claim, _: Book) -> RuleFinding | None:
         rule="own_weights",
         plausibility=Plausibility.IMPLAUSIBLE if below else Plausibility.PLAUSIBLE,
         sentence=(
-            f"{claim.value:g} {claim.unit} is at most {_bytes(most)} (binary units, rounding), "
+            f"{printed(claim)} is at most {_bytes(most)} (binary units, rounding), "
             f"{'below' if below else 'not below'} the {_bytes(least)} of the model's own weights: {parts}."
         ),
         implied=most,
@@ -106,8 +109,8 @@ def efficiency(claim: Claim, book: Book) -> RuleFinding | None:
         rule="efficiency",
         plausibility=plausibility,
         sentence=(
-            f"{_operations(rated, book, rate)}, {_percent(share)} of its peak of {_rate(peak, rated)}, at "
-            f"{power:g} W{remark}."
+            f"{_operations(rated, book, rate)}, {percent(share)} of its peak of {_rate(peak, rated)}, at "
+            f"{plain(power)} W{remark}."
         ),
         implied=share,
         limit=IDLE_SHARE if share < IDLE_SHARE else 1.0,
@@ -126,27 +129,23 @@ def _device(claim: Claim) -> Device | None:
 
 def _operations(claim: Claim, book: Book, rate: float) -> str:
     """The figure as a rate: `50 FPS at 0.6 GOP each is 30 GOP/s (15 GMAC/s)`."""
-    figure, flop = f"{claim.value:g} {claim.unit}", flop_per_item(claim, book)
+    figure, flop = printed(claim), flop_per_item(claim, book)
     if flop is None or claim.metric == "tflops":
         return figure
     batched = claim.workload == "classify" and claim.metric == "latency_s" and (claim.batch_size or 1) > 1
     batch = f" for {claim.batch_size} images" if batched else ""
-    return f"{figure}{batch} at {flop / 1e9:,.3g} G{_unit(claim)} each is {_rate(rate, claim)}"
+    return f"{figure}{batch} at {plain(flop / 1e9)} G{_unit(claim)} each is {_rate(rate, claim)}"
 
 
 def _rate(flop: float, claim: Claim) -> str:
     if flop >= 1e12:
-        return f"{flop / 1e12:,.4g} T{_unit(claim)}/s"
-    macs = f" ({flop / 2e9:.3g} GMAC/s)" if claim.workload == "classify" else ""
-    return f"{flop / 1e9:,.4g} G{_unit(claim)}/s{macs}"
+        return f"{plain(flop / 1e12, 4)} T{_unit(claim)}/s"
+    macs = f" ({plain(flop / 2e9)} GMAC/s)" if claim.workload == "classify" else ""
+    return f"{plain(flop / 1e9, 4)} G{_unit(claim)}/s{macs}"
 
 
 def _unit(claim: Claim) -> str:
     return "OP" if claim.precision in ("int8", "int4") else "FLOP"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:,.0f}%" if share >= 0.1 else f"{100 * share:.1g}%"
 
 
 def _bytes(number: float) -> str:

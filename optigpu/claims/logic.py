@@ -1,41 +1,17 @@
-"""Rules that check a claim against its own text: ratios, contradictions, growth, missing hardware."""
+"""Rules that check a claim against its own text: contradictions, growth, missing hardware."""
 
 import math
 
-from optigpu.claims.findings import Plausibility, RuleFinding, rounded
+from optigpu.claims.findings import Plausibility, RuleFinding, percent, plain, printed, rounded
 from optigpu.claims.model import Book, Claim
+from optigpu.claims.terms import NEEDS_HARDWARE
 from optigpu.claims.work import flop_per_item, weights_of
 from optigpu.hardware.catalog import find
 
-NEEDS_HARDWARE = frozenset(
-    {"tflops", "tokens_per_s", "images_per_s", "latency_s", "step_s", "speedup", "power_w", "images_per_j"}
-)
-"""Metrics that depend on the machine. Bytes and quality do not; growth and ratios depend on other claims."""
 BACKWARD_ONLY = frozenset({"gradient_checkpointing", "gradient_accumulation"})
 """Techniques that act on the backward pass, which inference does not have."""
 EXPONENT_MARGIN = 0.5
 """How far the claimed power may be below the power of the work: half the distance between 1 and 2."""
-
-
-def printed_ratio(claim: Claim, book: Book) -> RuleFinding | None:
-    """Flags a printed ratio that does not follow from its two figures, rounding allowed for."""
-    if claim.ratio_of is None:
-        return None
-    over, under = (book.claim(each) for each in claim.ratio_of)
-    low = rounded(over)[0] / rounded(under)[1]
-    high = rounded(over)[1] / rounded(under)[0]
-    off = rounded(claim)[1] < low or rounded(claim)[0] > high
-    quotient = over.quantity / under.quantity
-    return RuleFinding(
-        rule="printed_ratio",
-        plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
-        sentence=(
-            f"{over.value:g} / {under.value:g} = {quotient:.2f}, {'but it is printed as' if off else 'printed as'} "
-            f"{claim.value:g}."
-        ),
-        implied=quotient,
-        limit=claim.quantity,
-    )
 
 
 def contradiction(claim: Claim, book: Book) -> RuleFinding | None:
@@ -45,15 +21,15 @@ def contradiction(claim: Claim, book: Book) -> RuleFinding | None:
         for other in book.claims
         if other.id != claim.id and other.text == claim.text and other.subject == claim.subject
     ]
-    other = next((each for each in others if each.quantity != claim.quantity), None)
+    other = next((each for each in others if (each.quantity, each.to) != (claim.quantity, claim.to)), None)
     if other is None:
         return None
+    off = max(other.quantity, claim.quantity) / min(other.quantity, claim.quantity) - 1
     return RuleFinding(
         rule="contradiction",
         plausibility=Plausibility.DOUBTFUL,
         sentence=(
-            f"The same text says {other.value:g} {other.unit} as well as {claim.value:g} {claim.unit}: "
-            f"one of them is {max(other.quantity, claim.quantity) / min(other.quantity, claim.quantity) - 1:.0%} off."
+            f"The same text says {printed(other)} as well as {printed(claim)}: one of them is {percent(off)} off."
         ),
         implied=claim.quantity,
         limit=other.quantity,
@@ -89,9 +65,9 @@ def growth(claim: Claim, book: Book) -> RuleFinding | None:
         rule="growth",
         plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
         sentence=(
-            f"From length {first.sequence} to {last.sequence} the time grows {slower:.3g} times, while the work grows "
-            f"{more:.3g} times ({2**power:.3g} times with each doubling): the power is {power:.2g}, and "
-            f"{claim.value:g} is claimed."
+            f"From length {first.sequence} to {last.sequence} the time grows {plain(slower)} times, while the work "
+            f"grows {plain(more)} times ({plain(2**power)} times with each doubling): the power is "
+            f"{plain(power, 2)}, and {plain(claim.value)} is claimed."
         ),
         implied=power,
         limit=claim.quantity,
@@ -114,8 +90,8 @@ def backward_only(claim: Claim, book: Book) -> RuleFinding | None:
         plausibility=Plausibility.IMPLAUSIBLE if faster else Plausibility.PLAUSIBLE,
         sentence=(
             f"{' and '.join(sorted(used))} acts on the backward pass, which inference does not have, "
-            f"{'yet' if faster else 'and'} with it {other.value:g} becomes {claim.value:g} {claim.unit} "
-            f"({other.quantity / claim.quantity:.2f} times as fast)."
+            f"{'yet' if faster else 'and'} with it {plain(other.value, 12)} becomes {printed(claim)} "
+            f"({plain(other.quantity / claim.quantity)} times as fast)."
         ),
         implied=other.quantity / claim.quantity,
         limit=1.0,
@@ -142,9 +118,9 @@ def fixed_overhead(claim: Claim, book: Book) -> RuleFinding | None:
         rule="fixed_overhead",
         plausibility=Plausibility.IMPLAUSIBLE if off else Plausibility.PLAUSIBLE,
         sentence=(
-            f"With {claim.value:g} {claim.unit} of overhead, {small.value:g}x means a run of {times[0]:.3g} s and "
-            f"{large.value:g}x one of {times[1]:.3g} s: {times[1] / times[0]:.3g} times the time for "
-            f"{bigger:.2g} times the size."
+            f"With {plain(claim.value)} {claim.unit} of overhead, {plain(small.value)}x means a run of "
+            f"{plain(times[0])} s and {plain(large.value)}x one of {plain(times[1])} s: "
+            f"{plain(times[1] / times[0])} times the time for {plain(bigger, 2)} times the size."
         ),
         implied=times[1] / times[0],
         limit=bigger,

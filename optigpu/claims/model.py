@@ -1,4 +1,4 @@
-"""Claims: published figures as data, read from baselines.toml. The rules judge them."""
+"""Claims: published figures as data, read from the files of `book/`. The rules judge them."""
 
 import tomllib
 from enum import StrEnum
@@ -8,29 +8,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from optigpu.claims.terms import CLAIM_METRICS, UNITS, Precision, Workload
 from optigpu.models.presets import PRESETS
-from optigpu.vocabulary import Document, Frozen, SpecError
-
-UNITS: dict[str, float] = {
-    "TFLOPS": 1.0,
-    "tok/s": 1.0,
-    "img/s": 1.0,
-    "FPS": 1.0,
-    "FPS/W": 1.0,
-    "ms": 1e-3,
-    "s": 1.0,
-    "GB": 1e9,
-    "MB": 1e6,
-    "W": 1.0,
-    "x": 1.0,
-    "1": 1.0,
-}
-"""Printed units, as multiples of the metric's own unit."""
-BINARY_UNITS: dict[str, float] = {"GB": 2.0**30, "MB": 2.0**20}
-"""The other meaning of printed bytes: PyTorch's counters are often divided by powers of 1024 and called GB."""
-
-Precision = Literal["fp32", "fp16", "bf16", "int8", "llm_int8", "int4", "nf4", "gptq", "awq", "q4_k_m"]
-Workload = Literal["matmul", "generate", "inference", "classify", "attention", "train_step"]
+from optigpu.vocabulary import METRICS, Document, Frozen, SpecError
 
 
 class Status(StrEnum):
@@ -44,9 +24,10 @@ class Status(StrEnum):
 class Claim(Frozen):
     """One published figure as it was printed, with the facts that are needed to check it.
 
-    `metric` is the vocabulary's name where it has one; besides, `images_per_s`, `images_per_j`, `speedup`,
-    `growth_exponent` (time grows with this power of the size) and `overhead_s`. `hardware` is None where the text
-    names none, `techniques` is None where it is silent about them, `precision` is not among them.
+    `metric` is the vocabulary's name where it has one, else one of CLAIM_METRICS. `hardware` is None where the text
+    names none, `techniques` is None where it is silent about them, `precision` is not among them. `to` is the upper end
+    of a printed range, `bound` says that the text prints a limit. `dataset` is what a quality was measured on, `scope`
+    what the figure is restricted to where no other field can say it.
     """
 
     id: str
@@ -59,28 +40,36 @@ class Claim(Frozen):
     model: str | None = None
     precision: Precision | None = None
     techniques: tuple[str, ...] | None = None
+    scope: str | None = None
     batch_size: int | None = Field(None, gt=0)
     size: int | None = Field(None, gt=0)
+    image_size: int | None = Field(None, gt=0)
+    prompt_tokens: int | None = Field(None, gt=0)
     sequence: int | None = Field(None, gt=0)
     heads: int | None = Field(None, gt=0)
     head_dim: int | None = Field(None, gt=0)
+    causal: bool | None = None
+    dataset: str | None = None
     metric: str
     value: float = Field(gt=0)
+    to: float | None = Field(None, gt=0)
+    bound: Literal["at least", "at most"] | None = None
     unit: str
     ratio_of: tuple[str, str] | None = None
+    saving_of: tuple[str, str] | None = None
+    product_of: tuple[str, ...] = ()
     series: tuple[str, ...] = ()
     rate_of: str | None = None
     power_of: str | None = None
 
     @property
     def quantity(self) -> float:
-        """The figure in its metric's own unit."""
+        """The figure in its metric's own unit; of a range, its lower end."""
         return self.value * UNITS[self.unit]
 
     @property
     def subject(self) -> tuple[object, ...]:
         """The subject of the figure: equal for two claims about the same thing."""
-        shapes = (self.batch_size, self.size, self.sequence, self.heads, self.head_dim)
         return (
             self.metric,
             self.hardware,
@@ -88,21 +77,39 @@ class Claim(Frozen):
             self.model,
             self.precision,
             self.techniques,
-            shapes,
+            self.scope,
+            self.batch_size,
+            self.size,
+            self.image_size,
+            self.prompt_tokens,
+            self.sequence,
+            self.heads,
+            self.head_dim,
+            self.causal,
+            self.dataset,
         )
 
+    def over(self, quantity: float) -> float:
+        """A measured quantity over the claimed one: over the nearest end of a range, 1 within it."""
+        high = self.quantity if self.to is None else self.to * UNITS[self.unit]
+        return quantity / min(max(quantity, self.quantity), high)
+
     @model_validator(mode="after")
-    def _known_unit_and_model(self) -> Self:
+    def _known_terms(self) -> Self:
         if self.unit not in UNITS:
             raise ValueError(f"{self.id}: unknown unit {self.unit!r}; the units are {', '.join(UNITS)}")
+        if self.metric not in METRICS and self.metric not in CLAIM_METRICS:
+            raise ValueError(f"{self.id}: unknown metric {self.metric!r}")
+        if self.to is not None and self.to <= self.value:
+            raise ValueError(f"{self.id}: the range from {self.value:g} to {self.to:g} is empty")
         return self
 
 
-class ImageModel(Frozen):
-    """An image classifier, with its multiply-accumulates for one image."""
+class NamedModel(Frozen):
+    """A model that claims name and that is not a preset. `macs` are an image classifier's for one image."""
 
     name: str
-    macs: float = Field(gt=0)
+    macs: float | None = Field(None, gt=0)
     source: str
 
 
@@ -119,7 +126,7 @@ class Book(Frozen):
     """All claims, and the models that they name."""
 
     claims: tuple[Claim, ...]
-    image_models: tuple[ImageModel, ...]
+    models: tuple[NamedModel, ...]
     thesis: ThesisClaim
 
     def claim(self, claim_id: str) -> Claim:
@@ -127,44 +134,52 @@ class Book(Frozen):
         for claim in self.claims:
             if claim.id == claim_id:
                 return claim
-        raise SpecError(
-            f"There is no claim {claim_id!r} in the baselines; correct the relation that names it."
-        )
+        raise SpecError(f"There is no claim {claim_id!r} in the book; correct the relation that names it.")
 
-    def image_model(self, name: str | None) -> ImageModel | None:
-        return next((model for model in self.image_models if model.name == name), None)
+    def macs_of(self, name: str | None) -> float | None:
+        """The multiply-accumulates of an image classifier for one image; None for another model."""
+        return next((model.macs for model in self.models if model.name == name), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         ids = [claim.id for claim in self.claims]
-        if len(ids) != len(set(ids)):
-            raise ValueError("two claims have the same id")
-        known = {model.name for model in self.image_models} | PRESETS.keys()
+        if twice := {each for each in ids if ids.count(each) > 1}:
+            raise ValueError(f"two claims have the same id: {', '.join(sorted(twice))}")
+        known = {model.name for model in self.models} | PRESETS.keys()
         for claim in self.claims:
-            named = {*(claim.ratio_of or ()), *claim.series, claim.rate_of, claim.power_of} - {None}
-            if unknown := named - set(ids):
-                raise ValueError(
-                    f"{claim.id} refers to unknown claims: {', '.join(sorted(map(str, unknown)))}"
-                )
+            if unknown := _relations(claim) - set(ids):
+                raise ValueError(f"{claim.id} refers to unknown claims: {', '.join(sorted(unknown))}")
             if claim.model is not None and claim.model not in known:
                 raise ValueError(f"{claim.id}: unknown model {claim.model!r}")
         return self
 
 
+def _relations(claim: Claim) -> set[str]:
+    """The ids of the claims that one is made of."""
+    pairs = (*(claim.ratio_of or ()), *(claim.saving_of or ()), *claim.product_of, *claim.series)
+    return {*pairs, *(each for each in (claim.rate_of, claim.power_of) if each)}
+
+
 @lru_cache(maxsize=1)
 def baselines() -> Book:
-    """The claims of baselines.toml."""
-    return read_book(files("optigpu").joinpath("baselines.toml").read_text(encoding="utf-8"))
+    """The claims of all files of `book/`."""
+    pages = sorted(files("optigpu.claims").joinpath("book").iterdir(), key=lambda page: page.name)
+    return read_book(*(page.read_text(encoding="utf-8") for page in pages))
 
 
-def read_book(text: str) -> Book:
-    """The claims of a TOML document. Raises pydantic's ValidationError if it is not consistent."""
-    document = tomllib.loads(text)
+def read_book(*pages: str) -> Book:
+    """The claims of TOML documents, one of which has the thesis; what was measured stands last.
+
+    Raises pydantic's ValidationError if they are not consistent.
+    """
+    documents = [tomllib.loads(page) for page in pages]
+    sections = [section for document in documents for section in document.get("text", ())]
+    sections.sort(key=lambda section: section["status"] != Status.CLAIMED)
     return Book.model_validate(
         {
-            "claims": [claim for section in document["text"] for claim in _claims_of(section)],
-            "image_models": document["image_model"],
-            "thesis": document["thesis"],
+            "claims": [claim for section in sections for claim in _claims_of(section)],
+            "models": [model for document in documents for model in document.get("model", ())],
+            "thesis": next((document["thesis"] for document in documents if "thesis" in document), None),
         }
     )
 

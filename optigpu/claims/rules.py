@@ -1,5 +1,6 @@
 """All rules, and the judgement of a claim."""
 
+from optigpu.claims.arithmetic import printed_result
 from optigpu.claims.findings import Plausibility, Rule, RuleFinding
 from optigpu.claims.limits import bandwidth, compute_peak, efficiency, own_weights
 from optigpu.claims.logic import (
@@ -7,7 +8,6 @@ from optigpu.claims.logic import (
     contradiction,
     fixed_overhead,
     growth,
-    printed_ratio,
     unnamed_hardware,
 )
 from optigpu.claims.model import Book, Claim
@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
     bandwidth,
     own_weights,
     efficiency,
-    printed_ratio,
+    printed_result,
     contradiction,
     growth,
     backward_only,

@@ -88,11 +88,11 @@ def weigh(claim: ThesisClaim, reports: Iterable[Document], against: str | None =
 
 
 def gap_of(report: Document) -> OptimizationGap | None:
-    """The speedup of a job's best stack over its baseline; None without both, or with several machines."""
+    """The valid speedup of a job's best stack over its baseline; None without both, or with several machines."""
     attribution = report.get("attribution") or {}
     best = attribution.get("best")
     row = next((row for row in attribution.get("rows", ()) if row["index"] == best), None)
-    if row is None or not row["speedup"]:
+    if row is None or not row["speedup"] or row["speedup"].get("reasons"):
         return None
     hardware = {result["environment"]["hardware_class"] for result in report["results"]}
     if len(hardware) != 1:

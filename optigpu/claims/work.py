@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from optigpu.claims.model import Book, Claim, Precision
+from optigpu.claims.model import Book, Claim
+from optigpu.claims.terms import Precision
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.models.facts import facts_of
 from optigpu.models.families import family_of
@@ -103,16 +104,23 @@ def flop_per_item(claim: Claim, book: Book) -> float | None:
     """Operations for one image, one token, or one call of attention; None if the claim lacks the needed facts."""
     match claim.workload:
         case "classify" | "train_step":
-            model = book.image_model(claim.model)
+            macs = book.macs_of(claim.model)
             passes = TRAINING_FACTOR if claim.workload == "train_step" else 1
-            return 2 * model.macs * passes if model else None
+            return 2 * macs * passes if macs else None
         case "attention" if claim.batch_size and claim.heads and claim.head_dim and claim.sequence:
-            # Two products of length x head_dim x length for each head; the softmax between them is not counted.
-            return 4.0 * claim.batch_size * claim.heads * claim.head_dim * claim.sequence**2
+            # Two products of head_dim for each pair of a query and a key; the softmax between them is not counted.
+            return (
+                4.0 * claim.batch_size * claim.heads * claim.head_dim * _pairs(claim.sequence, claim.causal)
+            )
         case "generate" if weights := weights_of(claim.model):
             return 2.0 * (weights.blocks + weights.head)
         case _:
             return None
+
+
+def _pairs(length: int, causal: bool | None) -> float:
+    """Pairs of a query and a key; where the text does not say, as few as in causal attention."""
+    return float(length**2) if causal is False else length * (length + 1) / 2
 
 
 def flop_per_s(claim: Claim, book: Book) -> float | None:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from optigpu.cli import charts, claims, compare, local, remote
+from optigpu.cli import charts, claims, compare, leaderboard, local, remote
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 local.add_commands(app)
 remote.add_commands(app)
+leaderboard.add_commands(app)
 compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)

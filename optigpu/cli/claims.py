@@ -1,7 +1,6 @@
 """The command `claims`: published figures beside measured ones. It reads a service's leaderboard if given its URL."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,8 @@ from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, Document, SpecError
 
 if TYPE_CHECKING:
-    from optigpu.claims import Book
-    from optigpu.client import Client
-    from optigpu.documents.views import LeaderboardRow
+    from optigpu.claims import Book, Measured
 
-PAGE = 200
 MOST_JOBS = 20
 """The most jobs of the leaderboard's first rows whose reports are read for the speedup of their stacks."""
 
@@ -51,7 +47,7 @@ def claims(
     api_key: ApiKey = None,
 ) -> None:
     """Show published figures: whether they are plausible, and what was measured on the same hardware."""
-    from optigpu.claims import baselines, from_leaderboard, from_results, weigh
+    from optigpu.claims import baselines, from_results, weigh
     from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
 
     book = baselines()
@@ -59,7 +55,7 @@ def claims(
     measured = [figure for report in reports for figure in from_results(report["results"])]
     if url is not None:
         ranked, jobs = _asked(book, url, api_key)
-        measured += from_leaderboard(ranked)
+        measured += ranked
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
     match OutputFormat.JSON if json_ else format_:
@@ -92,20 +88,14 @@ def read_report(path: Path) -> Document:
     return found
 
 
-def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["LeaderboardRow"], list[Document]]:
-    """The leaderboard's rows for the metrics of the claims, and the reports of the jobs of the first rows."""
+def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["Measured"], list[Document]]:
+    """The leaderboard's figures for the metrics of the claims, and the reports of the jobs of the first rows."""
+    from optigpu.claims import from_leaderboard, from_results, says_too_little
+
     with connect(url, api_key) as client:
         metrics = dict.fromkeys(claim.metric for claim in book.claims if claim.metric in METRICS)
-        rows = [row for metric in metrics for row in _all_rows(client, metric)]
+        rows = [row for metric in metrics for row in client.leaderboard_rows(metric=metric)]
+        whole = dict.fromkeys(row.result_id for row in rows if says_too_little(row))
+        figures = from_leaderboard(rows) + from_results(client.result(result) for result in whole)
         jobs = list(dict.fromkeys(row.job_id for row in rows if row.job_id))[:MOST_JOBS]
-        return rows, [client.report(job) for job in jobs]
-
-
-def _all_rows(client: "Client", metric: str) -> Iterator["LeaderboardRow"]:
-    cursor: str | None = None
-    while True:
-        page = client.leaderboard(metric=metric, limit=PAGE, cursor=cursor)
-        yield from page.rows
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+        return figures, [client.report(job) for job in jobs]

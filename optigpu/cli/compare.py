@@ -1,12 +1,14 @@
 """The commands `compare` and `replay`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
+from optigpu.cli.interrupt import INTERRUPTED, stoppable
 from optigpu.cli.output import AsJson, OutputFormat, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
@@ -71,13 +73,14 @@ def replay(
 
     Without flags it is measured as it was then. With --json, what `optigpu run --json` prints, and the comparison.
     """
-    from optigpu.cli.flags import measure_flags, read_flags
+    from optigpu.cli.flags import read_flags, section_flags
     from optigpu.job.replay import replay_note
     from optigpu.report import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
     stored = stored_result(result, url, api_key)
-    report = _run(_request(stored, read_flags(measure_flags(), given)))
+    changes = {section: read_flags(section_flags(section), given) for section in ("measure", "limits")}
+    report = _run(_request(stored, changes))
     document = report.document()
     (new,) = document["results"]
     comparison = compare_results(stored.result, new, anyway=True)
@@ -87,6 +90,8 @@ def replay(
         typer.echo(json.dumps(document | {"comparison": comparison.model_dump(mode="json")}, indent=2))
     else:
         show_grid(comparison_grid(comparison), OutputFormat.TABLE)
+    if report.cancelled:
+        raise typer.Exit(INTERRUPTED)
 
 
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
@@ -139,27 +144,30 @@ def _labelled(results: list[Document], label: str, name: str) -> Document:
     return chosen[0]
 
 
-def _request(stored: Stored, measure: Document) -> "JobSpec":
+def _request(stored: Stored, changes: Mapping[str, Document]) -> "JobSpec":
+    """The job that measures the result again, with changes of its sections `measure` and `limits`."""
     from optigpu.cli.options import validated
     from optigpu.job.replay import replay_request
 
-    request = replay_request(stored.result, stored.spec, measure)
+    request = replay_request(stored.result, stored.spec, changes["measure"])
     try:
-        return validated(request)
+        return validated(request | {"limits": {**request["limits"], **changes["limits"]}})
     except SpecError as error:
         raise SpecError(f"This version cannot measure the result again:\n{error}") from error
 
 
 def _run(spec: "JobSpec") -> "Report":
-    """Runs the job with progress on stderr. Exit status 1 if there is no result."""
+    """Runs the job with progress on stderr. Exit status 1 if there is no result, and 130 if Ctrl-C stopped it."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run
 
-    with RunProgress(console(stderr=True)) as progress:
-        report = run(spec, lambda event: progress.show(event.kind, as_document(event)))
+    with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
+        report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=cancelled)
     for outcome in report.outcomes:
         if outcome.result is None:
             typer.echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
-            raise typer.Exit(1)
+            raise typer.Exit(INTERRUPTED if report.cancelled else 1)
+    if report.stopped:
+        typer.echo(report.stopped, err=True)
     return report

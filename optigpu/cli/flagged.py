@@ -13,9 +13,9 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from optigpu.cli.flags import Flag
 
-FlagValue = int | float | str | bool
+FlagValue = int | float | str | bool | list[str]
 Given = Mapping[str, FlagValue]
-"""The flags that were used, by their field's name."""
+"""The flags that were used, by their name."""
 
 Panels = Mapping[str, Sequence["Flag"]]
 """The flags under each heading of the help."""
@@ -23,16 +23,27 @@ Panels = Mapping[str, Sequence["Flag"]]
 
 def job_panels() -> Panels:
     """Every flag of a job."""
-    from optigpu.cli.flags import job_flags, measure_flags, workload_flags
+    from optigpu.cli.flags import job_flags, section_flags, sections, workload_flags
 
-    return {"Job": job_flags(), "Workload": workload_flags(), "Measurement": measure_flags()}
+    own = {"Job": job_flags(), "Workload": workload_flags()}
+    return own | {_heading(section): section_flags(section) for section in sections()}
+
+
+def ladder_panels() -> Panels:
+    """Every flag of a job whose plan the command sets."""
+    panels = job_panels()
+    return {**panels, "Job": [flag for flag in panels["Job"] if flag.field != "plan"]}
 
 
 def replay_panels() -> Panels:
     """The flags of `replay` that change how a result is measured again."""
-    from optigpu.cli.flags import measure_flags
+    from optigpu.cli.flags import section_flags
 
-    return {"Measurement": measure_flags(with_defaults=False)}
+    return {_heading(name): section_flags(name, with_defaults=False) for name in ("measure", "limits")}
+
+
+def _heading(section: str) -> str:
+    return {"measure": "Measurement", "target": "Worker"}.get(section, section.capitalize())
 
 
 def add_flagged(app: typer.Typer, command: Callable[..., None], panels: Callable[[], Panels]) -> None:
@@ -56,7 +67,8 @@ def _with_flags(command: Callable[..., None], panels: Panels) -> Callable[..., N
 
     def with_flags(**values: object) -> None:
         given = {flag.name: values.pop(flag.name) for flag in flags}
-        command({name: value for name, value in given.items() if value is not None}, **values)
+        # typer gives an empty list for a repeated flag that was not used
+        command({name: value for name, value in given.items() if value not in (None, [])}, **values)
 
     with_flags.__doc__ = command.__doc__
     with_flags.__dict__["__signature__"] = Signature(sorted([*flags, *own], key=_has_default))

@@ -1,9 +1,10 @@
-"""The flags that describe a job, read from the fields of JobSpec, Measure and the workloads.
+"""The flags that describe a job, read from the fields of JobSpec, of the models within it, and of the workloads.
 
 A new field, and a new workload, has its flag without a change here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, NamedTuple
 
@@ -11,14 +12,14 @@ import typer
 from pydantic import BaseModel, Field, JsonValue
 
 from optigpu.cli.flagged import FlagValue, Given
+from optigpu.cli.quantities import Unit, read_quantity, unit_of
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
 FLAG_TYPES: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
 DEFAULT_WORKLOAD = "generate"
-OWN_SYNTAX = ("workload", "stack")
-NO_FLAG = ("plan",)
-"""Fields of JobSpec that commands set themselves."""
+OWN_SYNTAX = ("workload", "stack", "beside")
+REPEATED = ("beside",)
 
 
 class FieldSchema(BaseModel):
@@ -28,7 +29,8 @@ class FieldSchema(BaseModel):
     ref: str | None = Field(None, alias="$ref")
     any_of: tuple["FieldSchema", ...] = Field((), alias="anyOf")
     items: "FieldSchema | None" = None
-    const: str | None = None
+    properties: "dict[str, FieldSchema]" = Field({})
+    const: JsonValue = None
     enum: tuple[JsonValue, ...] = ()
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -44,45 +46,77 @@ class ModelSchema(BaseModel):
 
 
 class Flag(NamedTuple):
-    """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help."""
+    """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help.
+
+    `field` has a dot where it is within a model of the model. A `repeated` flag may be given several times.
+    """
 
     field: str
     kind: type[FlagValue]
     takes_several: bool
     help: str
+    unit: Unit | None = None
+    repeated: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name as a parameter: --min-vram is `min_vram`."""
+        return self.field.replace(".", "_").removesuffix(self.unit.suffix if self.unit else "")
 
     def parameter(self, panel: str) -> Parameter:
         """The flag as typer reads it; `panel` is its heading in the help."""
-        given: Any = str if self.takes_several else self.kind
+        given: Any = list[str] if self.repeated else str if self.takes_several or self.unit else self.kind
         option = typer.Option(help=self.help, rich_help_panel=panel)
         annotation = Annotated[given | None, option]
-        return Parameter(self.field, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+        return Parameter(self.name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
-    def read(self, value: FlagValue) -> FlagValue | list[str]:
-        """The value for the job's document."""
+    def read(self, value: FlagValue) -> FlagValue:
+        """The value for the job's document. Raises SpecError for a quantity that cannot be read."""
+        if self.unit:
+            return read_quantity(value, self.unit, self.name)
         return split(str(value)) if self.takes_several else value
 
 
 def job_flags() -> list[Flag]:
     """The flags of JobSpec's own fields."""
-    from optigpu.job.spec import JobSpec
-
-    schemas = _schemas(JobSpec)
+    schemas = _schemas(_job())
     helps = {
         "workload": _workload_help(),
         "model": f"{schemas['model'].description} {_default_models()}",
         "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
         "stack": f"{_clause(schemas['stack'])}, comma separated, "
         "for example int8_weight_only,torch_compile:mode=max-autotune.",
+        "beside": f"{_clause(schemas['beside'])}: [BACKEND/]STACK[ as LABEL], for example "
+        "'llama_cpp/gguf:type=Q8_0 as eight bits'. May be given several times.",
     }
-    fields = {name: schema for name, schema in schemas.items() if name not in NO_FLAG}
     return [
-        Flag(name, str, False, helps[name])
+        Flag(name, str, False, helps[name], repeated=name in REPEATED)
         if name in OWN_SYNTAX
         else Flag(name, _kind(schema), schema.items is not None, helps.get(name) or _with_default(schema))
-        for name, schema in fields.items()
+        for name, schema in schemas.items()
         if name in OWN_SYNTAX or _is_plain(schema)
     ]
+
+
+@cache
+def sections() -> tuple[str, ...]:
+    """The fields of JobSpec that are models with flags of their own: measure, target, limits."""
+    return tuple(name for name, schema in _schemas(_job()).items() if schema.properties)
+
+
+def section_flags(section: str, with_defaults: bool = True) -> list[Flag]:
+    """The flags of the fields of one of the `sections`. The help names the defaults if asked to."""
+    return [
+        _section_flag(name, schema, with_defaults)
+        for name, schema in _flat(_schemas(_job())[section].properties)
+    ]
+
+
+def _section_flag(field: str, schema: FieldSchema, with_default: bool) -> Flag:
+    unit = unit_of(field)
+    text = f"{_clause(schema)}: {unit.example}." if unit else _sentence(schema)
+    default = f" Default: {_default(schema)}." if with_default else ""
+    return Flag(field, _kind(schema), schema.items is not None, text + default, unit)
 
 
 def workload_flags(workloads: Mapping[str, type[Workload]] = WORKLOADS) -> list[Flag]:
@@ -95,21 +129,17 @@ def workload_flags(workloads: Mapping[str, type[Workload]] = WORKLOADS) -> list[
     return [_workload_flag(name, schemas) for name, schemas in owners.items()]
 
 
-def measure_flags(with_defaults: bool = True) -> list[Flag]:
-    """The flags of Measure's fields. The help names the defaults if asked to."""
-    from optigpu.job.spec import Measure
-
-    text = _with_default if with_defaults else _sentence
-    return [
-        Flag(name, _kind(schema), schema.items is not None, text(schema))
-        for name, schema in _schemas(Measure).items()
-        if _is_plain(schema)
-    ]
-
-
-def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, FlagValue | list[str]]:
+def read_flags(flags: Iterable[Flag], given: Given) -> dict[str, Any]:
     """The part of the job's document that the flags define."""
-    return {flag.field: flag.read(given[flag.field]) for flag in flags if flag.field in given}
+    document: dict[str, Any] = {}
+    for flag in flags:
+        if flag.name in given:
+            *models, field = flag.field.split(".")
+            place = document
+            for model in models:
+                place = place.setdefault(model, {})
+            place[field] = flag.read(given[flag.name])
+    return document
 
 
 def split(text: str) -> list[str]:
@@ -128,8 +158,25 @@ def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> Fi
     target = definitions[schema.ref.rpartition("/")[2]] if schema.ref else schema
     chosen = next((each for each in target.any_of if each.type != "null"), target)
     items = chosen.items and _resolved(chosen.items, definitions)
-    own = {"description": schema.description, "default": schema.default, "items": items}
+    fields = {name: _resolved(field, definitions) for name, field in chosen.properties.items()}
+    own = {"description": schema.description, "default": schema.default, "items": items, "properties": fields}
     return chosen.model_copy(update=own)
+
+
+def _flat(schemas: Mapping[str, FieldSchema], model: str = "") -> Iterator[tuple[str, FieldSchema]]:
+    """Each field with its schema, those of models within the model with a dot: "quality.text"."""
+    for name, schema in schemas.items():
+        if schema.properties:
+            yield from _flat(schema.properties, f"{model}{name}.")
+        else:
+            yield f"{model}{name}", schema
+
+
+def _job() -> type[BaseModel]:
+    """JobSpec, imported where a command needs it: it loads every technique."""
+    from optigpu.job.spec import JobSpec
+
+    return JobSpec
 
 
 def _is_plain(schema: FieldSchema) -> bool:
@@ -161,15 +208,18 @@ def _sentence(schema: FieldSchema) -> str:
 
 
 def _with_default(schema: FieldSchema) -> str:
-    default = schema.default if isinstance(schema.default, list) else [schema.default]
-    return f"{_sentence(schema)} Default: {_joined(default)}."
+    return f"{_sentence(schema)} Default: {_default(schema)}."
+
+
+def _default(schema: FieldSchema) -> str:
+    return _joined(schema.default if isinstance(schema.default, list) else [schema.default])
 
 
 def _values(schema: FieldSchema) -> str:
     """The valid values, as the end of a sentence; for a list of numbers, an example."""
     each = schema.items or schema
     several = ", comma separated" if schema.items else ""
-    choices = [str(choice) for choice in each.enum] or ([each.const] if each.const else [])
+    choices = [str(choice) for choice in each.enum] or ([str(each.const)] if each.const is not None else [])
     if choices:
         return f"{several}: {', '.join(choices) if schema.items else _listed(choices)}"
     if isinstance(schema.default, list):

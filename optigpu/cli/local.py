@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given, add_flagged, job_panels
+from optigpu.cli.flagged import Given, add_flagged, job_panels, ladder_panels
+from optigpu.cli.interrupt import INTERRUPTED, stoppable
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_job
-from optigpu.vocabulary import DeviceKind, VariantStatus
+from optigpu.vocabulary import DeviceKind, SpecError, VariantStatus
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Environment
@@ -18,7 +19,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(probe)
     app.command()(techniques)
     add_flagged(app, run, job_panels)
-    add_flagged(app, ladder, job_panels)
+    add_flagged(app, ladder, ladder_panels)
 
 
 def probe(json_: AsJson = False) -> None:
@@ -59,7 +60,7 @@ def run(
 ) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
-    A SPEC.JSON with "plan": "ladder" or "grid" measures many.
+    With --plan ladder or --plan grid it measures many.
     """
     _measure(spec_of(given, default_device, spec_file), OutputFormat.JSON if json_ else format_)
 
@@ -98,14 +99,41 @@ def with_default_stack(spec: "JobSpec") -> "JobSpec":
     )
 
 
+def _refuse_other_gpus(spec: "JobSpec") -> None:
+    """Raises SpecError if the job asks for another GPU than the one of this machine that it would run on."""
+    from optigpu.hardware import probe as probe_machine
+
+    found = probe_machine().accelerators[:1] if spec.device is DeviceKind.CUDA else ()
+    for gpu in found:
+        if (spec.target.gpu or "").lower() not in gpu.name.lower():
+            raise SpecError(
+                f"target.gpu: this machine's GPU is {gpu.name}; leave --gpu out, or submit the job."
+            )
+        if gpu.memory_bytes < spec.target.min_vram_bytes:
+            raise SpecError(
+                f"target.min_vram_bytes: this machine's GPU has {gpu.memory_bytes} bytes; lower --min-vram, or submit "
+                "the job."
+            )
+
+
 def _measure(spec: "JobSpec", form: OutputFormat) -> None:
-    """Runs the job with progress on stderr and shows it. Exit status 1 if no variant succeeded."""
+    """Runs the job with progress on stderr and shows it.
+
+    Exit status 1 if no variant succeeded, and 130 if Ctrl-C stopped it.
+    """
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job
 
-    with RunProgress(console(stderr=True)) as progress:
-        report = run_job(spec, lambda event: progress.show(event.kind, as_document(event)))
+    _refuse_other_gpus(spec)
+    with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
+        report = run_job(
+            spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=cancelled
+        )
     show_job(report.document(), report.attribution, form)
+    if report.stopped:
+        typer.echo(report.stopped, err=True)
+    if report.cancelled:
+        raise typer.Exit(INTERRUPTED)
     if not any(outcome.status is VariantStatus.SUCCEEDED for outcome in report.outcomes):
         raise typer.Exit(1)

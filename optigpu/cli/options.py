@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.flagged import Given
+from optigpu.cli.flagged import FlagValue, Given
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 if TYPE_CHECKING:
@@ -70,7 +70,14 @@ def _from_file(path: Path, given: Given) -> dict[str, object]:
 
 
 def _from_flags(given: Given) -> dict[str, object]:
-    from optigpu.cli.flags import DEFAULT_WORKLOAD, job_flags, measure_flags, read_flags, workload_flags
+    from optigpu.cli.flags import (
+        DEFAULT_WORKLOAD,
+        job_flags,
+        read_flags,
+        section_flags,
+        sections,
+        workload_flags,
+    )
     from optigpu.workloads import WORKLOADS
 
     kind = str(given.get("workload", DEFAULT_WORKLOAD))
@@ -81,8 +88,30 @@ def _from_flags(given: Given) -> dict[str, object]:
         **read_flags(job_flags(), given),
         "workload": {"kind": kind} | read_flags(workload_flags(), given),
         "stack": parse_stack(str(given.get("stack", ""))),
-        "measure": read_flags(measure_flags(), given),
+        "beside": parse_beside(given.get("beside", [])),
+        **{section: read_flags(section_flags(section), given) for section in sections()},
     }
+
+
+def parse_beside(given: FlagValue) -> list[dict[str, object]]:
+    """`llama_cpp/gguf:type=Q8_0 as eight bits` as the JSON of a stack beside the job's own; each may be left out.
+
+    Raises SpecError as `parse_stack` does, and for an unknown backend.
+    """
+    return [_beside(text) for text in (given if isinstance(given, list) else [str(given)])]
+
+
+def _beside(text: str) -> dict[str, object]:
+    from optigpu.backends import BACKENDS
+
+    stack, _, label = text.partition(" as ")
+    backend, slash, rest = stack.partition("/")
+    if not slash or re.search("[:,]", backend):  # the slash is within a parameter: draft=path:models/tiny
+        backend, rest = "", stack
+    else:
+        _known(backend.strip(), list(BACKENDS), "backend")
+    named = {"backend": backend.strip(), "label": label.strip()}
+    return {"stack": parse_stack(rest)} | {name: value for name, value in named.items() if value}
 
 
 def parse_stack(text: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Commands that talk to a service: submit, watch, jobs, cancel, leaderboard."""
+"""Commands that talk to a service: submit, watch, jobs, cancel, withdraw."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 def add_commands(app: typer.Typer) -> None:
     add_flagged(app, submit, job_panels)
-    commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, leaderboard)
+    commands: tuple[Callable[..., None], ...] = (watch, jobs, cancel, withdraw)
     for command in commands:
         app.command()(command)
 
@@ -31,14 +31,13 @@ def add_commands(app: typer.Typer) -> None:
 def submit(
     given: Given,
     spec_file: SpecFile = None,
-    plan: Annotated[str | None, typer.Option(help="single (the default), ladder or grid.")] = None,
     watch_: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Submit a job to a service and print its id."""
     with connect(url, api_key) as client:
-        job = client.submit(spec_of(given, lambda: _best_device(client), spec_file, plan))
+        job = client.submit(spec_of(given, lambda: _best_device(client), spec_file))
         typer.echo(job.id)
         if watch_:
             _follow(client, job.id, OutputFormat.TABLE)
@@ -81,37 +80,17 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> Non
     typer.echo(f"The job is {job.state}{asked}.")
 
 
-def leaderboard(
-    metric: Annotated[str | None, typer.Option(help="The metric to rank by. Default: tokens_per_s.")] = None,
-    workload: Annotated[str | None, typer.Option(help="A workload's kind or digest.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Only this class of hardware.")] = None,
-    technique: Annotated[str | None, typer.Option(help="Only stacks with this technique.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Only this backend.")] = None,
-    min_top1: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Minimum top-1 agreement with fp32, 0 to 1.")
-    ] = None,
-    max_kld: Annotated[
-        float | None, typer.Option(min=0, help="Maximum mean divergence from fp32, in nats.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many rows, the best first.")] = 20,
-    format_: FormatOption = OutputFormat.TABLE,
+def withdraw(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of a result, or with --job of a job.")],
+    reason: Annotated[str, typer.Option(help="Why; readers of the id are told it.")],
+    job: Annotated[bool, typer.Option("--job", help="Withdraw a job with all of its results.")] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Show the best results of a service."""
-    from optigpu.report import leaderboard_csv, leaderboard_grid
-
-    query = {"metric": metric, "workload": workload, "model": model, "hardware": hardware}
-    gates = {"min_top1": min_top1, "max_kld": max_kld}
+    """Withdraw a result, or a job with its results, from a service. Needs a key with the scope admin."""
     with connect(url, api_key) as client:
-        page = client.leaderboard(**query, **gates, technique=technique, backend=backend, limit=limit)
-    if format_ is OutputFormat.JSON:
-        typer.echo(page.model_dump_json(indent=2))
-    elif format_ is OutputFormat.CSV:
-        typer.echo(leaderboard_csv(page), nl=False)
-    else:
-        show_grid(leaderboard_grid(page), format_)
+        withdrawn = client.withdraw_job(id_, reason) if job else client.withdraw_result(id_, reason)
+    typer.echo(f"The {withdrawn.kind} was withdrawn by {withdrawn.withdrawn_by}: {withdrawn.reason}")
 
 
 def connect(url: str, api_key: str | None) -> "Client":

@@ -9,12 +9,15 @@ from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
 from optigpu.conductor.session import Session
+from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge
+from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.conductor.verdicts.selection import Goal
 from optigpu.documents.facts import RunFacts, WarmUpFacts
-from optigpu.documents.result import Measurement, Outcome, Result, Samples, VariantSummary
+from optigpu.documents.result import Measurement, MetricSummary, Outcome, Result, Samples, VariantSummary
 from optigpu.hardware.catalog import find_class
 from optigpu.job.spec import Variant
-from optigpu.roofline import roofline_of
+from optigpu.quality.figures import with_windows
 from optigpu.statistics.intervals import describe, summarise
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
@@ -32,20 +35,24 @@ def outcome_of(
 ) -> Outcome:
     """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
     spec = session.spec
+    evidence = evidence_of(session, replicates)
     measurements = _measurements(replicates)
     facts = _facts(replicates, together)
-    metrics = {measurement.name: summarise(measurement, spec.seed) for measurement in measurements}
+    metrics = _metrics(evidence, measurements)
+    verdict = judge(spec, variant, evidence, metrics)
+    metrics = with_windows(widened(metrics, replicates[0].samples, verdict.cost_bound), facts.quality)
     published = find_class(session.environment.hardware_class)
-    roofline = roofline_of(variant.workload, metrics, facts, preparation.peaks, published)
+    roofline = preparation.roofline(variant.workload, metrics, facts, published)
     provenance = provenance_of(spec, variant, session.environment, facts)
     result = Result(
         id=new_id(),
         created_at=utc_now(),
         variant=summary_of(measured(variant, provenance)),
-        verdict=judge(spec, variant, replicates, metrics),
+        verdict=verdict,
         metrics=metrics | roofline.metrics,
         bound=roofline.bound,
         facts=facts.model_copy(update={"roofline": roofline.facts}),
+        rounds=tuple(each.selection.records for each in evidence),
         environment=session.environment,
         seed=spec.seed,
         provenance=provenance,
@@ -75,6 +82,31 @@ def summary_of(variant: Variant) -> VariantSummary:
         variant_digest=variant.digest,
         primary_metric=variant.workload.primary,
     )
+
+
+def evidence_of(session: Session, replicates: Sequence[Replicate]) -> list[Evidence]:
+    """Each replicate with the rounds that its figures come from."""
+    yardstick = Yardstick(session.spec.device, session.monitor.fastest_probe_s)
+    goals = [Goal.of(session.spec.measure, replicate.ready.request_s) for replicate in replicates]
+    return [
+        Evidence(number, replicate, replicate.selection(yardstick, goal))
+        for number, (replicate, goal) in enumerate(zip(replicates, goals, strict=True), 1)
+    ]
+
+
+def _metrics(evidence: Sequence[Evidence], measurements: Sequence[Measurement]) -> dict[str, MetricSummary]:
+    """The summaries; those of requests from the rounds that are counted."""
+    of_requests = evidence[0].replicate.samples
+    counted = {
+        name: tuple(each.selection.of(each.replicate.samples[name]) for each in evidence)
+        for name in of_requests
+    }
+    return {
+        each.name: summarise(
+            each.model_copy(update={"samples": counted[each.name]}) if each.name in counted else each
+        )
+        for each in measurements
+    }
 
 
 def _measurements(replicates: Sequence[Replicate]) -> list[Measurement]:

@@ -1,17 +1,21 @@
 """Prepares a job before its first variant: the machine's peak rates and the quality reference."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optigpu.child.messages import Metered, Ready, RunReference
-from optigpu.conductor.peak_cache import measured_peaks
+from optigpu.conductor.peak_cache import MachinePeaks
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.session import Session
-from optigpu.documents.peaks import Peaks
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.result import MetricSummary
+from optigpu.hardware.catalog import Device
 from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import DeadlineError, ReplicateError, Role, UnsupportedError
+from optigpu.roofline import Roofline, roofline_of
+from optigpu.vocabulary import ReplicateError, Role, UnsupportedError
+from optigpu.workloads.base import Workload
 
 REFERENCE_BACKEND = "torch"
 """Makes the reference for variants of every backend, so that their quality is a distance from the same predictions."""
@@ -23,8 +27,20 @@ _log = logging.getLogger(__name__)
 class Preparation:
     """The results of the preparation."""
 
-    # None if the machine's peak rates could not be measured.
-    peaks: Peaks | None
+    # None where there is nothing to measure.
+    peaks: MachinePeaks | None
+
+    def roofline(
+        self,
+        workload: Workload,
+        metrics: Mapping[str, MetricSummary],
+        facts: RunFacts,
+        published: Device | None,
+    ) -> Roofline:
+        """Holds a variant against the machine's peaks. Peaks that it surpasses are measured once more."""
+        found = roofline_of(workload, metrics, facts, self.peaks.known if self.peaks else None, published)
+        better = self.peaks.better() if self.peaks and found.surpassed else None
+        return roofline_of(workload, metrics, facts, better, published) if better else found
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
@@ -33,9 +49,10 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
         return Preparation(None)
     first = variants[0]
     session.progress.begin(first.index, 0, "preparing")
-    peaks = measured_peaks(
+    peaks = MachinePeaks(
         session.environment, session.spec.device, session.threads, session.progress, keep=session.descriptors
     )
+    _ = peaks.known
     if "quality" in session.spec.measure.meters and _has_quality(first):
         _make_reference(session, first)
     return Preparation(peaks)
@@ -55,7 +72,5 @@ def _make_reference(session: Session, like: Variant) -> None:
         with session.child(baseline) as child:
             ask(child, session.assignment(baseline, 0), Ready, session.progress)
             ask(child, RunReference(), Metered, session.progress)
-    except DeadlineError:
-        raise
     except (UnsupportedError, ReplicateError) as error:
         _log.warning("the quality reference could not be computed: %s", error)

@@ -2,39 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import MappingProxyType
 
+from optigpu.conductor.pace import Pace, Unit
 from optigpu.documents.events import Event, Progressed
-from optigpu.vocabulary import CancelledError, DeadlineError
+from optigpu.job.estimate import COMPILE, SAMPLE, START, Guess
+from optigpu.job.spec import Measure
+from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
 
 PROGRESS_PERIOD_S = 1.0
-
-Unit = tuple[int, int]
-"""A replicate of a variant: the variant's index and the replicate's number."""
-
-
-@dataclass(frozen=True)
-class _Advance:
-    """The present replicate is expected to go from one share of its work to another within some seconds."""
-
-    began: float
-    start: float
-    end: float
-    seconds: float
-
-    def share(self, now: float) -> float:
-        if not self.seconds:
-            return self.start
-        return self.start + (self.end - self.start) * min((now - self.began) / self.seconds, 0.99)
+NO_GUESSES: Mapping[int, Guess] = MappingProxyType({})
 
 
 class JobProgress:
-    """Counts a job's replicates, each with the share of its work that is done, and checks the job's limits.
+    """Follows a job's replicates part by part, predicts how long they still take, and checks the job's limits.
 
-    For each replicate: `begin`, `advance` around each part of its work, `end`. Replicates of several variants may be
-    begun again and again, in turns.
+    For each replicate: `begin`, `advance` around each of its parts, `end`. Replicates of several variants may be begun
+    again and again, in turns.
     """
 
     def __init__(
@@ -43,17 +29,22 @@ class JobProgress:
         cancelled: Callable[[], str | None],
         indexes: Collection[int],
         replicates: int,
+        *,
+        guesses: Mapping[int, Guess] = NO_GUESSES,
+        measure: Measure | None = None,
     ) -> None:
-        """`indexes` are those of the variants that will be measured."""
+        """`indexes` are those of the variants that will be measured, `guesses` how long their parts take, if known."""
         self._on_event, self._cancelled = on_event, cancelled
-        self._shares: dict[Unit, float] = {(i, r): 0.0 for i in indexes for r in range(replicates)}
+        self._pace = Pace({index: guesses.get(index, Guess()) for index in indexes}, replicates)
+        self._measure = measure or Measure()
+        self._most_sample_s = self._measure.max_seconds
         self._timeout_s, self._deadline = math.inf, math.inf
         self._half = (math.inf, "")
-        self._unit: Unit = next(iter(self._shares), (0, 0))
+        self._unit: Unit = (next(iter(indexes), 0), 0)
         self._doing = "waiting for the device"
         self._started, self._told = time.monotonic(), -math.inf
-        self._advance = _Advance(self._started, 0.0, 0.0, 0.0)
-        self._typical_s: dict[float, float] = {}
+        # When the present part began, how long it takes, and all that was left then.
+        self._began, self._part_s, self._left_s = self._started, 0.0, 0.0
         self._fraction = 0.0
 
     def limit(self, timeout_s: float) -> None:
@@ -72,9 +63,9 @@ class JobProgress:
 
     def begin(self, index: int, replicate: int, doing: str) -> None:
         """Work on this replicate starts or continues; reported at once."""
-        self._settle()
         self._unit = (index, replicate)
-        self._stay()
+        self._pace.add(self._unit)
+        self._between()
         self.show(doing)
 
     def show(self, doing: str) -> None:
@@ -83,89 +74,120 @@ class JobProgress:
         self._tell()
 
     @contextmanager
-    def advance(self, share: float, seconds: float | None = None) -> Iterator[None]:
-        """The block brings the present replicate to `share` of its work, if nothing is raised.
+    def advance(self, part: str, seconds: float = 0.0) -> Iterator[None]:
+        """The block is a part of the present replicate, if nothing is raised; of SAMPLE, a round of about `seconds`."""
+        if part == SAMPLE:
+            self._pace.sample_on(self._unit, seconds)
+        self._between()
+        parts = (START, COMPILE) if part == START else (part,)
+        self._part_s = sum(self._pace.part_left_s(self._unit, each, self._most_sample_s) for each in parts)
+        try:
+            yield
+            took_s = time.monotonic() - self._began
+            if part == SAMPLE:
+                self._pace.sample(self._unit, took_s)
+            else:
+                self._pace.take(self._unit, part, took_s)
+        finally:
+            self._between()
 
-        `seconds` is how long that is expected to take; None takes what the replicate before needed.
-        """
-        self._settle()
-        expected = self._typical_s.get(share, 0.0) if seconds is None else seconds
-        began = time.monotonic()
-        self._advance = _Advance(began, self._share, share, expected)
-        yield
-        self._typical_s[share] = time.monotonic() - began
-        self._put(share)
+    def compiled(self, seconds: float | None) -> None:
+        """The process is ready, and compiled for so long; None: it compiled nothing."""
+        self._pace.compiled(self._unit, seconds or 0.0)
+        self._between()
+
+    def end_rounds(self) -> None:
+        """No round of the present replicate follows."""
+        self._pace.end_sampling(self._unit)
+        self._between()
 
     def end(self) -> None:
         """The present replicate is measured."""
-        self._put(1.0)
+        self._drop([self._unit])
         self.show("done")
 
     def give_up(self, index: int) -> None:
         """The variant has failed: its remaining replicates are not measured."""
-        for unit in self._shares:
-            if unit[0] == index:
-                self._shares[unit] = 1.0
+        self._drop(self._pace.units_of(index))
         self.show("given up")
+
+    def leave_out(self, units: Iterable[Unit]) -> None:
+        """These replicates will not be measured, because there is no time for them."""
+        self._drop(units)
+
+    def expect(self, unit: Unit) -> None:
+        """This replicate will be measured too."""
+        self._pace.add(unit)
+        self._between()
+
+    @property
+    def expected_s(self) -> float:
+        """How long what is left is expected to take."""
+        return self._left_s
+
+    def has_time_for(self, units: Collection[Unit]) -> bool:
+        """Whether these replicates are expected to fit into the time that is left, each sampled for its least."""
+        return self._pace.left_s(self._measure.min_seconds, units) <= self._deadline - time.monotonic()
+
+    def most_sample_s(self) -> float:
+        """How long a replicate that starts now may be sampled so that all that are left fit into the job's time."""
+        least, most = self._measure.min_seconds, self._measure.max_seconds
+        left_s = self._deadline - time.monotonic() - self._pace.left_s(0.0)
+        self._most_sample_s = max(least, min(most, left_s / max(self._pace.to_sample(), 1)))
+        return self._most_sample_s
 
     def check(self) -> None:
         """Reports the progress once a second; must be called more often.
 
-        Raises CancelledError when the job was cancelled and DeadlineError when its time is up.
+        Raises CancelledError when the job was cancelled, DeadlineError when its time is up, and OverdueError when that
+        of the present part is.
         """
         reason = self._cancelled()
         if reason is not None:
             raise CancelledError(reason)
         if time.monotonic() > self._deadline:
             raise DeadlineError(
-                f"deadline: the job reached its time limit of {self._timeout_s:g} s; raise limits.timeout_s or "
-                "measure less."
+                f"The job reached its time limit of {self._timeout_s:g} s; raise limits.timeout_s or measure less."
             )
         if time.monotonic() > self._half[0]:
-            raise DeadlineError(
-                f"deadline: {self._half[1]} took half of the time that the job had left; raise limits.timeout_s."
+            raise OverdueError(
+                f"{self._half[1]} took half of the time that the job had left; raise limits.timeout_s."
             )
         if time.monotonic() - self._told >= PROGRESS_PERIOD_S:
             self._tell()
 
-    @property
-    def _share(self) -> float:
-        return self._shares.get(self._unit, 0.0)
+    def _drop(self, units: Iterable[Unit]) -> None:
+        self._pace.drop(units)
+        self._between()
 
-    def _put(self, share: float) -> None:
-        if self._unit in self._shares:
-            self._shares[self._unit] = max(share, self._share)
-        self._stay()
-
-    def _stay(self) -> None:
-        """The present replicate stays at its share until something advances it."""
-        self._advance = _Advance(time.monotonic(), self._share, self._share, 0.0)
-
-    def _settle(self) -> None:
-        """Keeps how far the present replicate has come."""
-        self._put(self._advance.share(time.monotonic()))
+    def _between(self) -> None:
+        """No part has begun: what is left stays as it is until one does."""
+        self._began, self._part_s = time.monotonic(), 0.0
+        self._left_s = self._pace.left_s(self._most_sample_s)
 
     def _tell(self) -> None:
         self._told = time.monotonic()
-        moving = max(0.0, self._advance.share(self._told) - self._share)
-        done = (sum(self._shares.values()) + moving) / max(len(self._shares), 1)
-        # A longer expectation must not move the progress bar back.
-        self._fraction = min(1.0, max(self._fraction, done))
+        remaining_s = self._remaining_s()
+        if remaining_s is not None:
+            elapsed_s = self._told - self._started
+            done = elapsed_s / (elapsed_s + remaining_s) if elapsed_s + remaining_s > 0 else 0.0
+            # A longer expectation must not move the progress bar back, and it is full when nothing is left.
+            self._fraction = max(self._fraction, 1.0 if self._pace.is_over else min(done, 0.99))
         self._on_event(
             Progressed(
                 index=self._unit[0],
                 replicate=self._unit[1],
                 doing=self._doing,
                 fraction=self._fraction,
-                remaining_s=self._remaining_s(),
+                remaining_s=remaining_s,
             )
         )
 
     def _remaining_s(self) -> float | None:
-        """Predicts from the time of the work so far; None until a first process is ready."""
-        if self._fraction >= 1:
+        """What is left by the pace so far, counted down within a part; None until a first process is ready."""
+        if self._pace.is_over:
             return 0.0
-        if not self._typical_s:
+        if not self._pace.has_measured:
             return None
-        elapsed_s = self._told - self._started
-        return max(0.0, min(elapsed_s * (1 / self._fraction - 1), self._deadline - self._told))
+        left_s = self._left_s - min(self._told - self._began, self._part_s)
+        return max(0.0, min(left_s, self._deadline - self._told))

@@ -12,12 +12,13 @@ from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
-from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
 from optigpu.hardware import hardware_class, probe
+from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import DeviceKind
 
@@ -46,18 +47,26 @@ class Session:
     others: Callable[[], bool] = no_other_job
     # Makes what decides how many processes fit into memory.
     memory_rule: MakeMemoryRule = MemoryBudget
+    # How many processes measure each variant, where the job's time is known not to suffice for all that it asks for.
+    fitting: int | None = None
     monitor: HostMonitor = field(init=False)
     _running: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.monitor = HostMonitor(self.spec.device, self.environment, lambda: self._running, self.others)
 
+    @property
+    def replicates(self) -> int:
+        """How many processes measure each variant."""
+        return self.fitting or self.spec.measure.replicates
+
     def assignment(self, variant: Variant, replicate: int) -> Assignment:
-        """The first message to a process that measures this variant."""
+        """The first message to a process that measures this variant, for no longer than its share of the job's time."""
+        most = {"max_seconds": self.progress.most_sample_s()}
         return Assignment(
             variant=variant,
             environment=self.environment,
-            measure=self.spec.measure,
+            measure=self.spec.measure.model_copy(update=most),
             seed=self.spec.seed,
             replicate=replicate,
             folder=self.folder,
@@ -87,13 +96,18 @@ def open_session(
     lock_dir: Path | None = None,
     threads: int | None = None,
     memory_rule: MakeMemoryRule = MemoryBudget,
+    plan: Plan | None = None,
 ) -> Iterator[Session]:
     """A session that measures the variants with these indexes and has its device for itself while the block lasts.
+
+    `plan` says how many replicates fit into the job's time, and how long they take; None: all, and it is not known.
 
     Raises what `hold` and `progress.check` raise while the job waits for the device.
     """
     environment = environment_for(spec.device)
-    progress = JobProgress(on_event, cancelled, indexes, spec.measure.replicates)
+    replicates = plan.replicates if plan else spec.measure.replicates
+    guesses = plan.guesses if plan else NO_GUESSES
+    progress = JobProgress(on_event, cancelled, indexes, replicates, guesses=guesses, measure=spec.measure)
     locks = lock_dir or paths.lock_dir()
     with hold(locks, spec.device, environment, progress.check) as descriptors, scratch_folder() as folder:
         yield Session(
@@ -107,6 +121,7 @@ def open_session(
             on_event=on_event,
             others=partial(others_measure, locks, spec.device, environment),
             memory_rule=memory_rule,
+            fitting=plan.replicates if plan else None,
         )
 
 

@@ -23,6 +23,28 @@ class Planned(Frozen):
     variants: tuple[PlannedVariant, ...]
 
 
+class Waiting(Frozen):
+    """The job waits for other processes to rest before its first process starts, for at most `up_to_s` seconds."""
+
+    kind: Literal["waiting"] = "waiting"
+    doing: str
+    up_to_s: float
+
+
+class Estimated(Frozen):
+    """How long the job will take, before it starts; again when replicates are left out because time is short.
+
+    `seconds` is an estimate of what is still to be measured and `replicates` how many processes of each variant are;
+    `sentence` says so.
+    """
+
+    kind: Literal["estimated"] = "estimated"
+    seconds: float
+    limit_s: float
+    replicates: int
+    sentence: str
+
+
 class VariantStarted(Frozen):
     """A variant's first process starts."""
 
@@ -52,13 +74,13 @@ class VariantFinished(Frozen):
 
 
 class Finished(Frozen):
-    """The last event of a complete run: the gain of each technique."""
+    """The last event of a run: the gain of each technique, from what was measured."""
 
     kind: Literal["finished"] = "finished"
     attribution: Attribution
 
 
-Event = Planned | VariantStarted | Progressed | VariantFinished | Finished
+Event = Planned | Estimated | Waiting | VariantStarted | Progressed | VariantFinished | Finished
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 

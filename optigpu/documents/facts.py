@@ -38,7 +38,18 @@ class WeightFacts(Frozen):
     reasons: dict[str, str] = Field(default_factory=dict)
 
 
-class TextQuality(Frozen):
+class QualityFacts(Frozen):
+    """How precisely quality was measured: by how far its figures move without one part of the text, images or items."""
+
+    # 95% intervals over windows (images, items), by the metric's name.
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    # Each figure without one part after the other; two results on the same text are compared part by part.
+    without_part: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    # Why a figure has no interval.
+    no_interval: dict[str, str] = Field(default_factory=dict)
+
+
+class TextQuality(QualityFacts):
     """On what text quality was measured, and how precisely."""
 
     # The text's name as `measure.quality.text` has it.
@@ -67,7 +78,7 @@ class TextQuality(Frozen):
     items: int | None = None
 
 
-class ImageQuality(Frozen):
+class ImageQuality(QualityFacts):
     """On what images quality was measured, and how precisely."""
 
     # How many images, and how they were made.
@@ -100,6 +111,8 @@ class EnergyFacts(Frozen):
     # How often the sensor was read while requests ran, and how often it had changed.
     looks: int
     changes: int
+    # Seconds from one change to the next, the median; no less than the time between two looks.
+    update_period_s: float | None = None
     # How long requests ran, and how many of them.
     window_s: float
     requests: int
@@ -166,6 +179,8 @@ class RunFacts(MeterFacts):
     autograd: str | None = None
     # True where cuDNN computes float32 convolutions in TF32; null: the model has no convolution, or runs on no GPU.
     cudnn_tf32: bool | None = None
+    # torch's precision of float32 matrix products where a technique has set it ("high": TF32); null: "highest".
+    float32_matmul_precision: str | None = None
 
     # The key-value cache: "dynamic", "static", "none" (all is computed again for each token), or what an engine calls
     # its own; null: the workload has no use for one.

@@ -1,25 +1,29 @@
 """The measured peak rates of a machine."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, Field, PositiveFloat, PositiveInt
 
 from optigpu.vocabulary import DeviceKind, Frozen
 
+T = TypeVar("T")
+
 
 class ReadRate(Frozen):
-    """The rate at which an array of that size is read repeatedly: from a cache if it fits into one."""
+    """The rate at which an array of that size is read (or copied) repeatedly: from a cache if it fits into one."""
 
     array_bytes: PositiveInt
     bytes_per_s: PositiveFloat
 
 
 class Peaks(Frozen):
-    """Measured peak rates of the machine: medians of repetitions.
+    """Measured peak rates of the machine: the best of repetitions, and of several ways to do the same.
 
-    `reads` have rising sizes, the last far larger than any cache. `copy_bytes_per_s` counts what is read and what is
-    written. `matmul_flops_per_s` holds the rate of square matrix products by the dtype of their operands (of integers:
-    operations), and `reasons` why a dtype has none.
+    `reads` have rising sizes, the last far larger than any cache. `copies` count what is read and what is written, and
+    both arrays together are their size; `copy_bytes_per_s` is that of the largest. `matmul_flops_per_s` holds the rate
+    of products by the dtype of their operands (of integers: operations), `ways` how the best rate of each was reached,
+    and `reasons` why a dtype has none.
     """
 
     kind: Literal["peaks"] = "peaks"
@@ -28,6 +32,34 @@ class Peaks(Frozen):
     measured_at: AwareDatetime
     torch: str
     reads: tuple[ReadRate, ...] = Field(min_length=1)
+    copies: tuple[ReadRate, ...] = ()
     copy_bytes_per_s: PositiveFloat
     matmul_flops_per_s: dict[str, PositiveFloat]
+    ways: dict[str, str] = Field(default_factory=dict)
     reasons: dict[str, str] = Field(default_factory=dict)
+
+    def with_better(self, later: Self) -> Self:
+        """The better of each rate of these peaks and of those that were measured `later` on the same machine."""
+        mine, its = self.matmul_flops_per_s, later.matmul_flops_per_s
+        kept = {name for name, rate in mine.items() if rate > its.get(name, 0.0)}
+        return later.model_copy(
+            update={
+                "reads": _better(self.reads, later.reads),
+                "copies": _better(self.copies, later.copies),
+                "copy_bytes_per_s": max(self.copy_bytes_per_s, later.copy_bytes_per_s),
+                "matmul_flops_per_s": its | _only(mine, kept),
+                "ways": later.ways | _only(self.ways, kept),
+                "reasons": {name: why for name, why in later.reasons.items() if name not in kept},
+            }
+        )
+
+
+def _better(some: Sequence[ReadRate], others: Sequence[ReadRate]) -> tuple[ReadRate, ...]:
+    best: dict[int, float] = {}
+    for rate in (*some, *others):
+        best[rate.array_bytes] = max(rate.bytes_per_s, best.get(rate.array_bytes, 0.0))
+    return tuple(ReadRate(array_bytes=size, bytes_per_s=best[size]) for size in sorted(best))
+
+
+def _only(mapping: Mapping[str, T], names: set[str]) -> dict[str, T]:
+    return {name: value for name, value in mapping.items() if name in names}

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.roofline import Bound
+from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.vocabulary import METRICS, SCHEMA_VERSION, Better, DeviceKind, Frozen, Role, VariantStatus
 
 Samples = tuple[tuple[float, ...], ...]
@@ -46,20 +47,25 @@ class Measurement(Frozen):
 class MetricSummary(Frozen):
     """One value of a metric with its interval, its percentiles and its variation.
 
-    `value` is the median over requests, averaged over the processes, or null with a `reason`. `ci` is its 95%
-    interval, null where there is too little to know one. `n` counts the samples and `replicates` the processes they
-    come from; `per_replicate` holds each process's median. `cv_within` is the coefficient of variation of requests
-    within a process (averaged over processes), `cv_between` that of the processes' medians. `p50` to
-    `p99` are percentiles over all requests of all processes, null where these are too few. `p90_upper` and its like
-    are upper bounds: with 99% confidence the percentile of each measured process is not above it. They are computed
-    for each process by itself (the highest is given), say nothing about other processes, and are null where one
-    process has too few requests. `reason` then says how many it takes.
+    `value` is the median over requests, averaged over the processes (geometrically where all are positive), or null
+    with a `reason`. `ci` is its 95% interval, null where there is too little to know one, and `freedom` the degrees of
+    freedom of the Student's t that it comes from. Of several processes it speaks of others too; of one it is that
+    process's own. `n` counts the samples, `n_effective` how many independent ones a process's are worth (an average
+    over processes, null for fewer than 6), and `replicates` the processes they come from; `per_replicate` holds each
+    process's median. `cv_within` is the coefficient of variation of requests within a process (averaged over
+    processes), `cv_between` that of the processes' medians. `p50` to `p99` are percentiles of each process, averaged as
+    `value` is, null where requests are too few. `p90_upper` and its like are 95% upper bounds of them, over processes:
+    null for one process, and where its requests count as too few. `reason` then says what it takes. `cost_bound` is the
+    share of the speed that disturbances can have cost at most, and `ci` reaches to where the value would be without
+    them; it is null where that has no bound, and then there is no `ci`.
     """
 
     unit: str
     value: float | None
     ci: tuple[float, float] | None = None
+    freedom: float | None = None
     n: int = 0
+    n_effective: float | None = None
     replicates: int = 0
     better: Better
     mean: float | None = None
@@ -74,6 +80,7 @@ class MetricSummary(Frozen):
     p99: float | None = None
     p99_upper: float | None = None
     reason: str | None = None
+    cost_bound: float | None = 0.0
 
 
 class VerdictReason(StrEnum):
@@ -92,19 +99,31 @@ class VerdictWarning(StrEnum):
     """What a reader should know of a result that is ranked."""
 
     SINGLE_REPLICATE = "single_replicate"
+    INCOMPLETE = "incomplete"
     NOT_CONVERGED = "not_converged"
     FEW_SAMPLES = "few_samples"
+    DISTURBED = "disturbed"
     CLOCK_UNSTABLE = "clock_unstable"
     SHARED_HOST = "shared_host"
 
 
 class Verdict(Frozen):
-    """Whether a result may be ranked. `notes` explain a reason or a warning in a sentence."""
+    """Whether a result may be ranked. `notes` explain each reason, then each warning, in a sentence or more.
+
+    `cost_bound` is the share of the speed that disturbances can have cost at most, as far as the intervals were widened
+    for it; null where it has no bound.
+    """
 
     valid: bool
     reasons: tuple[VerdictReason, ...] = ()
     warnings: tuple[VerdictWarning, ...] = ()
     notes: tuple[str, ...] = ()
+    cost_bound: float | None = 0.0
+
+    @property
+    def reason_notes(self) -> tuple[str, ...]:
+        """The notes of the reasons, without those of the warnings."""
+        return self.notes[: len(self.reasons)]
 
     @model_validator(mode="after")
     def _valid_means_no_reasons(self) -> Self:
@@ -253,6 +272,7 @@ class Result(Frozen):
     """All measurements of one variant, where they were taken, and whether they count.
 
     `facts` say how the variant ran: its dtype, the attention kernels, the decode loop, what each technique replaced.
+    `rounds` are those of each replicate, each with what disturbed it; empty in results from before they were recorded.
     """
 
     id: str
@@ -265,6 +285,7 @@ class Result(Frozen):
     metrics: dict[str, MetricSummary]
     bound: Bound | None = None
     facts: RunFacts = RunFacts()
+    rounds: tuple[tuple[RoundRecord, ...], ...] = ()
     environment: Environment
     provenance: Provenance | None = None
     seed: int
@@ -290,16 +311,38 @@ class Outcome(Frozen):
             raise ValueError("an outcome needs either a result or a reason, and not both")
         return self
 
+    def counted(self, metric: str) -> Samples:
+        """The samples of a metric of requests that its figures come from: without the rounds that were set aside."""
+        rounds = self.result.rounds if self.result else ()
+        found = self.samples[metric]
+        return tuple(
+            counted(records, values)
+            for records, values in zip(rounds or ((),) * len(found), found, strict=True)
+        )
+
+
+OF_THE_OUTPUT = frozenset(
+    {VerdictReason.OUTPUT_INVALID, VerdictReason.QUALITY_BELOW_GATE, VerdictReason.CACHED_RESULT}
+)
+"""The reasons that lie in what was computed. All others are disturbances, which variants side by side share."""
+
 
 class Gain(Frozen):
     """A ratio of two variants' primary metric, above 1 when the candidate is better, with its 95% interval.
 
-    `compared_with` is the index of the variant that it is relative to.
+    `compared_with` is the index of the variant that it is relative to. `reasons` say why the ratio is not valid: those
+    of either side, but where both took turns only those in `OF_THE_OUTPUT`.
     """
 
     ratio: float
     ci: tuple[float, float] | None
     compared_with: int
+    reasons: tuple[VerdictReason, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether the ratio holds; it may, while a side's own figure does not."""
+        return not self.reasons
 
 
 class AttributionRow(Frozen):
@@ -321,7 +364,8 @@ class AttributionRow(Frozen):
 
 
 class Attribution(Frozen):
-    """The gain of each technique. `best` is the index of the fastest valid variant.
+    """The gain of each technique. `best` is the index of the fastest valid variant; where none is valid, that of the
+    highest valid speedup.
 
     Where memory did not allow to measure all variants side by side, `baseline_again` is the baseline at the end of the
     job relative to itself at the start: a ratio far from 1 means that the machine changed during the job.

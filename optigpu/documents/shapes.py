@@ -46,11 +46,13 @@ class Footprint:
 
     `streamed_bytes` are the weights that every step reads wholly, in the width that they are stored in. `row_bytes` is
     what one token reads of the tables that are only looked up: an embedding whose weights no other layer shares.
+    `product_dtypes` are what layers multiply that compute in another dtype than the model's.
     """
 
     facts: ModelFacts
     streamed_bytes: int
     row_bytes: int
+    product_dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ class ImageFootprint:
 
     `streamed_bytes` are the weights, in the width that they are stored in. `flops` are the operations of matrix
     products and convolutions for one image of `pixels` numbers: the architecture's, whatever the stack computes with.
+    `product_dtypes` are what layers multiply that compute in another dtype than the model's.
     """
 
     facts: ImageFacts
     streamed_bytes: int
     flops: int
     pixels: int
+    product_dtypes: tuple[str, ...] = ()

@@ -87,15 +87,28 @@ class EventView(Frozen):
     data: dict[str, Any]
 
 
-class LeaderboardRow(Frozen):
-    """The current result of one variant on one class of hardware.
+class Standing(StrEnum):
+    """What a result is at its place on a board: the current one, an earlier one, or invalid. Only current ones rank."""
 
-    Rows whose intervals overlap with the first of their rank share it; those without one share the last. `pareto` says
-    that no other row of the same workload and hardware is both faster and smaller; null where the bytes are unknown.
+    CURRENT = "current"
+    EARLIER = "earlier"
+    INVALID = "invalid"
+
+
+class LeaderboardRow(Frozen):
+    """A result on a board: one variant on one class of hardware.
+
+    Rows whose intervals overlap with the first of their rank share it; those without one share the last; `rank` is
+    null for what is not current. `superseded`: the variant was since measured with later `versions` on other hardware.
+    `earlier` counts the place's other valid results. `reasons` and `notes` say why a result is invalid. `pareto` says
+    that no other row of the same hardware is both faster and smaller; null where that is unknown or nothing is ranked.
     Quality and energy are null where they were not measured.
     """
 
-    rank: int
+    rank: int | None
+    standing: Standing = Standing.CURRENT
+    superseded: bool = False
+    earlier: int = 0
     result_id: str
     job_id: str | None
     source: str
@@ -109,6 +122,7 @@ class LeaderboardRow(Frozen):
     backend: str
     device: DeviceKind
     hardware: str
+    versions: dict[str, str] = Field(default_factory=dict)
     metric: str
     value: MetricSummary
     weight_bytes: float | None = None
@@ -118,16 +132,56 @@ class LeaderboardRow(Frozen):
     j_per_token: float | None = None
     pareto: bool | None = None
     warnings: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Board(Frozen):
+    """Results that can be compared: one workload with its shapes and its model, ranked by one metric, best first.
+
+    `row_count` counts all of its rows, of which `rows` are some; `next_cursor` leads to those that follow, and is null
+    on the last page. `not_ranked` counts invalid results by reason. `note` says why a board has no rows.
+    """
+
+    workload_digest: str
+    workload: dict[str, Any]
+    model: str | None
+    metric: str
+    unit: str
+    better: Better
+    rows: tuple[LeaderboardRow, ...]
+    row_count: int
+    not_ranked: dict[str, int] = Field(default_factory=dict)
+    note: str | None = None
+    next_cursor: str | None = None
+    links: dict[str, str] = Field(default_factory=dict)
 
 
 class LeaderboardPage(Frozen):
-    """The leaderboard for one metric, best first. `next_cursor` is null on the last page."""
+    """Boards, the one with the newest result first. `next_cursor` leads to the boards that follow, and is null on the
+    last page; `note` says why there is no board."""
 
-    metric: str
-    unit: str
-    better: str
-    rows: tuple[LeaderboardRow, ...]
+    boards: tuple[Board, ...]
+    note: str | None = None
     next_cursor: str | None = None
+
+
+class Withdrawn(StrEnum):
+    """What can be withdrawn."""
+
+    RESULT = "result"
+    JOB = "job"
+
+
+class WithdrawalView(Frozen):
+    """What stays of a withdrawn result or job. `withdrawn_by` is the name of the key."""
+
+    kind: Withdrawn
+    id: str
+    job_id: str | None
+    withdrawn_at: datetime
+    withdrawn_by: str
+    reason: str
 
 
 class WorkerView(Frozen):
@@ -174,11 +228,15 @@ class ArtifactsView(Frozen):
 
 
 class Decision(StrEnum):
-    """The conclusion from a ratio's interval: a difference, equivalence, or undecided."""
+    """The conclusion about a metric of two results: different (better or worse), equivalent, or undecided.
+
+    What is counted and not measured is equal or different.
+    """
 
     BETTER = "better"
     WORSE = "worse"
     EQUIVALENT = "equivalent"
+    EQUAL = "equal"
     UNDECIDED = "undecided"
 
 
@@ -197,7 +255,10 @@ class ComparedResult(Frozen):
 class MetricComparison(Frozen):
     """One metric of two results. `ratio` is candidate over baseline with its 95% interval.
 
-    A null `ratio`, `ci` or `decision` has a `reason`, and so has a decision that single processes cannot give.
+    A metric that may be zero or negative has a `difference` instead, candidate minus baseline. `paired` says that the
+    interval is over pairs: processes that were measured side by side, or windows of the same text. What is `exact` is
+    counted and not measured, and has no interval. Any other null `ci` or `decision` has a `reason`, and so has a
+    decision from single processes.
     """
 
     unit: str
@@ -205,8 +266,11 @@ class MetricComparison(Frozen):
     baseline: float | None
     candidate: float | None
     ratio: float | None = None
+    difference: float | None = None
     ci: tuple[float, float] | None = None
     decision: Decision | None = None
+    paired: bool = False
+    exact: bool = False
     reason: str | None = None
 
 
@@ -221,7 +285,8 @@ class Difference(Frozen):
 class Comparison(Frozen):
     """Two results, metric by metric, for the metrics that both have.
 
-    Ratios within 1/(1 + `margin`) and 1 + `margin` are taken as equal. `notes` say what speaks against comparing them.
+    Ratios within 1/(1 + `margin`) and 1 + `margin` are taken as equivalent. `notes` say what speaks against comparing
+    them.
     """
 
     baseline: ComparedResult

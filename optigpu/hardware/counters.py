@@ -22,6 +22,8 @@ Reading = TypeVar("Reading")
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _LONGEST_STAT = 4096
+_KERNEL_THREAD = 0x00200000
+"""The kernel's PF_KTHREAD, a bit of a process's flags."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class CpuTimes:
 class ProcessTimes:
     """A process with its CPU seconds (all threads), and those of its children that have ended.
 
-    `waiting` says that its main thread runs or waits for a CPU; `cpu` is the one that it was on last.
+    `waiting` says that its main thread runs or waits for a CPU; `cpu` is the one that it was on last. `kernel` says
+    that it is a thread of the kernel.
     """
 
     pid: int
@@ -64,6 +67,7 @@ class ProcessTimes:
     waiting: bool
     used_s: float
     ended_children_s: float
+    kernel: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -119,6 +123,11 @@ def processes(root: Path = ROOT) -> tuple[ProcessTimes, ...]:
         found = (_process(f"{root}/proc/{name}/stat") for name in names)
         return tuple(process for process in found if process)
     return ()
+
+
+def command_line(pid: int, root: Path = ROOT) -> tuple[str, ...]:
+    """The words of a process's command; empty for a thread of the kernel and for a process that has ended."""
+    return tuple(word for word in contents(root / f"proc/{pid}/cmdline").split("\0") if word)
 
 
 def gpu_counters(gpu: Gpu) -> GpuCounters:
@@ -185,4 +194,5 @@ def _process(path: str) -> ProcessTimes | None:
         waiting=fields[0] == "R",
         used_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
         ended_children_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
+        kernel=bool(int(fields[6]) & _KERNEL_THREAD),
     )

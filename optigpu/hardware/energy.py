@@ -80,11 +80,62 @@ class Energy:
         return self.joules / self.seconds
 
 
+@dataclass(frozen=True)
+class Change:
+    """A reading with more joules than the one before: when, on the sensor's clock, and a count of joules until then."""
+
+    at_s: float
+    joules: float
+
+
+class CountingSensor(Protocol):
+    """What counts joules in steps, from which only whole steps are taken.
+
+    `source` names it, `scope` the parts that it covers, `resolution_j` its smallest step where that is known. It must
+    be read `least_hz` times a second to be correct, and should be every `period_s`. `changes` are in order.
+    """
+
+    source: str
+    scope: str
+    resolution_j: float | None
+    least_hz: float
+    period_s: float
+    changes: list[Change]
+
+    @property
+    def looks(self) -> int:
+        """How often it was read."""
+
+    def from_now_s(self) -> float:
+        """The time from which on a change belongs to what begins now."""
+
+    def look(self) -> None:
+        """Reads it. Raises SensorError if it fails or what it says cannot be true."""
+
+    def stopped(self) -> str | None:
+        """Why it counts no more, or None."""
+
+    def why_few(self, changes: int, seconds: float) -> str:
+        """The sentence for a sensor that changed so seldom in so many seconds."""
+
+
+def between_changes(sensor: CountingSensor, from_s: float) -> Energy:
+    """The energy from the first change since `from_s` to the last one: whole steps of the counter. `looks` is 0."""
+    changes = [change for change in sensor.changes if change.at_s >= from_s]
+    if not changes:
+        return Energy(0.0, 0.0, 0, 0)
+    first, last = changes[0], changes[-1]
+    return Energy(last.joules - first.joules, last.at_s - first.at_s, 0, len(changes))
+
+
 class EnergySensor:
     """The energy that flows into a device, from the creation of this object on.
 
     `source` names the counter, `scope` the parts that it covers, `least_hz` how often it must be read to be correct.
     """
+
+    period_s = 0.05
+    """Twice as often as integrated power needs."""
 
     def __init__(
         self, source: str, scope: str, resolution_j: float | None, least_hz: float, flows: Sequence[Flow]
@@ -93,9 +144,17 @@ class EnergySensor:
         self.scope = scope
         self.resolution_j = resolution_j
         self.least_hz = least_hz
+        self.changes: list[Change] = []
         self._flows = flows
         self._at_s = time.perf_counter()
         self.total = Energy(0.0, 0.0, 0, 0)
+
+    @property
+    def looks(self) -> int:
+        return self.total.looks
+
+    def from_now_s(self) -> float:
+        return time.perf_counter()
 
     def look(self) -> None:
         """Adds the energy since the last reading to `total`. Raises SensorError; the total is then invalid."""
@@ -109,6 +168,21 @@ class EnergySensor:
             before.seconds + elapsed_s,
             before.looks + 1,
             before.changes + (joules > 0),
+        )
+        if joules > 0:
+            self.changes.append(Change(now_s, self.total.joules))
+
+    def stopped(self) -> str | None:
+        """A device's counter has no time of its own that could tell."""
+        return None
+
+    def why_few(self, changes: int, seconds: float) -> str:
+        """Says that it stood still, or how seldom it changed."""
+        if not changes:
+            return f"{self.source}: the counter did not change for {seconds:.1f} s; measure energy on another host."
+        return (
+            f"{self.source}: the counter changed {changes} times in {seconds:.1f} s, too seldom for a figure; measure "
+            "energy on another host."
         )
 
     def since(self, start: Energy) -> Energy:

@@ -46,7 +46,7 @@ def energy_domains(root: Path = ROOT) -> tuple[Domain, ...]:
     if not packages:
         raise SensorError(
             "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
-            "machines; measure energy on a host that has one."
+            "machines; measure energy on a host that has one, or with a wall meter (docs/energy.md)."
         )
     return tuple(_domain(folder / zone, name) for zone, name in sorted((packages | memories).items()))
 

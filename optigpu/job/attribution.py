@@ -1,12 +1,21 @@
 """The gain of each technique: each variant of a job against the baseline, and against the previous rung.
 
-Only valid results are compared, and only with others of the same workload.
+Only results of the same workload are compared. A ratio has a verdict of its own: variants that took turns share what
+disturbed them, so that their ratio holds where their speeds do not.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optigpu.documents.result import Attribution, AttributionRow, Gain, Outcome, Samples
+from optigpu.documents.result import (
+    OF_THE_OUTPUT,
+    Attribution,
+    AttributionRow,
+    Gain,
+    Outcome,
+    Samples,
+    VerdictReason,
+)
 from optigpu.job.spec import JobSpec, PlanName, Variant, resolve
 from optigpu.statistics.intervals import paired_ratio, ratio, value_of
 from optigpu.techniques import TECHNIQUES
@@ -34,8 +43,7 @@ def attribute(
         workload: _Comparison(
             spec,
             by_way,
-            {v.index: _valid_samples(outcomes[v.index]) for v in by_way.values()},
-            {v.index: _side_by_side(outcomes[v.index]) for v in by_way.values()},
+            {v.index: _side_of(outcomes[v.index]) for v in by_way.values()},
         )
         for workload, by_way in groups.items()
     }
@@ -50,13 +58,24 @@ def attribute(
 
 
 @dataclass(frozen=True)
+class _Side:
+    """What one variant brings to a ratio."""
+
+    # Of the primary metric; empty without a result.
+    samples: Samples = ()
+    # Why its own figure is not valid.
+    reasons: frozenset[VerdictReason] = frozenset()
+    # The variants whose processes were resident together with this one's, replicate by replicate.
+    together: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class _Comparison:
-    """The variants of one workload by their stacks, and the primary metric's samples by index: empty if not valid."""
+    """The variants of one workload by how they did it, and the sides of their ratios by index."""
 
     spec: JobSpec
     by_way: dict[Way, Variant]
-    samples: dict[int, Samples]
-    together: dict[int, frozenset[int]]
+    sides: dict[int, _Side]
 
     @property
     def baseline(self) -> Variant | None:
@@ -72,23 +91,30 @@ class _Comparison:
         """The baseline at the end over itself at the start: a ratio far from 1 means that the machine changed during
         the job."""
         baseline = self.baseline
-        if baseline is None or not self.samples[baseline.index]:
+        if baseline is None or not self.sides[baseline.index].samples:
             return None
-        first = self.samples[baseline.index]
-        better, worse = (again, first) if self._better is Better.HIGHER else (first, again)
-        quotient, bounds = ratio(better, worse, self.spec.seed)
-        return Gain(ratio=quotient, ci=bounds, compared_with=baseline.index)
+        first = self.sides[baseline.index]
+        return self._ratio(_Side(again), first, baseline.index)
 
     def gain(self, candidate: Variant, reference: Variant | None) -> Gain | None:
+        """None where either has no samples, or both are the same."""
         if reference is None or reference.index == candidate.index:
             return None
-        ours, theirs = self.samples[candidate.index], self.samples[reference.index]
-        if not ours or not theirs:
-            return None
+        ours, theirs = self.sides[candidate.index], self.sides[reference.index]
+        return self._ratio(ours, theirs, reference.index) if ours.samples and theirs.samples else None
+
+    def _ratio(self, ours: _Side, theirs: _Side, reference: int) -> Gain:
         better, worse = (ours, theirs) if self._better is Better.HIGHER else (theirs, ours)
-        compared = paired_ratio if reference.index in self.together[candidate.index] else ratio
-        quotient, bounds = compared(better, worse, self.spec.seed)
-        return Gain(ratio=quotient, ci=bounds, compared_with=reference.index)
+        reasons = ours.reasons | theirs.reasons
+        if reference in ours.together:
+            reasons &= OF_THE_OUTPUT
+            # A job that stopped may have left one of them with fewer replicates.
+            pairs = min(len(ours.samples), len(theirs.samples))
+            quotient, bounds = paired_ratio(better.samples[:pairs], worse.samples[:pairs])
+        else:
+            quotient, bounds = ratio(better.samples, worse.samples)
+        listed = tuple(reason for reason in VerdictReason if reason in reasons)
+        return Gain(ratio=quotient, ci=bounds, compared_with=reference, reasons=listed)
 
     def reference_of(self, technique: Technique) -> Variant | None:
         """The variant that a technique alone is compared with: the baseline, or the variant of its `compared_with`."""
@@ -96,20 +122,34 @@ class _Comparison:
         return self._of(resolve(named, self.spec.workload.kind))
 
     def rung_before(self, variant: Variant) -> Variant | None:
-        """The last prefix of the stack with a valid result before the one that this variant is, if it is one."""
-        before: Variant | None = None
+        """The last prefix of the stack that was measured before the one that this variant is, if it is one. A prefix
+        whose output is wrong is passed over if there is another."""
+        measured: list[Variant] = []
         for length in range(len(self.spec.stack) + 1):
             rung = self._of(resolve(self.spec.stack[:length], self.spec.workload.kind))
             if rung is variant:
-                return before
-            if rung is not None and self.samples[rung.index]:
-                before = rung
+                right = [each for each in measured if not self.sides[each.index].reasons & OF_THE_OUTPUT]
+                return next(reversed(right or measured), None)
+            if rung is not None and self.sides[rung.index].samples:
+                measured.append(rung)
         return None
 
     def best(self) -> int | None:
-        values = {index: value_of(samples) for index, samples in self.samples.items() if samples}
-        choose = max if self._better is Better.HIGHER else min
-        return choose(values, key=lambda index: values[index], default=None)
+        """The best of the valid figures; where there is none, the one with the highest valid speedup."""
+        figures = {
+            index: value_of(side.samples)
+            for index, side in self.sides.items()
+            if side.samples and not side.reasons
+        }
+        if figures:
+            choose = max if self._better is Better.HIGHER else min
+            return choose(figures, key=lambda index: figures[index])
+        baseline = self.baseline
+        gains = {each.index: self.gain(each, baseline) for each in self.by_way.values()}
+        ratios = {index: gain.ratio for index, gain in gains.items() if gain and gain.valid}
+        if ratios and baseline:
+            ratios[baseline.index] = 1.0
+        return max(ratios, key=lambda index: ratios[index], default=None)
 
     @property
     def _better(self) -> Better:
@@ -133,18 +173,19 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
     )
 
 
-def _valid_samples(outcome: Outcome) -> Samples:
+def _side_of(outcome: Outcome) -> _Side:
     result = outcome.result
-    return outcome.samples[result.variant.primary_metric] if result and result.verdict.valid else ()
-
-
-def _side_by_side(outcome: Outcome) -> frozenset[int]:
-    """The variants whose processes were resident together with this one's, replicate by replicate."""
-    return frozenset(outcome.result.facts.side_by_side) if outcome.result else frozenset()
+    if result is None:
+        return _Side()
+    return _Side(
+        samples=outcome.counted(result.variant.primary_metric),
+        reasons=frozenset(result.verdict.reasons),
+        together=frozenset(result.facts.side_by_side),
+    )
 
 
 def _why_invalid(outcome: Outcome) -> str | None:
     result = outcome.result
     if result is None or result.verdict.valid:
         return None
-    return f"not valid: {' '.join(result.verdict.notes)}"
+    return f"not valid: {' '.join(result.verdict.reason_notes)}"

@@ -79,23 +79,36 @@ class Measure(Frozen):
 
 
 class JobTarget(Frozen):
-    """Which workers may take a job for CUDA. `gpu` is part of a GPU's name; None takes any."""
+    """Which workers may take a job for CUDA."""
 
-    gpu: str | None = Field(None, max_length=100)
-    min_vram_bytes: int = Field(0, ge=0, le=2**50)
+    gpu: str | None = Field(
+        None, max_length=100, description="Part of the name of the GPU to measure on; null takes any."
+    )
+    min_vram_bytes: int = Field(0, ge=0, le=2**50, description="The least memory that the GPU must have.")
 
 
 class Limits(Frozen):
-    """The limits of a job.
+    """The limits of a job. A variant that loses more quality than they allow is measured and not ranked."""
 
-    `max_kld` (nats, of `kld_mean`) and `min_top1` (a share, of `top1_agreement`) are the quality that a variant may
-    lose; one that loses more is measured and not ranked.
-    """
-
-    timeout_s: Seconds = 1800.0
-    max_variants: int = Field(32, ge=1, le=256)
-    max_kld: float | None = Field(None, ge=0)
-    min_top1: float | None = Field(None, ge=0, le=1)
+    timeout_s: Seconds = Field(
+        1800.0, description="How long the job may measure; what is finished by then is kept."
+    )
+    wait_for_quiet_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="How long a job waits at most, before its first process, for other processes to rest.",
+    )
+    max_variants: int = Field(32, ge=1, le=256, description="How many variants the plan may have.")
+    max_kld: float | None = Field(
+        None, ge=0, description="The most that a ranked variant may diverge from fp32 (kld_mean), in nats."
+    )
+    min_top1: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The least top-1 agreement of a ranked variant with fp32 (top1_agreement).",
+    )
 
 
 class Variant(Frozen):

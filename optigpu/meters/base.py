@@ -16,19 +16,30 @@ from optigpu.workloads.base import Request, Workload
 
 
 class QualityOptions(Frozen):
-    """On which text quality is measured.
+    """On which text quality is measured."""
 
-    `text` is "self" (sampled from the fp32 model itself), "wikitext-2", "hellaswag", or "file:NAME", a text under
-    OPTIGPU_DATASETS_DIR. Of a text its first `tokens` tokens count, in windows of `window` tokens (null: as many as
-    the workload decodes) that begin `stride` apart (null: half a window). Of hellaswag its first `items` count;
-    `tokens` then says at how many positions it is compared with fp32.
-    """
-
-    text: str = Field("self", max_length=200)
-    tokens: int = Field(512, ge=16, le=1_000_000)
-    window: int | None = Field(None, ge=2, le=131072)
-    stride: int | None = Field(None, ge=1, le=131072)
-    items: int = Field(200, ge=2, le=100_000)
+    text: str = Field(
+        "self",
+        max_length=200,
+        description='The text: "self" (sampled from the fp32 model itself), "wikitext-2", "hellaswag", or '
+        '"file:NAME", a text under OPTIGPU_DATASETS_DIR.',
+    )
+    tokens: int = Field(
+        512,
+        ge=16,
+        le=1_000_000,
+        description="How many tokens of the text count; of hellaswag, at how many positions it is compared with fp32.",
+    )
+    window: int | None = Field(
+        None, ge=2, le=131072, description="Tokens in a window; null takes as many as the workload decodes."
+    )
+    stride: int | None = Field(
+        None,
+        ge=1,
+        le=131072,
+        description="Tokens from one window's begin to the next; null takes half a window.",
+    )
+    items: int = Field(200, ge=2, le=100_000, description="How many items of hellaswag count.")
 
     @field_validator("text")
     @classmethod

@@ -1,24 +1,37 @@
-"""energy: joules of a request above the idle device, from the device's own counter over a window of whole requests."""
+"""energy: joules of a request above idle, from the device's own counter or a wall meter over many requests.
 
+Counters move in steps: those of NVML every 20 to 100 ms, some wall meters every 10 s. So power is what was counted from
+one step to another, divided by the time between them, and a window lasts until there were enough steps.
+"""
+
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.hardware.cgroup import ROOT
-from optigpu.hardware.energy import Energy, EnergySensor, cpu_energy, gpu_energy
+from optigpu.hardware.energy import CountingSensor, Energy, between_changes, cpu_energy, gpu_energy
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
+from optigpu.hardware.wall_meter import WallSensor, wall_source
 from optigpu.meters.base import MeterContext, Reading, keep_running
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
-_PERIOD_S = 0.05
-"""Twice as often as integrated power needs."""
+LEAST_CHANGES = 10
+"""A counter must change at least so often in a window: then its steps blur the window's ends by less than a tenth."""
+
+_REST_S = 0.02
+"""Between two questions whether the rest is over."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,8 +39,9 @@ class EnergyMeter:
     """Rests, reads the idle power, then runs requests for `window_s` at least.
 
     A job on a CPU counts the CPU alone and a job on a GPU the GPU alone: each is what the technique runs on, and the
-    two together would compare hosts. Idle is this process at rest with its model loaded, so that what is left is the
-    energy of the work. `root` is the root of the file system.
+    two together would compare hosts. Where the environment names a wall meter, that one counts. Idle is this process
+    at rest with its model loaded, so that what is left is the energy of the work. Both windows are lengthened to
+    `longest_s` at most for a counter that changes seldom. `root` is the root of the file system.
     """
 
     once: ClassVar[bool] = False
@@ -36,6 +50,7 @@ class EnergyMeter:
     rest_s: float = 1.0
     idle_s: float = 2.0
     window_s: float = 10.0
+    longest_s: float = 120.0
     root: Path = ROOT
 
     def read(self, context: MeterContext) -> Reading:
@@ -54,27 +69,28 @@ class EnergyMeter:
     def _none(self, why: str) -> Reading:
         return Reading(reasons=dict.fromkeys(self.metrics, why))
 
-    def _measured(self, context: MeterContext, sensor: EnergySensor) -> Reading:
+    def _measured(self, context: MeterContext, sensor: CountingSensor) -> Reading:
         time.sleep(self.rest_s)
-        idle, _ = _flow(sensor, lambda _: time.sleep(self.idle_s))
+        idle = Window(sensor, self.idle_s, self.longest_s)
+        idle.watch(_rest)
         context.request.run()  # the clocks rise again
-        window, requests = _flow(
-            sensor, lambda ticker: keep_running(context.request, self.window_s, lambda: ticker.failed)
-        )
-        above_j = (window.joules - idle.watts * window.seconds) / requests
+        window = Window(sensor, self.window_s, self.longest_s)
+        requests = window.watch(lambda over: keep_running(context.request, math.inf, over))
+        above_j = (window.energy.watts - idle.energy.watts) * window.seconds / requests
         energy = EnergyFacts(
             source=sensor.source,
             scope=sensor.scope,
             resolution_j=sensor.resolution_j,
             looks=window.looks,
-            changes=window.changes,
+            changes=window.energy.changes,
+            update_period_s=window.update_period_s,
             window_s=window.seconds,
             requests=requests,
-            idle_w=idle.watts,
+            idle_w=idle.energy.watts,
             idle_s=idle.seconds,
         )
         values, reasons = _values(above_j, context.workload)
-        return Reading(values | {"power_w": window.watts}, reasons, MeterFacts(energy=energy))
+        return Reading(values | {"power_w": window.energy.watts}, reasons, MeterFacts(energy=energy))
 
 
 def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
@@ -90,27 +106,65 @@ def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[
     return {"energy_j": above_j} | shares, meaningless
 
 
-def _flow(sensor: EnergySensor, work: Callable[[Ticker], Any]) -> tuple[Energy, Any]:
-    """The energy during `work`, and its result. Raises SensorError if the sensor fails."""
-    sensor.look()
-    start = sensor.total
-    with Ticker(sensor.look, _PERIOD_S) as ticker:
-        done = work(ticker)
-    flowed = sensor.since(start)
-    if not flowed.changes:
-        raise SensorError(
-            f"{sensor.source}: the counter did not change for {flowed.seconds:.1f} s; measure energy on another host."
-        )
-    if flowed.looks < sensor.least_hz * flowed.seconds:
-        raise SensorError(
-            f"{sensor.source}: read only {flowed.looks / flowed.seconds:.1f} times a second, and "
-            f"{sensor.least_hz:.0f} are needed; make the machine quieter."
-        )
-    return flowed, done
+class Window:
+    """A sensor is read while something goes on, for `least_s`, and on until the sensor has changed often enough.
+
+    After `watch`, `energy` is what flowed from the first change to the last, `seconds` how long it all lasted.
+    """
+
+    energy: Energy
+    seconds: float
+    looks: int
+    update_period_s: float
+
+    def __init__(self, sensor: CountingSensor, least_s: float, longest_s: float) -> None:
+        self._sensor, self._least_s, self._longest_s = sensor, least_s, longest_s
+        self._from_s = sensor.from_now_s()
+        self._began_s = time.perf_counter()
+
+    def watch(self, work: Callable[[Callable[[], bool]], T]) -> T:
+        """The result of `work`, which is given what tells it to end. Raises SensorError if the sensor fails."""
+        looks = self._sensor.looks
+        with Ticker(self._sensor.look, self._sensor.period_s) as ticker:
+            done = work(lambda: ticker.failed or self._is_over())
+            self.seconds = self._lasted_s()
+        self.looks = self._sensor.looks - looks
+        self.energy = between_changes(self._sensor, self._from_s)
+        stopped = self._sensor.stopped()
+        if stopped or self.energy.changes < LEAST_CHANGES:
+            raise SensorError(stopped or self._sensor.why_few(self.energy.changes, self.seconds))
+        if self.looks < self._sensor.least_hz * self.seconds:
+            raise SensorError(
+                f"{self._sensor.source}: read only {self.looks / self.seconds:.1f} times a second, and "
+                f"{self._sensor.least_hz:.0f} are needed; make the machine quieter."
+            )
+        moments = [change.at_s for change in self._sensor.changes[-self.energy.changes :]]
+        self.update_period_s = statistics.median(later - earlier for earlier, later in pairwise(moments))
+        return done
+
+    def _is_over(self) -> bool:
+        """A counter that changes so seldom that the longest window would be too short is not waited for."""
+        lasted_s = self._lasted_s()
+        if lasted_s < self._least_s:
+            return False
+        changes = between_changes(self._sensor, self._from_s).changes
+        return changes >= LEAST_CHANGES or changes < int(LEAST_CHANGES * lasted_s / self._longest_s)
+
+    def _lasted_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+
+def _rest(over: Callable[[], bool]) -> None:
+    while not over():
+        time.sleep(_REST_S)
 
 
 @contextmanager
-def _sensor(device: DeviceKind, root: Path) -> Iterator[EnergySensor]:
+def _sensor(device: DeviceKind, root: Path) -> Iterator[CountingSensor]:
+    wall = wall_source()
+    if wall is not None:
+        yield WallSensor(wall)
+        return
     if device is DeviceKind.CPU:
         yield cpu_energy(root)
         return

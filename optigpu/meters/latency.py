@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median_low
 
 from optigpu.workloads.base import Request
@@ -59,21 +60,32 @@ def warm_up(request: Request, first_s: float) -> WarmUp:
     return WarmUp(tuple(durations), _agree(durations, min(WARMUP_WINDOW, len(durations))))
 
 
+@dataclass(frozen=True)
+class TimedRequests:
+    """The samples of a round, for each metric one number for each request, and the seconds that each request took."""
+
+    samples: dict[str, tuple[float, ...]]
+    request_s: tuple[float, ...]
+
+
 def run_round(
     request: Request, seconds: float, min_requests: int = 1, max_requests: int | None = None
-) -> dict[str, tuple[float, ...]]:
-    """Samples of each per-request metric: at least `min_requests`, then until `seconds` are over.
+) -> TimedRequests:
+    """At least `min_requests`, then until `seconds` are over.
 
     The garbage collector rests within a round, since its pauses belong to no request.
     """
     requests: list[Mapping[str, float]] = []
     with _no_garbage_collection():
-        ends = time.perf_counter() + seconds
+        marks = [time.perf_counter()]
+        ends = marks[0] + seconds
         while len(requests) < min_requests or (
-            time.perf_counter() < ends and (max_requests is None or len(requests) < max_requests)
+            marks[-1] < ends and (max_requests is None or len(requests) < max_requests)
         ):
             requests.append(request.run())
-    return gathered(requests)
+            marks.append(time.perf_counter())
+    request_s = tuple(after - before for before, after in pairwise(marks))
+    return TimedRequests(gathered(requests), request_s)
 
 
 def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
@@ -90,10 +102,8 @@ def _agree(durations: list[float], window: int) -> bool:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()

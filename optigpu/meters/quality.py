@@ -6,9 +6,8 @@ sequences, with no cache and no step of a variant.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,15 @@ from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRun
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.models.reference import parse_reference
-from optigpu.quality.divergence import Agreement
-from optigpu.quality.hellaswag import accuracy, item_passages, read_items
+from optigpu.quality.figures import (
+    Figures,
+    accuracy_figures,
+    divergence_figures,
+    item_windows,
+    perplexity_figures,
+    windows_of,
+)
+from optigpu.quality.hellaswag import item_passages, read_items
 from optigpu.quality.images import (
     IMAGES_RECIPE,
     Classify,
@@ -28,7 +34,7 @@ from optigpu.quality.images import (
     write_image_reference,
 )
 from optigpu.quality.passages import Passage, predictions
-from optigpu.quality.perplexity import perplexity, windows
+from optigpu.quality.perplexity import windows
 from optigpu.quality.reference import (
     Manifest,
     Reference,
@@ -89,10 +95,11 @@ def make_reference(context: MeterContext) -> Reading:
 def _compared_images(context: MeterContext) -> Reading:
     setting = _image_setting(context)
     agreement = compare_images(context.folder / QUALITY_FOLDER, setting, _classifier(_image_runtime(context)))
-    how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, kld_standard_error=agreement.standard_error())
+    found = divergence_figures(agreement, np.arange(setting.images))
+    how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, **_precision(found), **found.about)
     why = "The images are synthetic and have no labels; compare kld_mean and top1_agreement."
     facts = MeterFacts(quality=how)
-    return Reading(agreement.metrics(), dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
+    return Reading(found.values, dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
 
 
 def _classifier(runtime: ImageRuntime) -> Classify:
@@ -128,18 +135,28 @@ def _compared(context: MeterContext) -> Reading:
     reference = open_reference(context.folder / QUALITY_FOLDER, _setting(context, runtime, source))
     made = predictions(reference.passages, _batch(runtime), runtime.score)
     agreement, likelihoods = reference.judge(made)
-    parts = [
-        _divergence(agreement),
-        _perplexity(reference, likelihoods),
-        _accuracy(reference, likelihoods, source),
-    ]
-    found = {name: value for part in parts for name, value in part.found.items()}
-    how = _how(reference.manifest, runtime).model_copy(update=found)
-    return Reading(
-        values={name: value for part in parts for name, value in part.values.items()},
-        reasons={name: reason for part in parts for name, reason in part.reasons.items()},
-        facts=MeterFacts(quality=how),
+    units = _units(reference)
+    found = (
+        divergence_figures(agreement, units)
+        | _perplexity(reference, likelihoods, units)
+        | _accuracy(reference, likelihoods, source)
     )
+    how = _how(reference.manifest, runtime).model_copy(update=_precision(found) | found.about)
+    return Reading(found.values, found.reasons, MeterFacts(quality=how))
+
+
+def _units(reference: Reference) -> NDArray[np.int64]:
+    """What each position belongs to: its window, or its item of a multiple-choice test."""
+    of_items = reference.manifest.setting.text == HELLASWAG
+    return item_windows(reference.passages) if of_items else windows_of(reference.passages)
+
+
+def _precision(found: Figures) -> dict[str, Any]:
+    return {
+        "intervals": found.intervals,
+        "without_part": found.without,
+        "no_interval": found.no_interval,
+    }
 
 
 def _runtime(context: MeterContext) -> DecodingRuntime:
@@ -253,51 +270,26 @@ def _encoder(setting: Setting, runtime: ReferenceRuntime) -> Callable[[str], lis
     return encode
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Some of the metrics; `found` fills fields of TextQuality."""
-
-    values: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    found: dict[str, float | None] = field(default_factory=dict)
-
-
-def _divergence(agreement: Agreement) -> _Part:
-    return _Part(agreement.metrics(), found={"kld_standard_error": agreement.standard_error()})
-
-
-def _perplexity(reference: Reference, likelihoods: NDArray[np.float64]) -> _Part:
+def _perplexity(reference: Reference, likelihoods: NDArray[np.float64], units: NDArray[np.int64]) -> Figures:
     text = reference.manifest.setting.text
     if text in (SELF_WRITTEN, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
-        return _Part(reasons=dict.fromkeys(_PERPLEXITY, why))
+        return Figures(reasons=dict.fromkeys(_PERPLEXITY, why))
     try:
-        found, expected = perplexity(likelihoods), perplexity(reference.likelihoods)
+        return perplexity_figures(likelihoods, reference.likelihoods, units)
     except OptiGPUError as error:
-        return _Part(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
-    values = {"perplexity": found, "perplexity_delta": found - expected}
-    return _Part(values, found={"fp32_perplexity": expected})
+        return Figures(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
 
 
-def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: Source | None) -> _Part:
+def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: Source | None) -> Figures:
     setting = reference.manifest.setting
     if source is None or setting.text != HELLASWAG:
         why = f"The text is {setting.text}, no multiple-choice test; ask for quality.text hellaswag."
-        return _Part(reasons=dict.fromkeys(_ACCURACY, why))
+        return Figures(reasons=dict.fromkeys(_ACCURACY, why))
     items = read_items(source.content)[: setting.items]
     starts = np.cumsum([0, *(passage.positions for passage in reference.passages)])[:-1]
-    found, error = accuracy(items, np.add.reduceat(likelihoods, starts))
-    expected, _ = accuracy(items, np.add.reduceat(reference.likelihoods, starts))
-    about: dict[str, float | None] = {
-        "accuracy_standard_error": error,
-        "fp32_accuracy": expected,
-        "items": len(items),
-    }
-    if expected == 0:
-        why = "The fp32 model answers no item correctly, so the accuracy loss is undefined; ask for more quality.items."
-        return _Part({"accuracy": found}, {"accuracy_loss_percent": why}, about)
-    loss = 100 * (expected - found) / expected
-    return _Part({"accuracy": found, "accuracy_loss_percent": loss}, found=about)
+    found, expected = (np.add.reduceat(each, starts) for each in (likelihoods, reference.likelihoods))
+    return accuracy_figures(items, found, expected)
 
 
 def _how(manifest: Manifest, runtime: DecodingRuntime) -> TextQuality:

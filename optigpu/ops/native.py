@@ -41,7 +41,3 @@ class NativeOperators(Generic[Name]):
         except UnsupportedError as error:
             return str(error)
         return None
-
-    def supports(self, name: Name) -> bool:
-        """Whether this CPU can run a path (a newer CPU can run all older ones)."""
-        return self.reason is None and self._numbers[name] <= self._numbers[self.best]

@@ -1,5 +1,6 @@
 """Divergence of two next-token distributions, from their logits; sums are in float64."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,18 +42,35 @@ def divergence(reference: Logits, logits: Logits) -> Array:
 
 @dataclass
 class Agreement:
-    """Divergence and agreement over positions; keeps 8 bytes for each position."""
+    """Divergence and agreement over positions; keeps 17 bytes for each position."""
 
-    _divergences: list[float] = field(default_factory=list)
-    _agreeing: int = 0
+    _divergences: "array[float]" = field(default_factory=lambda: array("d"))
+    _agreeing: "array[int]" = field(default_factory=lambda: array("b"))
+    _positions: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def add(self, reference: Logits, logits: Logits) -> None:
-        """Adds a position; both are [vocabulary]."""
+    def add(self, reference: Logits, logits: Logits, position: int | None = None) -> None:
+        """Adds a position, or the next one; both are [vocabulary]."""
         self._divergences.append(float(divergence(reference, logits)))
-        self._agreeing += int(np.argmax(reference) == np.argmax(logits))
+        self._agreeing.append(bool(np.argmax(reference) == np.argmax(logits)))
+        self._positions.append(len(self._positions) if position is None else position)
 
     def __len__(self) -> int:
         return len(self._divergences)
+
+    @property
+    def divergences(self) -> Array:
+        """In nats, in the order in which positions were added."""
+        return np.array(self._divergences, dtype=np.float64)
+
+    @property
+    def agreeing(self) -> NDArray[np.bool_]:
+        """Whether the most likely token is the reference's, in the order of `divergences`."""
+        return np.array(self._agreeing, dtype=np.bool_)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The positions in the order of `divergences`."""
+        return np.array(self._positions, dtype=np.int64)
 
     def metrics(self) -> dict[str, float]:
         """kld_mean, kld_p99 and top1_agreement. Raises OptiGPUError if there is no position."""
@@ -61,7 +79,7 @@ class Agreement:
         return {
             "kld_mean": float(np.mean(self._divergences)),
             "kld_p99": float(np.quantile(self._divergences, 0.99)),
-            "top1_agreement": self._agreeing / len(self),
+            "top1_agreement": sum(self._agreeing) / len(self),
         }
 
     def standard_error(self) -> float | None:

@@ -83,14 +83,8 @@ def item_passages(items: Sequence[Item], encode: Encode, window: int) -> tuple[l
     return passages, cut
 
 
-def accuracy(items: Sequence[Item], likelihoods: NDArray[np.float64]) -> tuple[float, float | None]:
-    """The share of right answers and its standard error, from the endings' log-likelihoods [4 * items].
-
-    The standard error is that of a mean of independent answers; None for a single item.
-    """
+def chosen_right(items: Sequence[Item], likelihoods: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each item is answered correctly, from the endings' log-likelihoods [4 * items]."""
     lengths = np.array([[len(ending) for ending in item.endings] for item in items])
     chosen = (likelihoods.reshape(len(items), ENDINGS) / lengths).argmax(axis=1)
-    right = chosen == np.array([item.label for item in items])
-    share = float(right.mean())
-    error = float(np.std(right, ddof=1) / np.sqrt(len(items))) if len(items) > 1 else None
-    return share, error
+    return np.asarray(chosen == np.array([item.label for item in items]))

@@ -107,7 +107,8 @@ class Reference:
             for prediction in predictions:
                 likelihoods[prediction.position] = log_likelihood(prediction.logits, prediction.target)
                 if prediction.position < self.manifest.compared:
-                    agreement.add(logits.read(prediction.position), prediction.logits)
+                    expected = logits.read(prediction.position)
+                    agreement.add(expected, prediction.logits, prediction.position)
         return agreement, likelihoods
 
 

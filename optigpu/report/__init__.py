@@ -10,7 +10,7 @@ from optigpu.report.catalog import (
 from optigpu.report.comparison import comparison_grid
 from optigpu.report.formats import Column, Grid, console, csv_text, markdown, terminal
 from optigpu.report.ladder import ladder_csv, ladder_grid
-from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid
+from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids
 from optigpu.report.progress import RunProgress
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ladder_grid",
     "leaderboard_csv",
     "leaderboard_grid",
+    "leaderboard_grids",
     "markdown",
     "technique_facts",
     "techniques_grid",

@@ -33,7 +33,9 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "name": kind.model_fields["name"].default,
         "layer": str(kind.layer),
         "summary": kind.summary,
-        "expected": kind.expected,
+        "expected": [
+            {"basis": str(each.basis), "text": each.text, "source": each.source} for each in kind.expected
+        ],
         "citation": kind.citation,
         "version": kind.version,
         "requires": list(kind.requires),

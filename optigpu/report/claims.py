@@ -3,10 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.claims import Book, Claim, Judgement, Measured, Plausibility, Thesis, judge, measured_for
-from optigpu.claims.model import UNITS
+from optigpu.claims import (
+    Book,
+    Claim,
+    Judgement,
+    Measured,
+    Plausibility,
+    Status,
+    Thesis,
+    judge,
+    measured_for,
+    why_never,
+)
+from optigpu.claims.findings import plain, printed
+from optigpu.claims.terms import UNITS
+from optigpu.hardware.catalog import find, find_class
 from optigpu.report.formats import Column, Grid, csv_text
-from optigpu.report.numbers import short
 from optigpu.vocabulary import Document
 
 NOT_MEASURED = "not measured"
@@ -22,17 +34,17 @@ class ClaimRow:
 
     @property
     def of_claim(self) -> float | None:
-        """The measured figure over the claimed one."""
-        return self.measured.value / self.claim.quantity if self.measured else None
+        """The measured figure over the claimed one; over the nearest end of a range, 1 within it."""
+        return self.claim.over(self.measured.value) if self.measured else None
 
 
 def claim_rows(book: Book, measured: Sequence[Measured]) -> list[ClaimRow]:
-    return [ClaimRow(claim, judge(claim, book), measured_for(claim, measured)) for claim in book.claims]
+    return [ClaimRow(claim, judge(claim, book), measured_for(claim, measured, book)) for claim in book.claims]
 
 
 def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis) -> Grid:
     """The thesis, then each claim."""
-    headings = ("claim", "figure", "hardware", "plausibility", "why", "measured")
+    headings = ("claim", "figure", "status", "hardware", "plausibility", "why", "measured")
     right = {"figure"}
     return Grid(
         title="Published figures, and what was measured on the same hardware",
@@ -52,6 +64,7 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
     return (
         f"{claim.what}, {claim.precision}" if claim.precision else claim.what,
         figure(claim),
+        str(claim.status),
         claim.hardware or "none named",
         str(row.judgement.plausibility),
         " ".join(finding.sentence for finding in row.judgement.reasons),
@@ -62,15 +75,23 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
 def figure(claim: Claim) -> str:
     """The figure as it was printed, with the counted thing if the unit does not name it."""
     of = {"perplexity": "perplexity", "growth_exponent": "power"}.get(claim.metric)
-    return f"{of} {claim.value:g}" if of else f"{claim.value:g} {claim.unit}"
+    return f"{of} {plain(claim.value, 12)}" if of else printed(claim)
 
 
 def _measured(row: ClaimRow) -> str:
+    """The measured figure in the claim's unit, on which hardware if it is another; or why there is none."""
     if row.measured is None or row.of_claim is None:
-        return NOT_MEASURED
-    value = row.measured.value / UNITS[row.claim.unit]
-    unit = "" if row.claim.unit == "1" else f" {row.claim.unit}"
-    return f"{short(value)}{unit} ({row.of_claim:.2f}x the claim): {row.measured.label}"
+        reason = why_never(row.claim)
+        return f"{NOT_MEASURED}: {reason}" if reason else NOT_MEASURED
+    value = plain(row.measured.value / UNITS[row.claim.unit])
+    unit = {"1": "", "%": "%", "x": "x"}.get(row.claim.unit, f" {row.claim.unit}")
+    where = "" if _named(row.claim, row.measured) else f" on {row.measured.hardware}"
+    return f"{value}{unit} ({plain(row.of_claim)}x the claim): {row.measured.label}{where}"
+
+
+def _named(claim: Claim, measured: Measured) -> bool:
+    """Whether the hardware of a figure is the one that the claim names."""
+    return claim.hardware is not None and find(claim.hardware) is find_class(measured.hardware)
 
 
 def _thesis_cells(thesis: Thesis) -> tuple[str, ...]:
@@ -79,6 +100,7 @@ def _thesis_cells(thesis: Thesis) -> tuple[str, ...]:
     return (
         thesis.sentence,
         "",
+        str(Status.CLAIMED),
         f"{thesis.hardware.smaller} and {thesis.hardware.larger}",
         "" if gap is None else str(thesis.verdict),
         thesis.hardware.sentence,
@@ -92,6 +114,7 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
         ", ".join(f"{count} {plausibility}" for plausibility, count in counts.items()) + ".",
         "implausible: contradicts arithmetic or a limit of the hardware. doubtful: contradicts itself or cannot be "
         "checked. plausible: passed every rule that applies. unchecked: no rule applies.",
+        "not measured: no result given is of the same thing; a reason says why none can be.",
         "Peaks come from the catalog. Where units, rounding or bytes are ambiguous, the reading that favours the "
         "claim counts.",
     ]
@@ -99,7 +122,7 @@ def _notes(rows: Sequence[ClaimRow]) -> list[str]:
 
 CSV_FIELDS = (
     "id", "text", "source", "status", "what", "hardware", "workload", "model", "precision", "metric",
-    "value", "unit", "plausibility", "rules", "why",
+    "value", "to", "bound", "unit", "plausibility", "rules", "why", "not_measurable",
     "measured", "measured_unit", "measured_low", "measured_high", "measured_label", "measured_hardware",
     "measured_of_claim", "result_id",
 )  # fmt: skip
@@ -118,6 +141,7 @@ def _record(row: ClaimRow) -> dict[str, object]:
         "plausibility": str(row.judgement.plausibility),
         "rules": " ".join(finding.rule for finding in row.judgement.reasons),
         "why": " ".join(finding.sentence for finding in row.judgement.reasons),
+        "not_measurable": why_never(claim),
     }
     if measured is None:
         return record
@@ -136,7 +160,10 @@ def _record(row: ClaimRow) -> dict[str, object]:
 
 
 def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Document:
-    """`{"thesis", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured."""
+    """`{"thesis", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured.
+
+    `not_measurable` says why no result can be of the same thing as a claim.
+    """
     return {"thesis": thesis.model_dump(mode="json"), "claims": [_document(row) for row in rows]}
 
 
@@ -144,6 +171,7 @@ def _document(row: ClaimRow) -> dict[str, object]:
     measured = row.measured
     return row.claim.model_dump(mode="json") | {
         "plausibility": str(row.judgement.plausibility),
+        "not_measurable": why_never(row.claim),
         "findings": [finding.model_dump(mode="json") for finding in row.judgement.findings],
         "measured": None
         if measured is None

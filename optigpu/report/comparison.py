@@ -1,18 +1,19 @@
 """The table of a comparison of two results."""
 
+import math
 from collections.abc import Iterator
 
-from optigpu.documents.views import ComparedResult, Comparison, Difference, MetricComparison
+from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.numbers import MISSING, NOT_VALID, short
 from optigpu.report.rows import HEADINGS
 
 LONGEST_VALUE = 60
 
 
 def comparison_grid(comparison: Comparison) -> Grid:
-    """A line for each metric: both values, their ratio with its interval, and the decision."""
+    """A line for each metric: both values, their ratio (or difference) with its interval, and the decision."""
     baseline, candidate = comparison.baseline, comparison.candidate
     return Grid(
         title=f"{candidate.label} against {baseline.label}: {_place(candidate)}",
@@ -20,11 +21,10 @@ def comparison_grid(comparison: Comparison) -> Grid:
             Column("metric"),
             Column("baseline", right=True),
             Column("candidate", right=True),
-            Column("ratio", right=True),
-            Column("95% interval", right=True),
+            Column("ratio [95% interval]", right=True),
             Column("decision"),
         ),
-        rows=tuple(_cells(name, metric) for name, metric in _measured(comparison).items()),
+        rows=tuple(_cells(name, metric, comparison) for name, metric in _measured(comparison).items()),
         notes=tuple(_notes(comparison)),
     )
 
@@ -42,27 +42,75 @@ def _place(result: ComparedResult) -> str:
     return f"{workload_text(result.workload, result.model)} on {result.hardware}"
 
 
-def _cells(name: str, metric: MetricComparison) -> tuple[str, ...]:
-    low, high = metric.ci or (None, None)
+def _cells(name: str, metric: MetricComparison, comparison: Comparison) -> tuple[str, ...]:
     return (
         HEADINGS.get(name) or (name if metric.unit == "1" else f"{name} ({metric.unit})"),
-        short(metric.baseline),
-        short(metric.candidate),
-        MISSING if metric.ratio is None else f"{metric.ratio:.3f}",
-        MISSING if low is None or high is None else f"[{low:.3f}, {high:.3f}]",
-        metric.decision or MISSING,
+        _figure(metric.baseline, comparison.baseline),
+        _figure(metric.candidate, comparison.candidate),
+        _change(metric),
+        _decision(metric),
     )
+
+
+def _change(metric: MetricComparison) -> str:
+    """For example "5.0x [4.6, 5.9]", or "+0.12 [0.05, 0.19]" for a difference."""
+    if metric.ratio is None:
+        return MISSING if metric.difference is None else _difference_text(metric.difference, metric.ci)
+    if metric.ci is None:
+        # What was counted is shown as finely as it differs from 1.
+        return f"{metric.ratio:.{_digits(abs(metric.ratio - 1)) if metric.exact else 2}f}x"
+    low, high = metric.ci
+    digits = _digits(high - low)
+    return f"{metric.ratio:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _difference_text(difference: float, ci: tuple[float, float] | None) -> str:
+    if ci is None:
+        return f"{difference:+.3g}"
+    digits = _digits(ci[1] - ci[0])
+    return f"{difference:+.{digits}f} [{ci[0]:.{digits}f}, {ci[1]:.{digits}f}]"
+
+
+def _digits(width: float) -> int:
+    """Digits behind the point that show two of so small a width."""
+    return min(max(1 - math.floor(math.log10(width)), 0), 6) if width > 0 else 2
+
+
+def _decision(metric: MetricComparison) -> str:
+    if metric.decision in (Decision.BETTER, Decision.WORSE):
+        return f"different, {metric.decision}"
+    return metric.decision or MISSING
+
+
+def _legend(comparison: Comparison, shown: dict[str, MetricComparison]) -> Iterator[str]:
+    """What the decisions that occur mean."""
+    found = {metric.decision for metric in shown.values() if not metric.exact}
+    yield "ratio: candidate over baseline."
+    if Decision.BETTER in found or Decision.WORSE in found:
+        yield "different: the interval does not contain 1 (0 for a difference)."
+    percent = f"{100 * comparison.margin:g}%"
+    if Decision.EQUIVALENT in found:
+        yield f"equivalent: the ratio's 90% interval lies within {percent} of 1."
+    for name, metric in shown.items():
+        if metric.decision is Decision.UNDECIDED and metric.reason is None and metric.ci:
+            centre = "1" if metric.ratio is not None else "0"
+            interval = _change(metric).partition(" ")[2]
+            wider = f" and reaches beyond {percent} of it" if metric.ratio is not None else ""
+            yield f"{name}: undecided: the interval {interval} contains {centre}{wider}."
+
+
+def _figure(value: float | None, side: ComparedResult) -> str:
+    """A side's value, marked if its result is not valid."""
+    return short(value) if side.valid or value is None else short(value) + NOT_VALID
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     yield from comparison.notes
+    if not (comparison.baseline.valid and comparison.candidate.valid):
+        yield "!: of a result that is not valid."
     shown = _measured(comparison)
     if shown:
-        percent = f"{100 * comparison.margin:g}%"
-        yield (
-            f"ratio: candidate over baseline. equivalent: its interval lies within {percent} of 1. "
-            "undecided: its interval contains 1."
-        )
+        yield from _legend(comparison, shown)
     else:
         yield "The two results have no metric in common."
     reasons: dict[str, list[str]] = {}

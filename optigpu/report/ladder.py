@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from optigpu.documents.result import Attribution, Gain
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import ladder_notes
-from optigpu.report.numbers import ratio, scaled, with_interval
+from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
 from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
@@ -66,7 +66,7 @@ def _cells(
     best = " *" if ended.index == attribution.best and len(attribution.rows) > 1 else ""
     return (
         ended.label + best,
-        with_interval(row.metric(attribution.metric)),
+        _primary(row, attribution.metric),
         _gain(ended.speedup, ended.role not in (Role.SINGLE, Role.BASELINE)),
         _gain(ended.alone, ended.role is Role.ALONE),
         _gain(ended.added, ended.role is Role.CUMULATIVE),
@@ -74,6 +74,12 @@ def _cells(
         *(_figure(row, name) for name in further),
         _status(row),
     )
+
+
+def _primary(row: Row, name: str) -> str:
+    """The figure with its interval, marked if the result is not valid."""
+    figure = with_interval(row.metric(name))
+    return figure + NOT_VALID if row.has_figure(name) and not row.valid else figure
 
 
 def _figure(row: Row, name: str) -> str:
@@ -98,8 +104,9 @@ def _status(row: Row) -> str:
 CSV_FIELDS = (
     "index", "role", "label", "technique", "status", "valid", "warnings",
     "metric", "unit", "value", "ci_low", "ci_high", "replicates",
-    "speedup", "speedup_low", "speedup_high", "alone", "alone_low", "alone_high",
-    "added", "added_low", "added_high",
+    "speedup", "speedup_low", "speedup_high", "speedup_reasons",
+    "alone", "alone_low", "alone_high", "alone_reasons",
+    "added", "added_low", "added_high", "added_reasons",
     "ttft_s", "weight_bytes", "peak_bytes", "host_peak_bytes",
     "top1_agreement", "kld_mean", "j_per_token", "mbu", "mfu", "headroom", "bound", "reason",
 )  # fmt: skip
@@ -138,6 +145,11 @@ def _record(row: Row, name: str) -> dict[str, object]:
     return record
 
 
-def _flat_gain(field: str, gain: Gain | None) -> dict[str, float | None]:
+def _flat_gain(field: str, gain: Gain | None) -> dict[str, object]:
     low, high = gain.ci if gain and gain.ci else (None, None)
-    return {field: gain.ratio if gain else None, f"{field}_low": low, f"{field}_high": high}
+    return {
+        field: gain.ratio if gain else None,
+        f"{field}_low": low,
+        f"{field}_high": high,
+        f"{field}_reasons": " ".join(gain.reasons) if gain else None,
+    }

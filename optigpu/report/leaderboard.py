@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
 
-from optigpu.documents.views import LeaderboardPage, LeaderboardRow
+from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow, Standing
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.notes import WARNINGS
 from optigpu.report.numbers import MISSING, short, with_interval
@@ -11,45 +11,45 @@ from optigpu.report.rows import heading
 from optigpu.vocabulary import Document
 
 
-def leaderboard_grid(page: LeaderboardPage) -> Grid:
-    """The rows of a page, best first. Values common to all rows are in the title."""
-    workloads = [workload_text(row.workload, row.model) for row in page.rows]
-    hardware = [row.hardware for row in page.rows]
-    common = [values[0] for values in (workloads, hardware) if len(set(values)) == 1]
-    letters = _letters(page.rows)
-    quality = _where_any(page.rows, lambda row: _percent(row.top1_agreement))
-    energy = _where_any(page.rows, lambda row: short(row.j_per_token))
+def leaderboard_grids(page: LeaderboardPage) -> tuple[Grid, ...]:
+    """A table for each board; one that says why there is none if there is no board."""
+    if page.boards:
+        return tuple(leaderboard_grid(board) for board in page.boards)
+    return (Grid(title="Leaderboard", columns=_columns(""), rows=(), notes=(page.note or "",)),)
+
+
+def leaderboard_grid(board: Board) -> Grid:
+    """The rows of a board, best first. Hardware that all rows have is in the title."""
+    hardware = {row.hardware for row in board.rows}
+    common = hardware.pop() if len(hardware) == 1 else None
+    letters = _letters(board.rows)
+    quality = _where_any(board.rows, lambda row: _percent(row.top1_agreement))
+    energy = _where_any(board.rows, lambda row: short(row.j_per_token))
+    title = f"Leaderboard by {heading(board.metric)}: {workload_text(board.workload, board.model)}"
     grid = Grid(
-        title=": ".join(
-            [f"Leaderboard by {heading(page.metric)}", *([" on ".join(common)] if common else [])]
-        ),
-        columns=_columns(page.metric),
+        title=f"{title} on {common}" if common else title,
+        columns=_columns(heading(board.metric)),
         rows=tuple(
-            _cells(
-                row,
-                "" if workload in common else workload,
-                "" if row.hardware in common else row.hardware,
-                figures,
-                letters,
-            )
-            for row, workload, *figures in zip(page.rows, workloads, quality, energy, strict=True)
+            _cells(row, "" if row.hardware == common else row.hardware, figures, letters)
+            for row, *figures in zip(board.rows, quality, energy, strict=True)
         ),
-        notes=tuple(_notes(page, letters)),
+        notes=tuple(_notes(board, letters)),
+        faint=frozenset(number for number, row in enumerate(board.rows) if row.rank is None),
     )
-    return grid.without_empty_columns() if page.rows else grid
+    return grid.without_empty_columns() if board.rows else grid
 
 
-def _columns(metric: str) -> tuple[Column, ...]:
+def _columns(figure: str) -> tuple[Column, ...]:
     return (
         Column("rank", right=True),
         Column("variant"),
-        Column(heading(metric), right=True),
-        Column("workload"),
+        Column(figure, right=True),
         Column("weights (MB)", right=True),
         Column("quality (%)", right=True),
         Column("J/token", right=True),
         Column("Pareto"),
         Column("hardware"),
+        Column("status"),
         Column("warnings"),
     )
 
@@ -73,20 +73,27 @@ def _letters(rows: Sequence[LeaderboardRow]) -> dict[str, str]:
 
 
 def _cells(
-    row: LeaderboardRow, workload: str, hardware: str, figures: Sequence[str], letters: Mapping[str, str]
+    row: LeaderboardRow, hardware: str, figures: Sequence[str], letters: Mapping[str, str]
 ) -> tuple[str, ...]:
     megabytes = None if row.weight_bytes is None else row.weight_bytes * 1e-6
     return (
-        str(row.rank),
+        MISSING if row.rank is None else str(row.rank),
         row.label,
         with_interval(row.value.model_dump()),
-        workload,
         short(megabytes),
         *figures,
         {True: "yes", False: "no", None: MISSING}[row.pareto],
         hardware,
+        _status(row),
         " ".join(sorted(letters[warning] for warning in row.warnings)),
     )
+
+
+def _status(row: LeaderboardRow) -> str:
+    """Why a row has no rank, or what its rank lacks."""
+    if row.standing is Standing.INVALID:
+        return f"invalid: {', '.join(row.reasons)}"
+    return "earlier" if row.standing is Standing.EARLIER else "superseded" if row.superseded else ""
 
 
 def workload_text(workload: Document, model: str | None) -> str:
@@ -122,32 +129,49 @@ def _shape(key: str, value: object) -> str:
     return _SHAPES.get(key, "{}").format("/".join(words))
 
 
-def _notes(page: LeaderboardPage, letters: Mapping[str, str]) -> Iterator[str]:
-    if not page.rows:
-        yield "No valid results yet. Submit a job; its results appear here when it has ended."
+def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
+    if not board.rows:
+        yield board.note or "There are no more rows."
         return
-    yield f"{page.better.capitalize()} is better. ± is a 95% interval; rows whose intervals overlap share a rank."
-    if any(row.top1_agreement is not None for row in page.rows):
+    better = board.better.capitalize()
+    yield f"{better} is better. ± and [ ] are 95% intervals; rows whose intervals overlap share a rank."
+    if any(row.top1_agreement is not None for row in board.rows):
         yield "quality: the share of positions at which the most likely token is the same as the fp32 model's."
-    if any(row.pareto is not None for row in page.rows):
+    if any(row.pareto is not None for row in board.rows):
         yield "Pareto: no other row of the same workload and hardware is both faster and smaller."
+    yield from _statuses(board)
+    if len(board.rows) < board.row_count:
+        yield f"{len(board.rows)} of {board.row_count} rows; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
+
+
+def _statuses(board: Board) -> Iterator[str]:
+    """The meaning of each status, and what is left out."""
+    if any(row.superseded and row.rank is not None for row in board.rows):
+        yield "superseded: the variant was since measured with later versions on other hardware."
+    if any(row.standing is Standing.EARLIER for row in board.rows):
+        yield "earlier: a result with later versions or better support has taken its place."
+    if any(row.standing is Standing.INVALID for row in board.rows):
+        return
+    if board.not_ranked:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in board.not_ranked.items())
+        yield f"Not ranked: {reasons}. Invalid results are listed with include_invalid=true."
 
 
 CSV_FIELDS = (
     "rank", "label", "model", "workload", "techniques", "backend", "device", "hardware",
     "metric", "unit", "value", "ci_low", "ci_high", "replicates",
     "weight_bytes", "peak_bytes", "top1_agreement", "kld_mean", "j_per_token",
-    "pareto", "warnings", "source", "measured_at",
+    "pareto", "standing", "superseded", "earlier", "warnings", "reasons", "source", "measured_at",
     "result_id", "job_id", "workload_digest", "variant_digest",
 )  # fmt: skip
 """The columns of the CSV form."""
 
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
-    """The rows as raw values in SI units; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row) for row in page.rows])
+    """The rows of all boards as raw values in SI units; empty where a value is missing."""
+    return csv_text(CSV_FIELDS, [_record(row) for board in page.boards for row in board.rows])
 
 
 def _record(row: LeaderboardRow) -> dict[str, object]:
@@ -162,4 +186,5 @@ def _record(row: LeaderboardRow) -> dict[str, object]:
         "ci_high": high,
         "replicates": row.value.replicates,
         "warnings": " ".join(row.warnings),
+        "reasons": " ".join(row.reasons),
     }

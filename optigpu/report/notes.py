@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from optigpu.documents.result import Attribution, VerdictReason, VerdictWarning
+from optigpu.documents.result import OF_THE_OUTPUT, Attribution, Gain, VerdictReason, VerdictWarning
 from optigpu.report.numbers import ratio
 from optigpu.report.rows import Row
 
@@ -19,8 +19,10 @@ REASONS: dict[str, str] = {
 
 WARNINGS: dict[str, str] = {
     VerdictWarning.SINGLE_REPLICATE: "only one process was measured; the intervals do not show how processes differ",
+    VerdictWarning.INCOMPLETE: "fewer processes were measured than the job asked for",
     VerdictWarning.NOT_CONVERGED: "the interval was still wider than requested at the time limit",
     VerdictWarning.FEW_SAMPLES: "too few requests for a reliable interval",
+    VerdictWarning.DISTURBED: "something disturbed the measurement, and the intervals include what it can have cost",
     VerdictWarning.CLOCK_UNSTABLE: "the clock of the device changed during the measurement",
     VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
 }
@@ -39,6 +41,7 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
     if "top1_agreement" in shown:
         yield "top-1: the share of positions at which the most likely token is the same as the fp32 model's."
     yield from _shift(attribution)
+    yield from _marks(rows, attribution)
     for row in rows:
         yield from _problems(row)
     yield from _missing(rows, shown)
@@ -47,7 +50,7 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
 
 def _best(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
     if not any(row.valid for row in rows):
-        yield "No variant has a valid result."
+        yield "No variant has a valid result." if attribution.best is None else "Only the ratios are valid."
     for row in rows:
         if row.ended.index == attribution.best:
             gain = f", {ratio(row.ended.speedup)} the baseline" if row.ended.speedup else ""
@@ -75,6 +78,29 @@ def _shift(attribution: Attribution) -> Iterator[str]:
             f"At the end the baseline ran at {ratio(again)} of its first speed. The memory was too small to keep all "
             "variants loaded, so the ratios include changes of the machine's speed."
         )
+
+
+def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
+    """What the mark means, and why ratios carry it or do not."""
+    invalid = [row for row in rows if row.has_figure(attribution.metric) and not row.valid]
+    if not invalid:
+        return
+    yield "!: not valid, and not ranked; why is said below."
+    if any(gain.valid for row in invalid for gain in _gains(row)):
+        yield (
+            "A ratio without ! is valid although a figure is not: its variants took turns, so that what disturbed one "
+            "disturbed the other."
+        )
+    names = {row.ended.index: row.label for row in rows}
+    for row in rows:
+        for gain in {gain.compared_with: gain for gain in _gains(row) if not gain.valid}.values():
+            why = "; ".join(_words(REASONS, reason) for reason in gain.reasons)
+            apart = "" if OF_THE_OUTPUT.issuperset(gain.reasons) else "; the two did not take turns"
+            yield f"{row.label} relative to {names[gain.compared_with]}: not valid: {why}{apart}."
+
+
+def _gains(row: Row) -> list[Gain]:
+    return [gain for gain in (row.ended.speedup, row.ended.alone, row.ended.added) if gain]
 
 
 def _problems(row: Row) -> Iterator[str]:

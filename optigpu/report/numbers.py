@@ -1,11 +1,15 @@
 """Numbers as text. A missing one is "-"."""
 
-from collections.abc import Sequence
+import math
 
 from optigpu.documents.result import Gain
 from optigpu.vocabulary import Document
 
 MISSING = "-"
+NOT_VALID = " !"
+"""Follows a figure or a ratio that is not valid."""
+LOPSIDED = 4 / 3
+"""An interval is written by its bounds where one side is more than so many times the other: ± would hide it."""
 
 
 def short(number: float | None) -> str:
@@ -23,15 +27,26 @@ def short(number: float | None) -> str:
 
 
 def with_interval(metric: Document | None, scale: float = 1.0) -> str:
-    """`value ±half`, half being the longer side of the 95% interval; `metric` is a summary as JSON."""
+    """`42.1 ±1.5`, with the longer side of the 95% interval, or `42.1 [41.0, 47.3]` where its sides differ by more than
+    a third. `metric` is a summary as JSON."""
     if not metric or metric.get("value") is None:
         return MISSING
     value = metric["value"] * scale
-    interval: Sequence[float] | None = metric.get("ci")
-    if not interval:
+    if not metric.get("ci"):
         return short(value)
-    half = max(interval[1] * scale - value, value - interval[0] * scale)
-    return f"{short(value)} ±{half:.2g}" if half < 100 else f"{short(value)} ±{short(half)}"
+    low, high = (bound * scale for bound in metric["ci"])
+    shorter, longer = sorted((value - low, high - value))
+    if longer > LOPSIDED * shorter:
+        return f"{short(value)} {_bounds(value, low, high)}"
+    return f"{short(value)} ±{longer:.2g}" if longer < 100 else f"{short(value)} ±{short(longer)}"
+
+
+def _bounds(value: float, low: float, high: float) -> str:
+    """Both bounds with the decimals of the value, or with more where those would hide the longer side."""
+    _, _, shown = short(value).partition(".")
+    needed = math.ceil(math.log10(4 / max(value - low, high - value)))
+    decimals = max(len(shown), needed)
+    return f"[{low:,.{decimals}f}, {high:,.{decimals}f}]"
 
 
 def scaled(metric: Document | None, scale: float) -> str:
@@ -40,11 +55,11 @@ def scaled(metric: Document | None, scale: float) -> str:
 
 
 def ratio(gain: Gain | None) -> str:
-    """`1.23x [1.20, 1.26]`: a ratio with its 95% interval."""
+    """`1.23x [1.20, 1.26]`: a ratio with its 95% interval, marked if it is not valid."""
     if gain is None:
         return MISSING
     interval = f" [{gain.ci[0]:.2f}, {gain.ci[1]:.2f}]" if gain.ci else ""
-    return f"{gain.ratio:.2f}x{interval}"
+    return f"{gain.ratio:.2f}x{interval}{'' if gain.valid else NOT_VALID}"
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.formats import Column, Grid, markdown
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import METRICS
+from optigpu.techniques.base import Basis
+from optigpu.vocabulary import METRICS, Document
 from optigpu.workloads import WORKLOADS
 
 
@@ -34,7 +35,8 @@ def techniques_page() -> str:
             ", ".join(fact["conflicts"]),
             ", ".join(fact["compared_with"]) or "baseline",
             parameters_text(fact) if fact["parameters"] else "",
-            fact["expected"] + (" (a cautionary rung)" if fact["cautionary"] else ""),
+            "; ".join(map(_expected, fact["expected"]))
+            + (" (a cautionary rung)" if fact["cautionary"] else ""),
             fact["citation"],
         )
         for fact in map(technique_fact, TECHNIQUES.values())
@@ -59,8 +61,16 @@ def metrics_page() -> str:
 
 
 _SUMMARY_FIELDS = (
-    ("`value`", "the median over the requests of a process, averaged over the processes"),
-    ("`ci`", "the 95% interval of `value`"),
+    ("`value`", "the median over the requests of a process, averaged over the processes (geometric mean)"),
+    (
+        "`ci`, `freedom`",
+        "the 95% interval of `value`: over processes; of one process with 24 requests or more its own; of quality over "
+        "windows, images or items. `freedom` is that of the Student's t that it comes from",
+    ),
+    (
+        "`n`, `n_effective`",
+        "the number of samples, and how many independent ones those of a process are worth",
+    ),
     ("`per_replicate`", "the median of each process"),
     (
         "`cv_within`",
@@ -69,20 +79,33 @@ _SUMMARY_FIELDS = (
     ("`cv_between`", "the coefficient of variation of the processes' medians"),
     (
         "`p50`, `p90`, `p95`, `p99`",
-        "percentiles over all requests of all processes; they need 11, 64, 130 and 662 requests",
+        "percentiles of each process's requests, averaged over the processes as `value` is; they need 11, 64, 130 and "
+        "662 requests",
     ),
     (
         "`p90_upper`, `p95_upper`, `p99_upper`",
-        "an upper bound, with 99% confidence, of the percentile of each measured process: the highest of the "
-        "processes' own bounds. It says nothing about other processes. Each process needs 64, 130 and 662 requests",
+        "the upper 95% bound of the percentile, over processes, others than the measured ones included. It needs two "
+        "processes with 64, 130 and 662 requests each, more where neighbouring requests resemble each other",
     ),
-    ("`reason`", "why the value, a percentile or a bound is null"),
+    ("`reason`", "why the value, its interval, a percentile or a bound is null"),
 )
 
 _TECHNIQUES_WORDS = """\
-"Expected" is what the literature claims, not what was measured; `optigpu ladder` measures it on your machine.
-"Compared with" is the reference for what a technique buys alone.
+"Compared with" is the reference for what a technique buys alone. Each part of "expected" begins with what it rests on:
+
+- **literature**: a publication reports it; the source of the row, or the one that is named.
+- **arithmetic**: it follows from counting bytes or operations.
+- **measured here**: OptiGPU measured it; the page that is linked says how and on what.
+- **aim**: neither; it is what we expect, and `optigpu ladder` measures it on your machine.
 """
+
+
+def _expected(part: Document) -> str:
+    """`**measured here**: 4.57x (results/README.md)`, with a link to the page."""
+    source, page = part["source"], part["basis"] == Basis.MEASURED
+    return f"**{part['basis']}**: {part['text']}" + (
+        "" if source is None else f" ([{source}]({source}))" if page else f" ({source})"
+    )
 
 
 def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:

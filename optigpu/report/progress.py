@@ -70,6 +70,8 @@ class RunProgress:
         """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored."""
         handler = {
             "planned": self._planned,
+            "waiting": self._waiting,
+            "estimated": self._estimated,
             "variant_started": self._started,
             "progressed": self._progressed,
             "variant_finished": self._finished_variant,
@@ -81,6 +83,12 @@ class RunProgress:
     def _planned(self, data: Document) -> None:
         self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
         self._say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
+
+    def _waiting(self, data: Document) -> None:
+        self._say(f"{data['doing']}, Ctrl-C stops.")
+
+    def _estimated(self, data: Document) -> None:
+        self._say(data["sentence"])
 
     def _started(self, data: Document) -> None:
         self.current = data["index"]

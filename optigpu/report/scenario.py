@@ -41,8 +41,8 @@ SCENARIOS = {
         "p90",
         1e3,
         "p90 latency (ms)",
-        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; over the requests "
-        "of all processes.",
+        "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; of each "
+        "process, averaged over the processes.",
     ),
     "Offline": Scenario(
         "requests_per_s",

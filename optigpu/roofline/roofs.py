@@ -1,15 +1,15 @@
 """Compares a variant's time with the machine's limits: Williams et al., Roofline, CACM 52(4), 2009.
 
 A step that moves `bytes` and does `flops` takes at least the longer of bytes / bandwidth and flops / rate. Bandwidth
-and rate are the machine's own, measured through torch; the bandwidth is that of an array as large as what the step
-moves, because a small model's weights come from a cache.
+and rate are the machine's own, the best that was measured. The bandwidth is that of an array as large as what the step
+moves, because a small model's weights come from a cache; the rate is that of the fastest dtype that it multiplies.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.peaks import Peaks
+from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.hardware.catalog import Device, Dtype
@@ -28,9 +28,16 @@ The factor is ours, between two groups of published figures: gpt-fast's compiled
 that waits for launches, reaches a fifth (25.5 tokens/s of 13.5 GB).
 """
 SURPASSED = 1.05
-"""Above this share of a peak, the peak itself must have been measured too low."""
+"""A step that is faster than its roof allows by more than this factor shows that the roof is none."""
 NO_PEAKS = "The peaks of this machine could not be measured; the worker's log says why."
-_CATALOG: dict[str, Dtype] = {"float32": "fp32", "tf32": "tf32", "float16": "fp16", "bfloat16": "bf16"}
+_CATALOG: dict[str, Dtype] = {
+    "float32": "fp32",
+    "tf32": "tf32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "float8_e4m3fn": "fp8",
+}
 
 
 class Roofline(RooflineFacts):
@@ -42,6 +49,12 @@ class Roofline(RooflineFacts):
     def bound(self) -> Bound | None:
         """The limit of the step."""
         return self.step.bound if self.step else None
+
+    @property
+    def surpassed(self) -> bool:
+        """Whether a step was faster than the peaks allow, so that a second look at them may find better ones."""
+        steps = [step for step in (self.step, self.prefill) if step]
+        return any(step.measured_s is not None and step.measured_s < step.attainable_s for step in steps)
 
     @property
     def facts(self) -> RooflineFacts:
@@ -81,23 +94,25 @@ def _roofline(
     work = work_of(workload, facts)
     if peaks is None:
         raise UnsupportedError(NO_PEAKS)
-    roof, catalog = _measured_roof(peaks, work.step, work.dtype), _published_roof(published, work.dtype)
+    dtype = _fastest(peaks, work.dtypes)
+    roof, catalog = _measured_roof(peaks, work.step, dtype), _published_roof(published, dtype)
     if workload.primary not in metrics:
         raise UnsupportedError(f"{workload.primary} was not measured.")
     rate = _as_rate(metrics[workload.primary])
-    derived = _metrics(work, roof, rate)
+    too_fast = _too_fast(work, roof, rate)
+    derived = _nulls(too_fast) if too_fast else _metrics(work, roof, rate)
     ahead = None
     if work.prefill and "ttft_s" in metrics:
-        under = _measured_roof(peaks, work.prefill, work.dtype)
+        under = _measured_roof(peaks, work.prefill, dtype)
         ahead = _step(work.prefill, under, catalog, metrics["ttft_s"].value)
     return Roofline(
         metrics=derived,
-        dtype=work.dtype,
+        dtype=dtype,
         step=_step(work.step, roof, catalog, _step_s(work, rate)),
         prefill=ahead,
         published=catalog,
         peaks=peaks,
-        notes=_notes(derived),
+        notes=(too_fast,) if too_fast else (),
     )
 
 
@@ -112,22 +127,35 @@ def _binding(roof: Roof, work: Work) -> Bound:
     return Bound.MEMORY if by_memory else Bound.COMPUTE
 
 
+def _fastest(peaks: Peaks, dtypes: Sequence[str]) -> str:
+    """The dtype whose products are the fastest. How many operations are of each is not known, so that all may be."""
+    for dtype in dtypes:
+        if dtype not in peaks.matmul_flops_per_s:
+            raise UnsupportedError(peaks.reasons.get(dtype, f"No rate of {dtype} products was measured."))
+    return max(dtypes, key=lambda dtype: peaks.matmul_flops_per_s[dtype])
+
+
 def _measured_roof(peaks: Peaks, work: Work, dtype: str) -> Roof:
     """The bandwidth is the best at the largest array that is not larger than what the work moves, or at any above it.
 
-    That is a roof: larger arrays are read no faster, but for the cost of starting to read small ones.
+    That is a roof: larger arrays are read no faster, but for the cost of starting to read small ones. Where the work
+    writes as well, copying counts too: it is faster than reading where a machine does both at the same time.
     """
-    rate = peaks.matmul_flops_per_s.get(dtype)
-    if rate is None:
-        raise UnsupportedError(peaks.reasons.get(dtype, f"No rate of {dtype} products was measured."))
-    below = [read.array_bytes for read in peaks.reads if read.array_bytes <= work.bytes]
-    smallest = max(below, default=peaks.reads[0].array_bytes)
-    best = max(
-        (read for read in peaks.reads if read.array_bytes >= smallest), key=lambda read: read.bytes_per_s
-    )
+    best = _best_rate(peaks.reads, work.bytes)
+    if work.writes and peaks.copies:
+        best = max(best, _best_rate(peaks.copies, work.bytes), key=lambda rate: rate.bytes_per_s)
     return Roof(
-        source="measured", bytes_per_s=best.bytes_per_s, flops_per_s=rate, array_bytes=best.array_bytes
+        source="measured",
+        bytes_per_s=best.bytes_per_s,
+        flops_per_s=peaks.matmul_flops_per_s[dtype],
+        array_bytes=best.array_bytes,
     )
+
+
+def _best_rate(rates: Sequence[ReadRate], moved: float) -> ReadRate:
+    """The best of the largest array that is not larger than what is moved and of all larger ones."""
+    smallest = max((rate.array_bytes for rate in rates if rate.array_bytes <= moved), default=0)
+    return max((rate for rate in rates if rate.array_bytes >= smallest), key=lambda rate: rate.bytes_per_s)
 
 
 def _published_roof(device: Device | None, dtype: str) -> Roof | None:
@@ -173,11 +201,24 @@ def _as_rate(primary: MetricSummary) -> MetricSummary:
         n=primary.n,
         replicates=primary.replicates,
         per_replicate=tuple(1 / value for value in primary.per_replicate),
+        reason=primary.reason,
+        cost_bound=primary.cost_bound,
     )
 
 
 def _step_s(work: VariantWork, rate: MetricSummary) -> float | None:
     return 1 / (rate.value * work.steps_per_unit) if rate.value else None
+
+
+def _too_fast(work: VariantWork, roof: Roof, rate: MetricSummary) -> str | None:
+    """Why the roof is none: the variant was faster than it allows. None where it was not."""
+    times = (rate.value or 0.0) * work.steps_per_unit * least_s(roof, work.step)
+    if times <= SURPASSED:
+        return None
+    return (
+        f"It ran {times:.2f} times as fast as the measured peaks of this machine allow, so they are too low: the "
+        "machine was slower or busy while they were measured. Measure again."
+    )
 
 
 def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str, MetricSummary]:
@@ -206,6 +247,8 @@ def _derived(name: str, rate: MetricSummary, of: Callable[[float], float]) -> Me
         n=rate.n,
         replicates=rate.replicates,
         per_replicate=tuple(map(of, rate.per_replicate)),
+        reason=rate.reason if rate.ci is None else None,
+        cost_bound=rate.cost_bound,
     )
 
 
@@ -214,13 +257,3 @@ def _nulls(reason: str) -> dict[str, MetricSummary]:
         name: MetricSummary(unit=METRICS[name].unit, better=METRICS[name].better, value=None, reason=reason)
         for name in ("mbu", "mfu", "headroom")
     }
-
-
-def _notes(metrics: Mapping[str, MetricSummary]) -> tuple[str, ...]:
-    surpassed = [name for name in ("mbu", "mfu") if (metrics[name].value or 0) > SURPASSED]
-    if not surpassed:
-        return ()
-    return (
-        f"{' and '.join(surpassed)} is above 1: the machine's peaks were measured while it was slower or busy; "
-        "delete the folder ~/.cache/optigpu/peaks and measure again.",
-    )

@@ -26,12 +26,16 @@ from optigpu.workloads.requests.shapes import (
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one step, named `name`. Means over steps need not be whole numbers."""
+    """The work of one step, named `name`. Means over steps need not be whole numbers.
+
+    `writes` says that a good part of the bytes are written; a step of a model writes little.
+    """
 
     name: str
     bytes: float
     matmul_flops: float
     attention_flops: float = 0.0
+    writes: bool = False
 
     @property
     def flops(self) -> float:
@@ -41,13 +45,13 @@ class Work:
 
 @dataclass(frozen=True)
 class VariantWork:
-    """The work of a variant that computes in `dtype`.
+    """The work of a variant that multiplies numbers of `dtypes`: the model's, and those of its quantized layers.
 
     `steps_per_unit` turns the workload's primary metric, a rate or the inverse of a time, into steps per second.
     `prefill` is None where a workload has no prompt, or is nothing else.
     """
 
-    dtype: str
+    dtypes: tuple[str, ...]
     step: Work
     steps_per_unit: float
     prefill: Work | None = None
@@ -89,8 +93,8 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
 def _work_of_shape(shape: WorkShape, facts: RunFacts) -> VariantWork:
     match shape:
         case OperatorShape():
-            call = Work(shape.name, shape.bytes, shape.matmul_flops, shape.attention_flops)
-            return VariantWork(shape.dtype, call, 1 / shape.units)
+            call = Work(shape.name, shape.bytes, shape.matmul_flops, shape.attention_flops, writes=True)
+            return VariantWork((shape.dtype,), call, 1 / shape.units)
         case ImageShape():
             return _of_images(shape, facts)
         case PrefillShape() | DecodeShape():
@@ -114,9 +118,9 @@ def _of_decoder(shape: PrefillShape | DecodeShape, facts: RunFacts) -> VariantWo
     kept = CacheKeeps(facts.kv_cache_bytes_per_token, facts.kv_cache_tokens)
     ahead = prefill(shape, model, dtype, cached, kept)
     if isinstance(shape, PrefillShape):
-        return VariantWork(dtype, ahead, 1 / shape.units)
+        return VariantWork(_dtypes(facts, model), ahead, 1 / shape.units)
     step = decode_step(shape, _as_streamed(model, facts), dtype, cached, kept)
-    return VariantWork(dtype, step, 1 / shape.units, ahead)
+    return VariantWork(_dtypes(facts, model), step, 1 / shape.units, ahead)
 
 
 def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
@@ -132,19 +136,27 @@ def _as_streamed(model: Footprint, facts: RunFacts) -> Footprint:
 
 def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
     """A pass reads the weights and the images; its operations are those that torch counted for one image."""
-    model, dtype = facts.footprint, _dtype(facts)
+    model = facts.footprint
     if not isinstance(model, ImageFootprint):
         raise _unknown(facts, "footprint", "what a pass reads of the model")
-    if dtype == "float32" and facts.cudnn_tf32:
-        dtype = "tf32"
+    dtypes = _dtypes(facts, model)
+    if dtypes[0] == "float32" and facts.cudnn_tf32:
+        dtypes = ("tf32", *dtypes[1:])
     batch = shape.batch_size
     moved = model.streamed_bytes + batch * model.pixels * _width(_weights_dtype(facts))
-    return VariantWork(dtype, Work("pass", moved, batch * model.flops), 1 / shape.units)
+    return VariantWork(dtypes, Work("pass", moved, batch * model.flops), 1 / shape.units)
 
 
 def _dtype(facts: RunFacts) -> str:
     """The dtype of the computation."""
     return facts.autocast or _weights_dtype(facts)
+
+
+def _dtypes(facts: RunFacts, model: Footprint | ImageFootprint) -> tuple[str, ...]:
+    """What is multiplied in matrix products: by layers as the model's author wrote them first."""
+    dtype = _dtype(facts)
+    rounded = {"high": "tf32", "medium": "bfloat16"}.get(facts.float32_matmul_precision or "")
+    return (rounded if dtype == "float32" and rounded else dtype, *model.product_dtypes)
 
 
 def _weights_dtype(facts: RunFacts) -> str:

@@ -1,41 +1,38 @@
-"""Compares two stored results: each metric's ratio, its 95% interval, and whether the difference is real.
+"""Compares two results, as they were stored: each metric's ratio, its 95% interval, and whether the difference is real.
 
-Only summaries are read, never samples, so that a service can compare on every request. Where both results have
-several processes, the processes' medians are resampled on a logarithmic scale and widened as
-`optigpu.statistics.intervals` does it.
-Else the ratio's interval comes from those of the two values, on the same scale (Donner and Zou, Closed-form confidence
-intervals for functions of the normal mean and standard deviation, 2012), and decides nothing where a side is a single
-process.
-
-The decision reads the interval as two one-sided tests do (Schuirmann, 1987), only more strictly, by the 95% interval
-instead of the 90% one: wholly within the margin is equivalent; else one that leaves 1 out is a difference; else nothing
-is decided.
+Only summaries are read, never samples, so that a service can compare on every request. An interval comes from what both
+sides have, the first of: parts of the same text, processes that were measured side by side (both in pairs), several
+processes, or the two values' own intervals (`optigpu.statistics.evidence`). `optigpu.statistics.decisions` says what it
+decides. What is counted and not measured (COUNTED_METRICS) is compared exactly.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from optigpu.documents.older import current
-from optigpu.documents.result import Samples
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
-from optigpu.statistics.intervals import ratio
-from optigpu.vocabulary import Better, Document, Frozen, OptiGPUError, canonical_json
+from optigpu.statistics.decisions import MARGIN, decide_difference, decide_exactly, decide_ratio
+from optigpu.statistics.evidence import evidence_of
+from optigpu.statistics.intervals import factor_bounds
+from optigpu.statistics.stored import StoredResult, StoredSummary
+from optigpu.vocabulary import COUNTED_METRICS, Document, OptiGPUError, canonical_json
 
-MARGIN = 0.02
-"""Ratios between 1 / 1.02 and 1.02 count as equivalent."""
-
+DIFFERENCES = ("perplexity_delta", "accuracy_loss_percent")
+"""What is a difference from fp32 already, and may have either sign."""
 ON_A_TEXT = (
-    "kld_mean", "kld_p99", "top1_agreement", "perplexity", "perplexity_delta", "accuracy", "accuracy_loss_percent",
+    "kld_mean", "kld_p99", "top1_agreement", "perplexity", "accuracy", *DIFFERENCES,
 )  # fmt: skip
 """Metrics that depend on the text that they were measured on."""
 
 OTHER_TEXT = "Quality was measured on different texts."
-NOT_POSITIVE = "A ratio needs positive values on both sides."
-NO_INTERVAL = "The ratio has no interval: a value was measured only once, or its own interval includes zero."
+NO_INTERVAL = (
+    "There is no interval: a value has none of its own, its interval includes zero, or one side has twice the other's "
+    "processes or more."
+)
 SINGLE_REPLICATE = (
-    "single_replicate: a value comes from one process, which does not show how much processes differ."
+    "single_replicate: a value comes from one process, which does not show how much processes differ. They are taken "
+    "to differ by 5%, and nothing is called equivalent."
 )
 
 
@@ -59,85 +56,15 @@ def compare(baseline: Document, candidate: Document, *, anyway: bool = False) ->
         candidate=_side(theirs),
         primary_metric=first,
         margin=MARGIN,
-        metrics={
-            name: _compared(ours.metrics[name], theirs.metrics[name], _hindrance(name, ours, theirs))
-            for name in names
-        },
+        metrics={name: _compared(name, ours, theirs) for name in names},
         notes=(*obstacles, *_doubts(ours, "baseline"), *_doubts(theirs, "candidate")),
         differences=tuple(_differences(baseline, candidate)),
     )
 
 
-class _Read(Frozen):
-    """The parts of a stored document that are read; others are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Summary(_Read):
-    unit: str
-    better: Better
-    value: float | None
-    ci: tuple[float, float] | None = None
-    replicates: int = 0
-    per_replicate: tuple[float, ...] = ()
-    reason: str | None = None
-
-
-class _Variant(_Read):
-    label: str
-    workload: dict[str, object]
-    model: str | None
-    workload_digest: str
-    primary_metric: str
-
-
-class _Verdict(_Read):
-    valid: bool
-    reasons: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class _Environment(_Read):
-    hardware_class: str
-
-
-class _Provenance(_Read):
-    weight_hash: str | None = None
-
-
-class _Quality(_Read):
-    tokens_sha256: str | None = None
-
-
-class _Facts(_Read):
-    quality: _Quality | None = None
-
-
-class _Result(_Read):
-    id: str
-    source: str = "worker"
-    variant: _Variant
-    verdict: _Verdict
-    metrics: dict[str, _Summary]
-    environment: _Environment
-    provenance: _Provenance | None = None
-    facts: _Facts = _Facts()
-
-    @property
-    def text(self) -> str | None:
-        """The hash of the tokens on which quality was measured."""
-        return self.facts.quality.tokens_sha256 if self.facts.quality else None
-
-    @property
-    def weights(self) -> str:
-        """The hash of the weights, if it was recorded."""
-        return (self.provenance and self.provenance.weight_hash) or "not recorded"
-
-
-def _read(document: Document, side: str) -> _Result:
+def _read(document: Document, side: str) -> StoredResult:
     try:
-        return _Result.model_validate(current(document))
+        return StoredResult.model_validate(current(document))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -146,7 +73,7 @@ def _read(document: Document, side: str) -> _Result:
         ) from error
 
 
-def _side(result: _Result) -> ComparedResult:
+def _side(result: StoredResult) -> ComparedResult:
     return ComparedResult(
         id=result.id,
         label=result.variant.label,
@@ -158,7 +85,7 @@ def _side(result: _Result) -> ComparedResult:
     )
 
 
-def _obstacles(baseline: _Result, candidate: _Result) -> Iterator[str]:
+def _obstacles(baseline: StoredResult, candidate: StoredResult) -> Iterator[str]:
     """Why the two results are not comparable."""
     ours, theirs = baseline.variant, candidate.variant
     if ours.workload_digest != theirs.workload_digest:
@@ -175,30 +102,29 @@ def _obstacles(baseline: _Result, candidate: _Result) -> Iterator[str]:
         yield f"The sources differ: {baseline.source} and {candidate.source}."
 
 
-def _doubts(result: _Result, side: str) -> Iterator[str]:
+def _doubts(result: StoredResult, side: str) -> Iterator[str]:
     if not result.verdict.valid:
         yield f"The {side} is not valid: {', '.join(result.verdict.reasons)}."
 
 
-def _hindrance(name: str, baseline: _Result, candidate: _Result) -> str | None:
-    """Why a metric is not comparable, if it is not."""
-    return OTHER_TEXT if name in ON_A_TEXT and baseline.text != candidate.text else None
-
-
-def _compared(baseline: _Summary, candidate: _Summary, hindrance: str | None) -> MetricComparison:
-    both = MetricComparison(
-        unit=baseline.unit, better=baseline.better, baseline=baseline.value, candidate=candidate.value
-    )
-    reason = _no_ratio(baseline, candidate) or hindrance
-    if reason is not None or not baseline.value or not candidate.value:
+def _compared(name: str, baseline: StoredResult, candidate: StoredResult) -> MetricComparison:
+    ours, theirs = baseline.metrics[name], candidate.metrics[name]
+    both = MetricComparison(unit=ours.unit, better=ours.better, baseline=ours.value, candidate=theirs.value)
+    reason = _hindrance(ours, theirs)
+    if reason is None and name in ON_A_TEXT and baseline.text != candidate.text:
+        reason = OTHER_TEXT
+    if reason is not None or ours.value is None or theirs.value is None:
         return both.model_copy(update={"reason": reason})
-    quotient = candidate.value / baseline.value
-    bounds = _interval(baseline, candidate, quotient)
-    decision, reason = _decision(baseline, candidate, bounds)
-    return both.model_copy(update={"ratio": quotient, "ci": bounds, "decision": decision, "reason": reason})
+    if name in COUNTED_METRICS:
+        return _exactly(both, ours.value, theirs.value)
+    parts = (*baseline.without_part(name), *candidate.without_part(name))
+    positive = min((*ours.figures, *theirs.figures, *parts)) > 0
+    measured = _as_ratio if positive and name not in DIFFERENCES else _as_difference
+    return measured(both, name, baseline, candidate)
 
 
-def _no_ratio(baseline: _Summary, candidate: _Summary) -> str | None:
+def _hindrance(baseline: StoredSummary, candidate: StoredSummary) -> str | None:
+    """Why two figures are not comparable, if they are not."""
     sides = {"baseline": baseline, "candidate": candidate}
     missing = {
         side: summary.reason or "not measured" for side, summary in sides.items() if summary.value is None
@@ -209,51 +135,54 @@ def _no_ratio(baseline: _Summary, candidate: _Summary) -> str | None:
         return "; ".join(f"{side}: {reason}" for side, reason in missing.items())
     if baseline.unit != candidate.unit:
         return f"The units differ: {baseline.unit} and {candidate.unit}."
-    return None if min(_figures(baseline) + _figures(candidate)) > 0 else NOT_POSITIVE
+    return None
 
 
-def _figures(summary: _Summary) -> tuple[float, ...]:
-    return (*summary.per_replicate, *(() if summary.value is None else (summary.value,)))
+def _exactly(both: MetricComparison, baseline: float, candidate: float) -> MetricComparison:
+    found = {"ratio": candidate / baseline} if baseline else {"difference": candidate - baseline}
+    decision = decide_exactly(baseline, candidate, both.better)
+    return both.model_copy(update=found | {"decision": decision, "exact": True})
 
 
-def _interval(baseline: _Summary, candidate: _Summary, quotient: float) -> tuple[float, float] | None:
-    if len(baseline.per_replicate) > 1 and len(candidate.per_replicate) > 1:
-        return ratio(_processes(candidate), _processes(baseline))[1]
-    if baseline.ci is None or candidate.ci is None or min(*baseline.ci, *candidate.ci) <= 0:
-        return None
-    ours, theirs = _log_sides(baseline), _log_sides(candidate)
-    below, above = math.hypot(theirs[0], ours[1]), math.hypot(theirs[1], ours[0])
-    return quotient * math.exp(-below), quotient * math.exp(above)
+def _as_ratio(
+    both: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
+) -> MetricComparison:
+    assert both.baseline is not None
+    assert both.candidate is not None
+    found = both.model_copy(update={"ratio": both.candidate / both.baseline})
+    evidence = evidence_of(name, baseline, candidate, as_ratio=True)
+    bounds = evidence and factor_bounds(both.candidate / both.baseline, evidence.estimate)
+    if evidence is None or bounds is None:
+        return _undecided(found, name, baseline, candidate)
+    decision = decide_ratio(evidence.estimate, both.better, single_sides=evidence.single_sides)
+    reason = SINGLE_REPLICATE if evidence.single_sides else None
+    update = {"ci": bounds, "decision": decision, "paired": evidence.paired, "reason": reason}
+    return found.model_copy(update=update)
 
 
-def _processes(summary: _Summary) -> Samples:
-    """Each process's median as if it were its only request."""
-    return tuple((median,) for median in summary.per_replicate)
+def _as_difference(
+    both: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
+) -> MetricComparison:
+    assert both.baseline is not None
+    assert both.candidate is not None
+    found = both.model_copy(update={"difference": both.candidate - both.baseline})
+    evidence = evidence_of(name, baseline, candidate, as_ratio=False)
+    if evidence is None or evidence.single_sides:
+        # What processes differ by is known as a ratio only.
+        return _undecided(found, name, baseline, candidate)
+    low, high = map(float, evidence.estimate.bounds())
+    decision = decide_difference(evidence.estimate, both.better)
+    update = {"ci": (low, high), "decision": decision, "paired": evidence.paired}
+    return found.model_copy(update=update)
 
 
-def _log_sides(summary: _Summary) -> tuple[float, float]:
-    """The distances of the interval below and above the value, on a logarithmic scale."""
-    assert summary.ci is not None
-    assert summary.value is not None
-    low, high = summary.ci
-    return math.log(summary.value / low), math.log(high / summary.value)
-
-
-def _decision(
-    baseline: _Summary, candidate: _Summary, bounds: tuple[float, float] | None
-) -> tuple[Decision, str | None]:
-    """The decision; if it is undecided, the reason where the interval does not show it."""
-    if min(baseline.replicates, candidate.replicates) < 2:
-        return Decision.UNDECIDED, SINGLE_REPLICATE
-    if bounds is None:
-        return Decision.UNDECIDED, NO_INTERVAL
-    low, high = bounds
-    if low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN:
-        return Decision.EQUIVALENT, None
-    if low <= 1 <= high:
-        return Decision.UNDECIDED, None
-    rises = low > 1
-    return Decision.BETTER if rises == (baseline.better is Better.HIGHER) else Decision.WORSE, None
+def _undecided(
+    found: MetricComparison, name: str, baseline: StoredResult, candidate: StoredResult
+) -> MetricComparison:
+    sides = [result.metrics[name] for result in (baseline, candidate)]
+    reasons = dict.fromkeys(side.reason for side in sides if side.ci is None and side.reason)
+    reason = " ".join(filter(None, reasons)) or NO_INTERVAL
+    return found.model_copy(update={"decision": Decision.UNDECIDED, "reason": reason})
 
 
 def _differences(baseline: Document, candidate: Document) -> Iterator[Difference]:

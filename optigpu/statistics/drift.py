@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.statistics.within import mid_ranks
+
 Array = NDArray[np.float64]
 
 LEAST_CHANGE = 0.25
@@ -46,7 +48,7 @@ def drift(durations: Sequence[float] | Array) -> float | None:
     ratio = float(np.median(last) / np.median(first))
     if max(ratio, 1 / ratio) - 1 <= LEAST_CHANGE or not _apart(values, middle):
         return None
-    ranks = _ranks(np.concatenate((first, last)))
+    ranks = mid_ranks(np.concatenate((first, last)))
     thirds = ranks[: len(first)], ranks[len(first) :]
     score = _rank_sum_score(*thirds) / math.sqrt(_inflation(*thirds))
     return ratio - 1 if math.erfc(abs(score) / math.sqrt(2)) < RISK else None
@@ -59,13 +61,6 @@ def _apart(values: Array, middle: Array) -> bool:
     early = [median for number, median in medians.items() if number < STRETCHES]
     late = [median for number, median in medians.items() if number >= 2 * STRETCHES]
     return max(early) < min(late) or max(late) < min(early)
-
-
-def _ranks(values: Array) -> Array:
-    """Ranks from 1; equal values share the middle of theirs."""
-    ordered = np.sort(values)
-    below, up_to = np.searchsorted(ordered, values), np.searchsorted(ordered, values, side="right")
-    return np.asarray((below + up_to + 1) / 2)
 
 
 def _rank_sum_score(first: Array, last: Array) -> float:

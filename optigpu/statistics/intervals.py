@@ -1,70 +1,92 @@
-"""Estimates from samples: medians, intervals, percentiles with bounds, ratios. Pure numpy.
+"""Estimates from samples: a variant's value, its interval, its percentiles, and ratios. Closed forms, no resampling.
 
-A variant's value is the mean over its processes of each process's median over requests. Its 95% interval is a
-percentile bootstrap on the highest level that has more than one unit:
+Each process counts once, by the median of its requests. A variant's value is the mean of those medians on a
+logarithmic scale (their geometric mean), so that a ratio of values is the value of the ratios and a rate is the inverse
+of its time; where a median is zero or negative, it is their plain mean. Its 95% interval is
 
-- several processes: the processes are resampled. Their medians carry the noise of their requests already, and
-  resampling those too would count it twice (Davison and Hinkley, Bootstrap Methods and their Application, 1997,
-  section 3.8). Deviations are widened by sqrt(P / (P - 1)) * t(P - 1) / z, without which few units make an interval
-  that is far too short (Hesterberg, What Teachers Should Know About the Bootstrap, 2015, section 4.3).
-- one process: its requests are resampled; the interval then says nothing about other processes.
+- several processes: Student's t over the processes' medians, on the same scale. They carry the noise of their requests
+  already, however these are correlated.
+- one process: the interval of that process's own median, corrected for the correlation of its requests
+  (`optigpu.statistics.within`). It says nothing about other processes.
 
-A percentile is that of all requests of all processes. Its upper bound is made from each process by itself, and the
-highest is shown: with 99% confidence it is above the percentile of every measured process. It says nothing
-about other processes, which may differ by more.
-
-Assumed: processes are independent, and the requests of one process are exchangeable (no trend, no autocorrelation).
+A ratio's interval is Welch's t over the logarithms, and Student's t over the pairs' differences where processes were
+measured side by side.
 """
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optigpu.documents.result import Measurement, MetricSummary, Samples
+from optigpu.statistics.estimates import Estimate, difference, mean_of
+from optigpu.statistics.percentiles import PERCENTILES, alike_of, fewest_for, percentiles_of
+from optigpu.statistics.student import Array
+from optigpu.statistics.within import (
+    FEWEST_FOR_INTERVAL,
+    FEWEST_REQUESTS,
+    freedom_of,
+    median_bounds,
+    median_error,
+    usual_bounds,
+)
 from optigpu.vocabulary import METRICS, Better
 
-Array = NDArray[np.float64]
+__all__ = [
+    "FEWEST_REQUESTS",
+    "Bounds",
+    "comparable",
+    "describe",
+    "factor_bounds",
+    "fewest_for",
+    "interval",
+    "paired_ratio",
+    "ratio",
+    "relative_width",
+    "summarise",
+    "value_of",
+]
 
-RESAMPLES = 4000
-FEWEST_REQUESTS = 6
-"""The least number of requests of one process whose range is a 95% interval of its median: 1 - 2 / 2**6 > 0.95."""
+MOST_UNEQUAL = 2
+"""Between sides one of which has twice the processes of the other, or more, the interval would not hold."""
+FURTHEST = 300.0
+"""Logarithms beyond this are no figures, but an interval of two processes that have nothing in common."""
 
-PERCENTILES = (50, 90, 95, 99)
-_BOUND_RISK = 0.01
-_INTERVAL = (0.025, 0.975)
-_T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""Student's t at 0.975 for 1 to 9 degrees of freedom."""
+Bounds = tuple[float, float]
 
 
-def summarise(measurement: Measurement, seed: int = 0) -> MetricSummary:
-    """The summary of a measurement. Times of requests also get percentiles, and an upper bound for each.
+def summarise(measurement: Measurement) -> MetricSummary:
+    """The summary of a measurement. Times of requests also get percentiles.
 
-    Where a percentile or its bound is null, `reason` says how many requests it needs.
+    Where an interval, a percentile or its bound is null, `reason` says what it needs.
     """
     metric = METRICS[measurement.name]
     samples = _filled(measurement.samples)
     if not samples:
         return MetricSummary(unit=metric.unit, value=None, better=metric.better, reason=measurement.reason)
     every = np.concatenate(samples)
-    medians = [float(np.median(process)) for process in samples]
-    times_requests = metric.unit == "s" and metric.better is Better.LOWER and len(every) > len(samples)
+    medians = _medians(samples)
+    of_requests = len(every) > len(samples)
     summary = MetricSummary(
         unit=metric.unit,
         value=value_of(measurement.samples),
-        ci=interval(measurement.samples, seed),
+        ci=interval(measurement.samples),
+        freedom=_freedom(samples),
         n=len(every),
+        n_effective=_effective(samples),
         replicates=len(samples),
         better=metric.better,
         mean=float(every.mean()),
         cv_within=_cv_within(samples),
-        cv_between=_variation(np.array(medians)),
-        per_replicate=tuple(medians),
+        cv_between=_variation(medians),
+        per_replicate=tuple(medians.tolist()),
+        reason=_no_interval(samples) if of_requests else None,
     )
-    return summary.model_copy(update=_percentiles(samples)) if times_requests else summary
+    if metric.unit != "s" or metric.better is not Better.LOWER or not of_requests or every.min() <= 0:
+        return summary
+    found = percentiles_of(samples)
+    reasons = " ".join(str(each) for each in (summary.reason, found.pop("reason", None)) if each)
+    return summary.model_copy(update=found | {"reason": reasons or None})
 
 
 def describe(values: Sequence[float]) -> dict[str, float]:
@@ -75,160 +97,160 @@ def describe(values: Sequence[float]) -> dict[str, float]:
 
 
 def value_of(samples: Samples) -> float:
-    """The mean over processes of the median over requests. Raises ValueError when there are no samples."""
-    medians = [float(np.median(process)) for process in _filled(samples)]
-    if not medians:
+    """The mean over processes of the median over requests, geometric where all medians are positive.
+
+    Raises ValueError when there are no samples.
+    """
+    medians = _medians(_filled(samples))
+    if not len(medians):
         raise ValueError("there are no samples to summarise")
+    if medians.min() == medians.max():
+        # What was counted stays exact: a logarithm and back would round it.
+        return float(medians[0])
+    if medians.min() > 0:
+        return math.exp(math.fsum(np.log(medians)) / len(medians))
     return math.fsum(medians) / len(medians)
 
 
-def interval(samples: Samples, seed: int = 0) -> tuple[float, float] | None:
+def interval(samples: Samples) -> Bounds | None:
     """The 95% interval of `value_of`, or None where one process has too few requests for any.
 
     It never reaches below zero where no sample does.
     """
     processes = _filled(samples)
-    if not _enough(processes):
-        return None
-    value = value_of(samples)
-    deviations = _draws(processes, np.random.default_rng(seed)) - value
-    low, high = np.quantile(value + _widening(len(processes)) * deviations, _INTERVAL)
-    floor = 0.0 if min(process.min() for process in processes) >= 0 else -math.inf
-    return max(float(low), floor), float(high)
+    found = _over_processes(processes) if len(processes) > 1 else _of_process(processes[0])
+    least = min(float(process.min()) for process in processes)
+    return (max(found[0], 0.0), found[1]) if found and least >= 0 else found
 
 
-def relative_width(requests: Sequence[float], seed: int = 0) -> float:
-    """Width of one process's 95% interval relative to its median; infinite if it has no interval."""
-    bounds = interval((tuple(requests),), seed)
-    median = float(np.median(requests)) if requests else 0.0
-    return (bounds[1] - bounds[0]) / abs(median) if bounds and median else math.inf
+def relative_width(requests: Sequence[float]) -> float:
+    """How precisely a process's median is known: the width of median -+ 1.96 standard errors, relative to the median.
+
+    Infinite if there are too few requests to say.
+    """
+    values = np.asarray(requests, dtype=np.float64)
+    median = float(np.median(values)) if len(values) >= FEWEST_REQUESTS else 0.0
+    if not median:
+        return math.inf
+    low, high = usual_bounds(values)
+    return float(high - low) / abs(median)
 
 
-def ratio(
-    numerator: Samples, denominator: Samples, seed: int = 0
-) -> tuple[float, tuple[float, float] | None]:
-    """The ratio of two values with its 95% interval, resampled on a logarithmic scale.
+def ratio(numerator: Samples, denominator: Samples) -> tuple[float, Bounds | None]:
+    """The ratio of two values with its 95% interval, the processes of one side being independent of the other's.
 
+    It has no interval where one process has too few requests, or one side has twice the other's processes.
     Raises ValueError when a sample is not positive, or when there are none.
     """
-    logs = [
-        [np.log(process) for process in _positive(_filled(samples))] for samples in (numerator, denominator)
-    ]
-    quotient = value_of(numerator) / value_of(denominator)
-    if not all(_enough(processes) for processes in logs):
+    quotient, sides = _sides(numerator, denominator)
+    above, below = (_logarithm(side) for side in sides)
+    if above is None or below is None or not comparable(len(sides[0]), len(sides[1])):
         return quotient, None
-    rng = np.random.default_rng(seed)
-    above, below = (_log_deviations(processes, rng) for processes in logs)
-    low, high = np.quantile(above - below, _INTERVAL)
-    return quotient, (quotient * math.exp(low), quotient * math.exp(high))
+    return quotient, factor_bounds(quotient, difference(above, below))
 
 
-def paired_ratio(
-    numerator: Samples, denominator: Samples, seed: int = 0
-) -> tuple[float, tuple[float, float] | None]:
+def paired_ratio(numerator: Samples, denominator: Samples) -> tuple[float, Bounds | None]:
     """The ratio of two values that were measured side by side, replicate by replicate, with its 95% interval.
 
-    The pairs of processes are resampled: what disturbed both of a pair alike leaves their ratio alone. Without several
+    It is over the pairs of processes: what disturbed both of a pair alike leaves their ratio alone. Without several
     whole pairs, as `ratio`. Raises ValueError when a sample is not positive, or when there are none.
     """
-    pairs = [_positive(_filled(samples)) for samples in (numerator, denominator)]
-    if len(pairs[0]) != len(pairs[1]) or len(pairs[0]) < 2:
-        return ratio(numerator, denominator, seed)
-    above, below = (np.array([float(np.median(np.log(process))) for process in side]) for side in pairs)
-    # Each difference is one process's only sample, so that the resampling of processes is that of pairs.
-    deviations = _log_deviations([np.array([each]) for each in above - below], np.random.default_rng(seed))
-    low, high = np.quantile(deviations, _INTERVAL)
-    quotient = value_of(numerator) / value_of(denominator)
-    return quotient, (quotient * math.exp(low), quotient * math.exp(high))
+    quotient, (above, below) = _sides(numerator, denominator)
+    if len(above) != len(below) or len(above) < 2:
+        return ratio(numerator, denominator)
+    return quotient, factor_bounds(quotient, mean_of(np.log(_medians(above)) - np.log(_medians(below))))
 
 
-@lru_cache
-def upper_bound_rank(n: int, percent: int) -> int | None:
-    """The rank (from 1) among `n` sorted samples that bounds a percentile from above with 99% confidence.
-
-    None where only the largest sample would, which says nothing about how far it is: p50 needs 11 samples,
-    p90 64, p95 130, p99 662. Source: order statistics, David and Nagaraja, Order Statistics, 2003, section 7.1.
-    """
-    exceeding = np.flatnonzero(_upper_tail(n, percent / 100) <= _BOUND_RISK)
-    rank = int(exceeding[0]) if exceeding.size else n
-    return rank if rank < n else None
+def comparable(processes: int, others: int) -> bool:
+    """Whether two independent sides of so many processes have an interval; single processes speak of themselves."""
+    fewer, more = sorted((processes, others))
+    return fewer == 1 or more < MOST_UNEQUAL * fewer
 
 
-@lru_cache
-def fewest_for(percent: int) -> int:
-    """The least number of samples with which a percentile is reported."""
-    return next(n for n in range(2, 10_000) if upper_bound_rank(n, percent) is not None)
+def factor_bounds(quotient: float, logarithm: Estimate, confidence: float = 0.95) -> Bounds | None:
+    """The interval of a ratio whose logarithm is estimated; None where it has no bound worth the name."""
+    low, high = map(float, logarithm.bounds(confidence))
+    if max(abs(low), abs(high)) > FURTHEST:
+        return None
+    # The centre is the quotient's logarithm but for rounding.
+    centre = float(logarithm.centre)
+    return quotient * math.exp(low - centre), quotient * math.exp(high - centre)
+
+
+def _sides(numerator: Samples, denominator: Samples) -> tuple[float, tuple[list[Array], list[Array]]]:
+    sides = _filled(numerator), _filled(denominator)
+    if not all(side and min(process.min() for process in side) > 0 for side in sides):
+        raise ValueError("a ratio needs samples, and all of them positive")
+    return value_of(numerator) / value_of(denominator), sides
+
+
+def _logarithm(processes: list[Array]) -> Estimate | None:
+    """A value's logarithm; None where one process has too few requests for an interval."""
+    if len(processes) > 1:
+        return mean_of(np.log(_medians(processes)))
+    (requests,) = processes
+    if len(requests) < FEWEST_FOR_INTERVAL:
+        return None
+    centre, error = np.log(np.median(requests)), median_error(np.log(requests))
+    return Estimate(np.asarray(centre), error, np.asarray(float(freedom_of(len(requests)))))
+
+
+def _over_processes(processes: list[Array]) -> Bounds | None:
+    medians = _medians(processes)
+    if medians.min() > 0:
+        return factor_bounds(value_of(_plain(medians)), mean_of(np.log(medians)))
+    low, high = mean_of(medians).bounds()
+    return float(low), float(high)
+
+
+def _of_process(requests: Array) -> Bounds | None:
+    """The interval of one process's own median, which it always contains."""
+    if len(requests) < FEWEST_FOR_INTERVAL:
+        return None
+    positive = requests.min() > 0
+    low, high = map(float, median_bounds(np.log(requests) if positive else requests))
+    if not positive:
+        return low, high
+    if max(abs(low), abs(high)) > FURTHEST:
+        return None
+    median = float(np.median(requests))
+    return min(math.exp(low), median), max(math.exp(high), median)
+
+
+def _plain(medians: Array) -> Samples:
+    """Each median as if it were its process's only request."""
+    return tuple((median,) for median in medians.tolist())
 
 
 def _filled(samples: Samples) -> list[Array]:
     return [np.asarray(process, dtype=np.float64) for process in samples if len(process)]
 
 
-def _enough(processes: Sequence[Array]) -> bool:
-    return len(processes) > 1 or len(processes[0]) >= FEWEST_REQUESTS
+def _medians(processes: Sequence[Array]) -> Array:
+    return np.array([np.median(process) for process in processes])
 
 
-def _positive(processes: list[Array]) -> list[Array]:
-    if not processes or min(process.min() for process in processes) <= 0:
-        raise ValueError("a ratio needs samples, and all of them positive")
-    return processes
+def _freedom(processes: Sequence[Array]) -> float | None:
+    """The degrees of freedom of the value's interval."""
+    if len(processes) > 1:
+        return len(processes) - 1.0
+    enough = len(processes[0]) >= FEWEST_FOR_INTERVAL
+    return float(freedom_of(len(processes[0]))) if enough else None
 
 
-def _draws(processes: Sequence[Array], rng: np.random.Generator) -> Array:
-    """Bootstrap values. Shape: [RESAMPLES]."""
-    if len(processes) == 1:
-        return _resampled_medians(np.sort(processes[0]), rng)
-    medians = np.array([np.median(process) for process in processes])
-    picked = rng.integers(len(medians), size=(RESAMPLES, len(medians)))
-    return np.asarray(medians[picked].mean(axis=1))
+def _effective(processes: Sequence[Array]) -> float | None:
+    """How many independent requests those of a process are worth, averaged over processes."""
+    alike = alike_of(processes)
+    return sum(map(len, processes)) / len(processes) / alike if alike else None
 
 
-def _log_deviations(logs: Sequence[Array], rng: np.random.Generator) -> Array:
-    """Widened bootstrap deviations of a value's logarithm. `logs`: each process's samples as logarithms."""
-    draws = _draws(logs, rng)
-    return _widening(len(logs)) * (draws - np.mean([np.median(process) for process in logs]))
-
-
-def _resampled_medians(ordered: Array, rng: np.random.Generator) -> Array:
-    """Medians of RESAMPLES bootstrap samples of `ordered` [n], in memory that does not grow with n.
-
-    A bootstrap sample is x[floor(n u)] for n uniform u, so its median needs only the middle order statistics of u,
-    and those are beta distributed: no resample has to be drawn.
-    """
-    n = len(ordered)
-    rank = (n + 1) // 2
-    middle = rng.beta(rank, n + 1 - rank, RESAMPLES)
-    lower = ordered[np.minimum((n * middle).astype(np.int64), n - 1)]
-    if n % 2:
-        return np.asarray(lower)
-    after = middle + (1 - middle) * rng.beta(1, n - rank, RESAMPLES)
-    return np.asarray((lower + ordered[np.minimum((n * after).astype(np.int64), n - 1)]) / 2)
-
-
-def _widening(processes: int) -> float:
-    if processes == 1:
-        return 1.0
-    z = NormalDist().inv_cdf(_INTERVAL[1])
-    return math.sqrt(processes / (processes - 1)) * _t_quantile(processes - 1) / z
-
-
-def _t_quantile(freedom: int) -> float:
-    """Student's t at 0.975; beyond the table by Cornish and Fisher's expansion, good to 0.0002 there."""
-    if freedom <= len(_T_975):
-        return _T_975[freedom - 1]
-    z = NormalDist().inv_cdf(_INTERVAL[1])
-    first = (z**3 + z) / (4 * freedom)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return z + first + second
-
-
-def _upper_tail(n: int, share: float) -> Array:
-    """P(X >= k) for k in 0..n and X binomial(n, share). Shape: [n + 1]."""
-    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
-    k = np.arange(n + 1)
-    log_mass = log_factorial[n] - log_factorial - log_factorial[::-1]
-    log_mass = log_mass + k * math.log(share) + (n - k) * math.log1p(-share)
-    return np.asarray(np.exp(log_mass)[::-1].cumsum()[::-1])
+def _no_interval(processes: Sequence[Array]) -> str | None:
+    if len(processes) > 1 or len(processes[0]) >= FEWEST_FOR_INTERVAL:
+        return None
+    return (
+        f"An interval needs several processes, or {FEWEST_FOR_INTERVAL} requests of one; "
+        f"there is one process with {len(processes[0])}."
+    )
 
 
 def _cv_within(processes: Sequence[Array]) -> float | None:
@@ -242,39 +264,3 @@ def _variation(values: Array) -> float | None:
     if len(values) < 2 or not values.mean():
         return None
     return float(values.std(ddof=1) / abs(values.mean()))
-
-
-def _percentiles(processes: Sequence[Array]) -> dict[str, object]:
-    """The percentiles of all requests and their upper bounds, under the field names of a MetricSummary.
-
-    A bound holds for each process by itself, since requests of one process are alike and those of two are not: it is
-    the highest of the processes' own bounds, and needs enough requests in each of them.
-    """
-    every = np.concatenate(processes)
-    fewest = min(map(len, processes))
-    known = [percent for percent in PERCENTILES if upper_bound_rank(len(every), percent)]
-    bounded = [percent for percent in known if percent > 50 and upper_bound_rank(fewest, percent)]
-    found: dict[str, object] = {f"p{percent}": float(np.quantile(every, percent / 100)) for percent in known}
-    found |= {f"p{percent}_upper": _highest_bound(processes, percent) for percent in bounded}
-    unknown = [percent for percent in PERCENTILES if percent not in known]
-    unbounded = [percent for percent in known if percent > 50 and percent not in bounded]
-    reasons = []
-    if unknown:
-        reasons.append(f"Percentiles need more than {len(every)} requests: {_needs(unknown)}.")
-    if unbounded:
-        reasons.append(
-            f"Upper bounds of percentiles need more than the {fewest} requests of one process: {_needs(unbounded)}."
-        )
-    return found | ({"reason": " ".join(reasons)} if reasons else {})
-
-
-def _highest_bound(processes: Sequence[Array], percent: int) -> float:
-    """The highest of the processes' own upper bounds. Each process must have enough requests for one."""
-    ranks = [upper_bound_rank(len(process), percent) for process in processes]
-    return max(
-        float(np.sort(process)[rank - 1]) for process, rank in zip(processes, ranks, strict=True) if rank
-    )
-
-
-def _needs(percents: Sequence[int]) -> str:
-    return ", ".join(f"p{percent} {fewest_for(percent)}" for percent in percents)

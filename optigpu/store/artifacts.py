@@ -11,9 +11,10 @@ from pathlib import Path
 from sqlalchemy import LargeBinary, func, select
 from sqlalchemy.orm import Session, defer
 
-from optigpu.documents.views import ArtifactsView, ArtifactView
+from optigpu.documents.views import ArtifactsView, ArtifactView, Withdrawn
 from optigpu.store.database import Database
 from optigpu.store.tables import ArtifactRow, ResultRow
+from optigpu.store.tombstones import absent
 from optigpu.vocabulary import NotFoundError
 
 MOST_ARTIFACT_BYTES = 32 * 2**20
@@ -56,7 +57,7 @@ def add(session: Session, result_id: str, artifacts: Iterable[Artifact]) -> None
 def list_(session: Session, result_id: str) -> ArtifactsView:
     """The files of a result, by name. Raises NotFoundError when there is no such result."""
     if session.get(ResultRow, result_id) is None:
-        raise NotFoundError(f"There is no result {result_id}.")
+        raise absent(session, Withdrawn.RESULT, result_id)
     rows = session.scalars(
         select(ArtifactRow)
         .options(defer(ArtifactRow.data))

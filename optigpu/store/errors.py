@@ -1,10 +1,14 @@
 """Errors of the results database, besides those of the vocabulary."""
 
-from optigpu.vocabulary import StoreError
+from optigpu.vocabulary import NotFoundError, StoreError
 
 
 class CursorError(StoreError):
     """The cursor of a page was not issued by this service."""
+
+
+class WithdrawnError(NotFoundError):
+    """The result or the job was withdrawn; the text says when and why."""
 
 
 class StoreUnavailableError(StoreError):

@@ -11,10 +11,11 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.views import EventView
+from optigpu.documents.views import EventView, Withdrawn
 from optigpu.store.database import moment
 from optigpu.store.tables import Job, JobEvent
-from optigpu.vocabulary import Frozen, NotFoundError
+from optigpu.store.tombstones import absent
+from optigpu.vocabulary import Frozen
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any]) -> int:
@@ -33,7 +34,7 @@ def head(session: Session, job_id: str) -> Head:
     """The current end of a job's events. Raises NotFoundError."""
     found = session.execute(select(Job.last_sequence, Job.state).where(Job.id == job_id)).one_or_none()
     if found is None:
-        raise NotFoundError(f"There is no job {job_id}.")
+        raise absent(session, Withdrawn.JOB, job_id)
     return Head(sequence=found.last_sequence, ended=found.state.is_final)
 
 
@@ -56,7 +57,7 @@ def locked(session: Session, job_id: str) -> Job:
     query = select(Job).where(Job.id == job_id).with_for_update()
     job = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
     if job is None:
-        raise NotFoundError(f"There is no job {job_id}.")
+        raise absent(session, Withdrawn.JOB, job_id)
     return job
 
 

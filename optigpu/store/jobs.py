@@ -6,7 +6,15 @@ from typing import Any
 from sqlalchemy import literal, select, tuple_
 from sqlalchemy.orm import Session, defer
 
-from optigpu.documents.views import AttemptView, JobPage, JobSummary, JobView, ProgressView, VariantView
+from optigpu.documents.views import (
+    AttemptView,
+    JobPage,
+    JobSummary,
+    JobView,
+    ProgressView,
+    VariantView,
+    Withdrawn,
+)
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import queue
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
@@ -14,13 +22,13 @@ from optigpu.store.database import moment
 from optigpu.store.events import locked, record
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import Attempt, Job, VariantRow
+from optigpu.store.tombstones import absent
 from optigpu.store.transitions import announce, end
 from optigpu.vocabulary import (
     SCHEMA_VERSION,
     ConflictError,
     Frozen,
     JobState,
-    NotFoundError,
     new_id,
 )
 
@@ -58,7 +66,7 @@ def get(session: Session, job_id: str) -> JobView:
     """The job with its attempts and variants. Raises NotFoundError."""
     job = session.get(Job, job_id)
     if job is None:
-        raise NotFoundError(f"There is no job {job_id}.")
+        raise absent(session, Withdrawn.JOB, job_id)
     return _view(session, job)
 
 

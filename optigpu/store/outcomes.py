@@ -6,16 +6,18 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.events import (
+    Estimated,
     Finished,
     Planned,
     PlannedVariant,
     VariantFinished,
     VariantStarted,
+    Waiting,
     as_document,
 )
 from optigpu.documents.older import current
 from optigpu.documents.result import Attribution, Outcome, Result
-from optigpu.store import artifacts, leaderboard, results
+from optigpu.store import artifacts, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
 from optigpu.store.events import record
@@ -51,6 +53,11 @@ def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> 
     record(session, job, "planned", as_document(Planned(variants=tuple(variants))), moment(session))
 
 
+def estimated(session: Session, lease: Lease, event: Estimated) -> None:
+    """How long the job will take, for those who follow it. Raises LeaseLostError."""
+    record(session, held(session, lease), "estimated", as_document(event), moment(session))
+
+
 def earlier(session: Session, lease: Lease) -> dict[int, Outcome]:
     """The outcomes of the variants in `lease.done`, by their index, with raw samples and without files."""
     query = select(VariantRow).where(VariantRow.job_id == lease.job_id, VariantRow.index.in_(lease.done))
@@ -64,6 +71,11 @@ def _stored_outcome(session: Session, row: VariantRow) -> Outcome:
     result = Result.model_validate(current(results.get(session, row.result_id)))
     samples = results.samples(session, row.result_id).samples
     return Outcome(index=row.index, status=row.status, result=result, samples=samples)
+
+
+def waiting(session: Session, lease: Lease, event: Waiting) -> None:
+    """The job waits for other processes to rest. Raises LeaseLostError."""
+    record(session, held(session, lease), event.kind, as_document(event), moment(session))
 
 
 def variant_started(session: Session, lease: Lease, index: int) -> None:
@@ -91,7 +103,7 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
     if outcome.result is not None:
         results.add(session, outcome.result, outcome.samples)
         artifacts.add(session, outcome.result.id, kept)
-        leaderboard.enter(session, outcome.result)
+        standings.enter(session, outcome.result)
     variant.status, variant.reason = outcome.status, outcome.reason
     variant.result_id = outcome.result.id if outcome.result else None
     record(session, job, "variant_finished", as_document(VariantFinished(outcome=outcome)), moment(session))

@@ -8,18 +8,19 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary, Result, Samples
-from optigpu.documents.views import SamplesView
+from optigpu.documents.views import SamplesView, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import EnvironmentRow, MetricRow, ResultRow, SamplesRow, VariantRow
-from optigpu.vocabulary import COUNTED_METRICS, NotFoundError
+from optigpu.store.tombstones import absent
+from optigpu.vocabulary import COUNTED_METRICS
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
     """The result's document as it was stored, not validated again. Raises NotFoundError."""
     found = _documents(session, _with_environment().where(ResultRow.id == result_id))
     if not found:
-        raise NotFoundError(f"There is no result {result_id}.")
+        raise absent(session, Withdrawn.RESULT, result_id)
     return found[0]
 
 
@@ -32,7 +33,7 @@ def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
 def samples(session: Session, result_id: str) -> SamplesView:
     """The raw samples of a result, bit for bit. Raises NotFoundError."""
     if session.get(ResultRow, result_id) is None:
-        raise NotFoundError(f"There is no result {result_id}.")
+        raise absent(session, Withdrawn.RESULT, result_id)
     rows = session.scalars(
         select(SamplesRow).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
     )
@@ -42,7 +43,7 @@ def samples(session: Session, result_id: str) -> SamplesView:
 def sample_names(session: Session, result_id: str) -> tuple[str, ...]:
     """The metrics of which a result has raw samples, in order. Raises NotFoundError."""
     if session.get(ResultRow, result_id) is None:
-        raise NotFoundError(f"There is no result {result_id}.")
+        raise absent(session, Withdrawn.RESULT, result_id)
     query = select(SamplesRow.name).where(SamplesRow.result_id == result_id).order_by(SamplesRow.name)
     return tuple(session.scalars(query))
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from optigpu.documents.views import Standing, Withdrawn
 from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
 from optigpu.vocabulary import DeviceKind, JobState, Role, VariantStatus
 
@@ -33,6 +34,8 @@ class Base(DeclarativeBase):
         DeviceKind: choice(DeviceKind),
         JobState: choice(JobState),
         Role: choice(Role),
+        Standing: choice(Standing),
+        Withdrawn: choice(Withdrawn),
         VariantStatus: choice(VariantStatus),
     }
 
@@ -237,29 +240,60 @@ class ApiKey(Base):
 
 
 class LeaderboardEntry(Base):
-    """The current result of one variant on one class of hardware: the latest valid one, never the best of many.
+    """What the leaderboard knows of one result: its place, and whether it is the current result there.
 
-    `score` is the primary metric, negated where lower is better, so that more is always better. `size_bytes` is what
-    the Pareto flag weighs it against: the peak on an accelerator, the weights on a CPU. `techniques` is
-    "|name|name|", to be searched; `summary` holds what is only shown.
+    A place is a variant of a workload on a class of hardware, from one source; `optigpu.store.standings` chooses the
+    current one of its results. `score` is the primary metric, negated where lower is better, so that more is always
+    better. `size_bytes` is what the Pareto flag weighs it against: the peak on an accelerator, the weights on a CPU.
+    `techniques` is "|name|name|", to be searched; `warnings` and `reasons` are the verdict's, separated by spaces;
+    `versions` are those that are compared, by package; `summary` holds what is only shown.
     """
 
     __tablename__ = "leaderboard"
     __table_args__ = (
-        Index("ix_leaderboard_pareto", "workload_digest", "hardware_class", "device", "source", "score"),
+        Index("ix_leaderboard_place", "workload_digest", "variant_digest", "hardware_class", "source"),
+        Index(
+            "ix_leaderboard_pareto",
+            *("workload_digest", "hardware_class", "device", "source", "standing", "score"),
+        ),
     )
 
-    workload_digest: Mapped[Digest] = mapped_column(primary_key=True)
-    variant_digest: Mapped[Digest] = mapped_column(primary_key=True)
-    hardware_class: Mapped[str] = mapped_column(primary_key=True)
-    source: Mapped[str] = mapped_column(primary_key=True)
-    result_id: Mapped[Identifier] = mapped_column(ForeignKey("results.id", ondelete="CASCADE"))
+    result_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
+    )
+    workload_digest: Mapped[Digest]
+    variant_digest: Mapped[Digest]
+    hardware_class: Mapped[str]
+    source: Mapped[str]
+    standing: Mapped[Standing]
     measured_at: Mapped[datetime]
     workload: Mapped[str]
     model: Mapped[str | None]
     backend: Mapped[str]
     device: Mapped[DeviceKind]
     techniques: Mapped[str]
+    primary_metric: Mapped[str]
+    replicates: Mapped[int]
+    warnings: Mapped[str]
+    reasons: Mapped[str]
+    versions: Mapped[dict[str, Any]]
     score: Mapped[float | None]
     size_bytes: Mapped[float | None]
     summary: Mapped[dict[str, Any]]
+
+
+class Tombstone(Base):
+    """What stays of a result or a job that was withdrawn: who withdrew it, when and why.
+
+    `withdrawn_by` is the name of the key, which may have been revoked since; `key_id` is null without a key.
+    """
+
+    __tablename__ = "tombstones"
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    kind: Mapped[Withdrawn]
+    job_id: Mapped[Identifier | None]
+    withdrawn_at: Mapped[datetime]
+    withdrawn_by: Mapped[str]
+    key_id: Mapped[str | None]
+    reason: Mapped[str]

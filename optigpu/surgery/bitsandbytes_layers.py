@@ -49,6 +49,7 @@ class Int8OutlierLinear(torch.nn.Module):
     """
 
     holds_quantized_weights = True
+    product_dtypes = ("int8",)
     packed: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None

@@ -12,6 +12,7 @@ from optigpu.ops.linear.int4_linear import (
     PackedInt4,
     int4_linear,
     int4_linear_backend,
+    int4_product_dtype,
     int4_rows,
     pack_int4,
 )
@@ -58,6 +59,12 @@ class Int4Linear(torch.nn.Module):
     @property
     def packed(self) -> PackedInt4:
         return PackedInt4(self.numbers, self.scale, self.offset, self.outputs)
+
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """What its operator multiplies, if not what x has."""
+        dtype = int4_product_dtype(self.packed)
+        return () if dtype is None else (dtype,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int4_linear(x, self.packed, self.bias)

@@ -12,8 +12,8 @@ from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_row
 from optigpu.surgery.places import LinearLayer, weight_of
 
 
-class Int8Linear(torch.nn.Module):
-    """y = (x @ q.T) * scale + bias, in the dtype of x."""
+class _Int8Layer(torch.nn.Module):
+    """A linear layer with one int8 number for each weight, laid out by `_pack`."""
 
     holds_quantized_weights = True
     packed: torch.Tensor
@@ -23,7 +23,7 @@ class Int8Linear(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         q, scale = quantize_rows(weight)
-        self.register_buffer("packed", pack(q))
+        self.register_buffer("packed", self._pack(q))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", float_bias(bias))
 
@@ -32,8 +32,33 @@ class Int8Linear(torch.nn.Module):
         """The quantized layer of a Linear or a Conv1D."""
         return cls(weight_of(layer), layer.bias)
 
+    @staticmethod
+    def _pack(q: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Int8Linear(_Int8Layer):
+    """y = (x @ q.T) * scale + bias, in the dtype of x."""
+
+    @staticmethod
+    def _pack(q: torch.Tensor) -> torch.Tensor:
+        return pack(q)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int8_linear(x, self.packed, self.scale, self.bias)
+
+
+class Int8DynamicLinear(_Int8Layer):
+    """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
+
+    product_dtypes = ("int8",)
+
+    @staticmethod
+    def _pack(q: torch.Tensor) -> torch.Tensor:
+        return pack_dynamic(q)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return int8_dynamic(x, self.packed, self.scale, self.bias)
 
 
 class Int16Linear(torch.nn.Module):
@@ -70,30 +95,6 @@ class Int16Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rest = int8_linear(x, self.low, self.low_scale, self.bias)
         return int8_linear(x, self.high, self.high_scale) + rest
-
-
-class Int8DynamicLinear(torch.nn.Module):
-    """y = (round(x / s) @ q.T) * s * scale + bias with one s for each row of x, in the dtype of x."""
-
-    holds_quantized_weights = True
-    packed: torch.Tensor
-    scale: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        q, scale = quantize_rows(weight)
-        self.register_buffer("packed", pack_dynamic(q))
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", float_bias(bias))
-
-    @classmethod
-    def of(cls, layer: LinearLayer) -> Self:
-        """The quantized layer of a Linear or a Conv1D."""
-        return cls(weight_of(layer), layer.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return int8_dynamic(x, self.packed, self.scale, self.bias)
 
 
 class Int8Embedding(torch.nn.Module):

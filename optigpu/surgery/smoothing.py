@@ -11,16 +11,17 @@ the last bit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.models.loading.self_written import sampled
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.vocabulary import UnsupportedError
 
 OWN_ROWS, OWN_LENGTH = 4, 64
 """The text that a model generates for its own calibration: sequences, and tokens of each."""
+_OWN_SEED = 0
 Followers = dict[torch.nn.Module, tuple[torch.Tensor, list[torch.nn.Module]]]
 """For each norm its output, and the linear layers that got this tensor."""
 MOST_DOUBLINGS = 10
@@ -69,28 +70,18 @@ def smooth(model: PreTrainedModel, calibration_ids: torch.Tensor, alpha: float =
     return len(pairs)
 
 
-def own_text(model: PreTrainedModel, seed: int = 0) -> torch.Tensor:
-    """Ids that the model itself draws at temperature 1, int64 [OWN_ROWS, up to OWN_LENGTH], for its calibration.
+def own_text(model: PreTrainedModel) -> torch.Tensor:
+    """Ids that the model itself draws, int64 [OWN_ROWS, up to OWN_LENGTH], for its calibration.
 
-    Leaves torch's random state as it was. Raises UnsupportedError for a model that generates no text.
+    Raises UnsupportedError for a model that generates no text.
     """
     vocabulary = getattr(model.config, "vocab_size", None)
     if vocabulary is None or not hasattr(model, "generate"):
         raise UnsupportedError(
             "smoothing needs a model that generates its calibration text, and this one does not; leave smoothing out."
         )
-    start = model.config.bos_token_id
-    first = start if isinstance(start, int) and 0 <= start < vocabulary else 0
     length = min(OWN_LENGTH, model.config.max_position_embeddings)
-    writer: Any = model
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        beginning = torch.full((OWN_ROWS, 1), first, device=model.device)
-        drawn: torch.Tensor = writer.generate(
-            beginning, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
-        )
-    return drawn
+    return sampled(model, vocabulary, OWN_ROWS, length, _OWN_SEED)
 
 
 def _check(model: PreTrainedModel, ids: object, alpha: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
@@ -54,6 +54,26 @@ class Choice(StrEnum):
     AUTOGRAD = "forward passes run under one autograd mode"
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
+
+
+class Basis(StrEnum):
+    """What an expectation rests on: a publication, counting bytes and operations, our measurements, or none of them."""
+
+    LITERATURE = "literature"
+    ARITHMETIC = "arithmetic"
+    MEASURED = "measured here"
+    AIM = "aim"
+
+
+class Expected(NamedTuple):
+    """What is expected of a technique, and what that rests on.
+
+    `source` is the page of docs/ with the measurement, or the publication where it is not the technique's own.
+    """
+
+    basis: Basis
+    text: str
+    source: str | None = None
 
 
 GgufType = Literal["Q4_0", "Q4_K_M", "Q8_0", "F16"]
@@ -174,7 +194,7 @@ class Technique(Frozen):
     version: ClassVar[int] = 1
     summary: ClassVar[str]
     citation: ClassVar[str]
-    expected: ClassVar[str]
+    expected: ClassVar[tuple[Expected, ...]]
     tasks: ClassVar[tuple[Task, ...]] = DECODING
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
     backends: ClassVar[tuple[str, ...]] = ("torch",)

@@ -13,7 +13,7 @@ from optigpu.job.spec import JobSpec, Measure
 from optigpu.meters import METER_NAMES
 from optigpu.report.pages import metrics_page, techniques_page
 from optigpu.techniques import TECHNIQUES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import Basis, Technique
 from optigpu.vocabulary import METRICS
 from optigpu.workloads import WORKLOADS, kinds_with
 from optigpu.workloads.base import Workload
@@ -82,7 +82,18 @@ def test_a_technique_names_only_others_that_exist(name: str) -> None:
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_a_technique_states_what_it_does_where_it_is_from_and_what_is_expected(name: str) -> None:
     kind = TECHNIQUES[name]
-    assert all(text.strip() for text in (kind.summary, kind.citation, kind.expected))
+    assert all(text.strip() for text in (kind.summary, kind.citation))
+    assert kind.expected
+    assert all(part.text.strip() for part in kind.expected)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_what_is_said_to_be_measured_stands_on_the_page_that_it_names(name: str) -> None:
+    measured = [part for part in TECHNIQUES[name].expected if part.basis is Basis.MEASURED]
+    for part in measured:
+        assert part.source
+        page = (ROOT / "docs" / part.source).read_text()
+        assert [figure for figure in re.findall(r"\d+\.\d+", part.text) if figure not in page] == []
 
 
 @pytest.mark.parametrize("kind", WORKLOADS.values(), ids=str)

@@ -42,7 +42,7 @@ class Burn:
 
 
 METERS: dict[str, Meter] = {
-    "energy": EnergyMeter(rest_s=0, idle_s=0.3, window_s=1),
+    "energy": EnergyMeter(rest_s=0, idle_s=0.3, window_s=1, longest_s=3),
     "gpu_utilization": GpuUtilizationMeter(lead_s=0.2, window_s=0.5),
     "telemetry": TelemetryMeter(window_s=1),
 }

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.techniques.base import Technique
-from tests.engine.rounding import assert_greedy_as_far_as_it_can_be_told, logits_of, rounding_bound
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt, runtime_of
+from tests.engine.decoded import operators_run
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of
 
-NEW_TOKENS = 6
 BIASED: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -64,23 +62,6 @@ def with_biases(model: Any) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str = "float32") -> None:
-    """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
-    import torch
-
-    tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
-    assert tokens.shape == (2, NEW_TOKENS)
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
-
-
 def operators(name: str, *stack: Technique) -> Counter[str]:
-    """How often each operator runs in one request: a prompt and NEW_TOKENS - 1 single tokens, so NEW_TOKENS passes."""
-    from torch.profiler import ProfilerActivity, profile
-
-    runtime = runtime_of(f"path:{name}", *stack)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        runtime.generate(prompt(), NEW_TOKENS)
-    return Counter({event.key: event.count for event in profiler.key_averages()})
+    """How often each operator runs in one request of a model with a stack."""
+    return operators_run(runtime_of(f"path:{name}", *stack))

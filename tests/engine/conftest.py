@@ -1,4 +1,4 @@
-"""A control group with little memory, where this machine lets us make one."""
+"""The models of the engine's tests, torch's threads, and a control group with little memory where one can be made."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+pytest.register_assert_rewrite(*(f"tests.engine.{name}_models" for name in ("tiny", "biased", "normed")))
+
+from tests.engine.biased_models import biased_models as biased_models  # noqa: E402
+from tests.engine.normed_models import normed_models as normed_models  # noqa: E402
+from tests.engine.tiny_models import models_dir as models_dir  # noqa: E402
+from tests.engine.trained_model import language_dir as language_dir  # noqa: E402
+from tests.engine.trained_model import trained_model as trained_model  # noqa: E402
 
 LIMIT_BYTES = 128 * 2**20
 _MOUNT = Path("/sys/fs/cgroup")

@@ -11,8 +11,11 @@ from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.verdicts.host_monitor import HostMonitor
+from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.judge import judge
+from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.conductor.verdicts.selection import Goal
 from optigpu.documents.result import Verdict
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
@@ -22,7 +25,7 @@ from optigpu.vocabulary import DeviceKind
 ROUNDS, ROUND_S = 4, 0.5
 SPEC = JobSpec.model_validate(
     {
-        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4},
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 32},
         "model": "preset:tiny-llama-test",
         "measure": {"min_seconds": ROUNDS * ROUND_S, "max_seconds": 60, "replicates": 1},
     }
@@ -75,13 +78,29 @@ def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[Standing]:
 
 def measured(standing: Standing, disturb: Disturb = leave_alone, rounds: int = ROUNDS) -> Replicate:
     """One replicate as the conductor measures it, with its audit and without meters."""
-    timed = standing.timed_rounds(HostMonitor(DeviceKind.CPU, probe(), lambda: {standing.child.pid}))
+    monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: {standing.child.pid})
+    timed = standing.timed_rounds(monitor)
     for number in range(rounds):
         disturb(number, standing.child)
         timed.measure_one(standing.progress)
-    return replace(timed.replicate(), audit=audit(standing.child, standing.ready, standing.progress))
+    audited, during = audit(standing.child, standing.ready, monitor, standing.progress)
+    return replace(timed.replicate(), audit=audited, audit_sample=during)
 
 
 def verdict(replicate: Replicate) -> Verdict:
     """What the conductor would say of it."""
-    return judge(SPEC, VARIANT, [replicate], {})
+    return judge(SPEC, VARIANT, [evidence(replicate)], {})
+
+
+def verdict_as_if_alone(replicate: Replicate) -> Verdict:
+    """What it would say if nothing else had run on this machine meanwhile."""
+    alone = tuple(HostSample(wall_s=sample.wall_s, cpus=sample.cpus) for sample in replicate.host_samples)
+    return verdict(replace(replicate, host_samples=alone))
+
+
+def evidence(replicate: Replicate) -> Evidence:
+    """The rounds that its figures come from, by the fastest probe of any of them."""
+    probes = [sample.probe_s for sample in replicate.host_samples if sample.probe_s]
+    yardstick = Yardstick(DeviceKind.CPU, min(probes, default=None))
+    goal = Goal.of(SPEC.measure, replicate.ready.request_s)
+    return Evidence(1, replicate, replicate.selection(yardstick, goal))

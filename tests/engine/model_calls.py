@@ -11,10 +11,10 @@ from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import Layer
 from optigpu.workloads.generate import Generate
+from tests.engine.decoded import NEW_TOKENS, sequence_of
 from tests.engine.rounding import in_float64, rounding_bound
 from tests.engine.tiny_models import prompt, runtime_of
 
-NEW_TOKENS = 6
 WORKLOAD = Generate(prompt_tokens=8, new_tokens=NEW_TOKENS, batch_size=2)
 """What `seen` runs, to a roofline."""
 
@@ -67,12 +67,6 @@ def facts_of(runtime: DecodingModel) -> RunFacts:
     """What a result's facts hold that a roofline reads."""
     footprint = footprint_of(runtime.model, runtime.facts)
     return RunFacts.gathered(runtime.notes.facts | {"footprint": footprint})
-
-
-def sequence_of(tokens: Any) -> Any:
-    import torch
-
-    return torch.cat([prompt(), tokens[:, :-1]], dim=1)
 
 
 def assert_compiled_does_the_same(family: str, stack: tuple[Technique, ...], dtype: str) -> None:

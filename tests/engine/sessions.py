@@ -9,6 +9,7 @@ from optigpu.conductor.session import Session
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
 from optigpu.hardware.probe import probe
+from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import DeviceKind
@@ -63,7 +64,14 @@ def session_with(
         program=program(child, *arguments),
         descriptors=(),
         folder=str(folder),
-        progress=JobProgress(events.append, lambda: cancelled(events), indexes, spec.measure.replicates),
+        progress=JobProgress(
+            events.append,
+            lambda: cancelled(events),
+            indexes,
+            spec.measure.replicates,
+            guesses=plan_time(spec, variants_of(spec)).guesses,
+            measure=spec.measure,
+        ),
         on_event=events.append,
         memory_rule=space_for(space),
     )

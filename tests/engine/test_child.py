@@ -126,6 +126,7 @@ def test_the_kernel_kills_for_memory(small_group: Path) -> None:
         next_answer(child)
 
 
+@pytest.mark.slow
 def test_what_ignores_its_stdin_and_sigterm_is_killed(tmp_path: Path) -> None:
     with start("deaf", tmp_path / "pid") as child:
         wait_until(lambda: child.listen() is not None)

@@ -55,6 +55,7 @@ def test_a_replay_measures_the_same_variant_and_compares(environment: dict[str, 
     assert comparison["notes"] == []
 
 
+@pytest.mark.slow
 def test_a_replay_on_other_software_says_what_differs(environment: dict[str, str], measured: Path) -> None:
     report = json.loads(measured.read_text())
     for result in report["results"]:
@@ -73,6 +74,7 @@ def test_a_replay_on_other_software_says_what_differs(environment: dict[str, str
     assert "another machine" in comparison["notes"][0]
 
 
+@pytest.mark.slow
 def test_a_replay_that_cannot_run_here_ends_with_status_1_and_the_reason(
     environment: dict[str, str], measured: Path
 ) -> None:

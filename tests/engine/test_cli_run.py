@@ -16,7 +16,10 @@ import pytest
 from tests.engine.processes import wait_until
 
 OPTIGPU = (sys.executable, "-m", "optigpu.cli")
-QUICK = ("--replicates", "1", "--min-seconds", "0.05", "--max-seconds", "0.2", "--device", "cpu")
+QUICK = (
+    *("--replicates", "1", "--min-seconds", "0.05", "--max-seconds", "0.2"),
+    *("--device", "cpu", "--wait-for-quiet", "0"),
+)
 
 
 @pytest.fixture
@@ -59,6 +62,7 @@ def read(terminal: int, shown: list[bytes]) -> None:
             shown.append(chunk)
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_on_stdout(environment: dict[str, str]) -> None:
     ran = optigpu(environment, "run", "--workload", "matmul", "--sizes", "16,32", *QUICK, "--json")
     assert ran.returncode == 0, ran.stderr
@@ -79,6 +83,7 @@ def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None
     assert "single_replicate (all)" in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
     environment: dict[str, str],
 ) -> None:
@@ -88,10 +93,11 @@ def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
     assert "tensor cores" in ran.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str, str]) -> None:
     """The signal comes while a process measures; a terminal would send it to the command's group alone."""
     endless = ("--workload", "matmul", "--sizes", "256", "--min-seconds", "300", "--max-seconds", "300")
-    with at_a_terminal(environment, "run", *endless, "--device", "cpu") as (process, shown):
+    with at_a_terminal(environment, "run", *endless, *QUICK[-4:]) as (process, shown):
         wait_until(lambda: b"measuring" in b"".join(shown))
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -99,3 +105,22 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str
     assert children
     assert status == 130
     assert [child for child in children if child.is_running()] == []
+    assert b"The job was cancelled by Ctrl-C." in b"".join(shown)
+
+
+def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str]) -> None:
+    quick = ("--workload", "matmul", "--sizes", "16", *QUICK[2:], "--replicates", "50", "--format", "csv")
+    with at_a_terminal(environment, "run", *quick) as (process, shown):
+        seen: set[int] = set()
+
+        def second_process() -> bool:
+            seen.update(child.pid for child in psutil.Process(process.pid).children())
+            return len(seen) > 2  # one measured the peak rates
+
+        wait_until(second_process)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(30)
+    assert status == 130
+    printed = b"".join(shown)
+    assert b"with fewer: 1, with no result: 0." in printed
+    assert b"incomplete" in printed

@@ -4,6 +4,7 @@ The machine that runs these tests may itself be busy, so that they say what must
 was: that is said on made-up host_samples in tests/unit/test_verdict.py, and measured by benchmarks/quiet_runs.py.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -22,12 +23,13 @@ from optigpu.child.messages import Audited, RunAudit
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
+from optigpu.conductor.processes.rounds import ROUND_S
+from optigpu.conductor.verdicts.detectors import DRIFT_FROM_S
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
-from optigpu.conductor.verdicts.judge import DRIFT_FROM_S
-from optigpu.documents.result import Accelerator, VerdictReason
+from optigpu.documents.result import Accelerator, VerdictReason, VerdictWarning
 from optigpu.hardware.probe import probe
 from optigpu.vocabulary import DeviceKind
-from tests.engine.measuring import ROUNDS, Standing, measured, standing_ready, verdict
+from tests.engine.measuring import ROUNDS, Standing, measured, standing_ready, verdict, verdict_as_if_alone
 from tests.engine.processes import wait_until
 
 HONEST = (sys.executable, "-P", "-m", "optigpu.child.replicate")
@@ -71,7 +73,9 @@ def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_pat
         replicate = measured(honest)
     crowding = frozenset.intersection(*(sample.crowding for sample in replicate.host_samples))
     assert name in {name for _, _, name in crowding}
-    assert VerdictReason.FOREIGN_PROCESS in verdict(replicate).reasons
+    judged = verdict(replicate)
+    assert {VerdictReason.FOREIGN_PROCESS, VerdictWarning.DISTURBED} & {*judged.reasons, *judged.warnings}
+    assert any(name in note for note in judged.notes)
 
 
 def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> None:
@@ -100,17 +104,18 @@ def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> Non
 
 
 def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
-    """From the fifth of six rounds on, which is half of the time, the process is stopped again and again."""
+    """From the middle round on the process is stopped again and again."""
     over = threading.Event()
     threads: list[threading.Thread] = []
+    rounds = math.ceil(1.1 * DRIFT_FROM_S / ROUND_S)
 
     def disturb(number: int, child: Child) -> None:
-        if number == ROUNDS:
+        if number == rounds // 2:
             threads.append(threading.Thread(target=hamper, args=(child.pid, over)))
             threads[0].start()
 
     try:
-        judged = verdict(measured(honest.for_seconds(DRIFT_FROM_S / 2), disturb, rounds=ROUNDS + 2))
+        judged = verdict_as_if_alone(measured(honest.for_seconds(1.1 * DRIFT_FROM_S), disturb, rounds=rounds))
     finally:
         over.set()
         threads[0].join()
@@ -128,8 +133,9 @@ def hamper(pid: int, over: threading.Event) -> None:
             time.sleep(0.001)
 
 
-def test_a_process_that_is_stopped_in_a_round_was_interrupted(honest: Standing) -> None:
-    """It is stopped three times, since the first one may hit what precedes the requests of a round."""
+def test_a_process_that_is_stopped_in_a_round_stood_still(honest: Standing) -> None:
+    """It is stopped three times, since the first one may hit what precedes the requests of a round. None of the figures
+    comes from these requests."""
     threads: list[threading.Thread] = []
 
     def disturb(number: int, child: Child) -> None:
@@ -138,11 +144,11 @@ def test_a_process_that_is_stopped_in_a_round_was_interrupted(honest: Standing) 
             threads[0].start()
 
     try:
-        judged = verdict(measured(honest, disturb, rounds=ROUNDS + 1))
+        judged = verdict_as_if_alone(measured(honest, disturb, rounds=ROUNDS + 1))
     finally:
         threads[0].join()
-    assert VerdictReason.INTERRUPTED in judged.reasons
-    assert any("was stopped for about" in note for note in judged.notes)
+    assert VerdictWarning.DISTURBED in judged.warnings
+    assert any("A request stood still for 2." in note for note in judged.notes)
 
 
 def interrupt(pid: int) -> None:

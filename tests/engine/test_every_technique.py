@@ -36,8 +36,11 @@ REFUSED = {
 """What a technique cannot do to a shape, or on this machine to any, and a word of the sentence that says so."""
 
 ELSEWHERE = {
-    *(("torch_compile", shape) for shape in SHAPES),  # test_techniques_decoding.py
-    *(("export_aot", shape) for shape in ("gpt2", "llama")),  # test_techniques_export_aot.py
+    *(
+        ("torch_compile", shape) for shape in SHAPES
+    ),  # test_techniques_compilation.py, _norms.py, _activations.py
+    *(("export_aot", shape) for shape in SHAPES),  # test_techniques_export_aot.py
+    *(("torch_compile", pass_) for pass_ in ("prefill", "vit")),  # test_techniques_compilation.py
 }
 """What takes half a minute and is tested on that very shape in the technique's own file."""
 
@@ -92,7 +95,10 @@ def test_it_generates_or_says_why_not(name: str, shape: str) -> None:
     assert bool(runtime.logits(prompt(1)).isfinite().all())
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in names_for("prefill")])
+PREFILLING = [marked(name) for name in names_for("prefill") if (name, "prefill") not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("name", PREFILLING)
 def test_it_prefills_or_says_why_not(name: str) -> None:
     technique: Any = TECHNIQUES[name](name=name)
     shape = "llama" if refusal(name, "gpt2") and not refusal(name, "llama") else "gpt2"
@@ -106,8 +112,15 @@ def test_it_prefills_or_says_why_not(name: str) -> None:
     assert bool(passed.logits.isfinite().all())
 
 
-@pytest.mark.parametrize("shape", IMAGES)
-@pytest.mark.parametrize("name", [marked(name) for name in names_for("classify")])
+CLASSIFYING = [
+    marked(name, shape)
+    for name in names_for("classify")
+    for shape in IMAGES
+    if (name, shape) not in ELSEWHERE
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), CLASSIFYING)
 def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     import torch
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.groups import Group
 from optigpu.documents.events import Event, Progressed, VariantFinished
@@ -50,6 +52,7 @@ def test_a_variant_for_which_memory_is_short_in_a_later_replicate_is_measured_in
     assert started == [(number, index) for number in range(3) for index in range(ALL)]
 
 
+@pytest.mark.slow
 def test_only_variants_that_shared_every_replicate_are_compared_in_pairs(tmp_path: Path) -> None:
     group = measured_group(tmp_path, "well_behaved", space=(ALL, 2))
     assert not group.fit_together

@@ -15,6 +15,7 @@ from optigpu.techniques.base import GgufType
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
+from tests.engine.caches import OPERATORS, PEAKS, cache_with
 
 BACKEND = BACKENDS["llama_cpp"]
 TINY = "bundled:tiny"
@@ -27,7 +28,8 @@ ROUNDED = 1e-2
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """GGUF files of the tests are kept as long as the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS)
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         yield
 
 
@@ -57,6 +59,7 @@ def logits_of(model: Any, tokens: Any) -> Any:
         return model(input_ids=torch.from_numpy(tokens)).logits.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 @pytest.mark.parametrize("kind", [None, "F16"])
 def test_greedy_tokens_are_transformers_tokens(
@@ -84,6 +87,7 @@ def test_scored_logits_are_transformers_logits(
     assert np.abs(found - expected[:, 8:]).max() <= bound * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q8_0"])
 def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(
@@ -146,6 +150,7 @@ def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
     context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path) -> None:
     from optigpu.paths import cache_dir

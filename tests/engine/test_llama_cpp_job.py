@@ -17,6 +17,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.models.bundled import BUNDLED
 from optigpu.run import Report, run
 from optigpu.vocabulary import VariantStatus
+from tests.engine.caches import OPERATORS, PEAKS, cache_with
 
 QUICK = {
     "replicates": 1,
@@ -32,6 +33,7 @@ WEIGHTS = hashlib.sha256((BUNDLED["tiny"] / "model.safetensors").read_bytes()).h
 
 def job(**changes: Any) -> JobSpec:
     document = {"workload": GENERATE, "model": "bundled:tiny", "measure": QUICK}
+    document |= {"limits": {"wait_for_quiet_s": 0}}
     return JobSpec.model_validate(document | changes)
 
 
@@ -48,7 +50,8 @@ def gguf(kind: str) -> list[dict[str, str]]:
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Files of these jobs are kept as long as the tests; every child inherits the variables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS)
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield
 
@@ -73,6 +76,7 @@ def value(result: Result, metric: str) -> float:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 def test_engines_are_measured_side_by_side_and_compare(report: Report, results: dict[str, Result]) -> None:
     assert list(results) == ["baseline", "llama_cpp: baseline", *TYPES]
@@ -125,6 +129,7 @@ def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     assert len({text.tokens_sha256 for text in texts if isinstance(text, TextQuality)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     measure = QUICK | {"meters": ["latency"]}
@@ -142,6 +147,7 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     assert all(result.facts.weights and result.facts.weights.hash_of == "recipe" for result in found.results)
 
 
+@pytest.mark.slow
 @pytest.mark.llama
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     spec = job(backend="llama_cpp", stack=gguf("Q4_0"), workload={"kind": "quality", "window": 32})
@@ -162,6 +168,7 @@ def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path, mod
     assert words in str(outcome.reason)
 
 
+@pytest.mark.slow
 def test_without_its_packages_the_variant_says_the_command_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("driver"))
 
 
+@pytest.mark.slow
 def test_utilization_is_the_mean_while_requests_run(library: Path) -> None:
     """At rest the made-up GPU says 0, and 80% while something burns: nothing of the time before is counted."""
     reading = ask(library, "gpu_utilization")

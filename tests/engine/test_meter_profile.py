@@ -36,6 +36,7 @@ def recorded(context: MeterContext, steps: int) -> Recording:
     return recording
 
 
+@pytest.mark.slow
 def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     context = generating(tmp_path, new_tokens=6)
     reading = ProfileMeter().read(context)
@@ -59,6 +60,7 @@ def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> 
     assert product.facts.model_dump()["recorded"]["profile"]["table"][0]["bound"] == Bound.COMPUTE
 
 
+@pytest.mark.slow
 def test_launches_are_counted_for_each_step(tmp_path: Path) -> None:
     few, many = (ProfileMeter().read(generating(tmp_path, new_tokens=n)) for n in (4, 8))
     assert few.values["launches_per_step"] == pytest.approx(many.values["launches_per_step"], rel=0.1)
@@ -75,6 +77,7 @@ def test_every_operator_of_a_generation_is_recorded(tmp_path: Path) -> None:
     assert {kernel.weight for kernel in kernels} == {1.0}
 
 
+@pytest.mark.slow
 def test_of_a_long_request_some_steps_stand_for_all(tmp_path: Path) -> None:
     context = generating(tmp_path, new_tokens=24)
     whole, part = recorded(context, steps=100), recorded(context, steps=4)

@@ -109,6 +109,7 @@ def test_a_long_series_is_thinned_and_its_extremes_are_not(tmp_path: Path) -> No
     assert series.summary()["series"]["x"]["most"] == 90.0
 
 
+@pytest.mark.slow
 def test_a_gpu_s_series_through_nvml(library: Path) -> None:
     reading = ask(library, "telemetry")
     series = reading["facts"]["recorded"]["telemetry"]["series"]
@@ -121,6 +122,7 @@ def test_a_gpu_s_series_through_nvml(library: Path) -> None:
     assert reading["threads"] == ["MainThread"]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_in_mid_run_keeps_what_was_seen(library: Path) -> None:
     reading = ask(library, "telemetry", "lost", after=6)
     document = reading["artifacts"]["telemetry.json"]
@@ -131,6 +133,7 @@ def test_a_gpu_that_is_lost_in_mid_run_keeps_what_was_seen(library: Path) -> Non
     assert document["series"]["load_1min"][-1] is not None
 
 
+@pytest.mark.slow
 def test_a_gpu_that_cannot_be_asked_leaves_the_host_s_series(library: Path) -> None:
     facts = ask(library, "telemetry", "not_loaded")["facts"]["recorded"]["telemetry"]
     assert "driver is not loaded" in facts["reasons"]["gpu"]

@@ -71,6 +71,7 @@ def test_the_logits_are_those_of_the_reference(
         assert decoder.length == PROMPT + STEPS
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.data())
 def test_any_shape_and_every_remainder_gives_the_logits_of_the_reference(data: st.DataObject) -> None:

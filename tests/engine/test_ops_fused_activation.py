@@ -15,9 +15,9 @@ from optigpu.ops.activation.fused_activation import (
     activation_reason,
     bias_gelu,
     native_activation_reason,
-    supports_activation,
     swiglu,
 )
+from tests.engine.native_paths import paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -77,8 +77,12 @@ def summed(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 
 def native_backends() -> list[ActivationBackend]:
-    assert native_activation_reason() is None, native_activation_reason()
-    return [backend for backend in ACTIVATION_INSTRUCTION_SETS if supports_activation(backend)]
+    x = torch.ones(1)
+    return paths_that_run(
+        ACTIVATION_INSTRUCTION_SETS,
+        native_activation_reason(),
+        lambda number: bias_gelu(x, instruction_set=number),
+    )
 
 
 @pytest.fixture(params=ACTIVATION_INSTRUCTION_SETS)
@@ -201,6 +205,7 @@ def test_strides_and_empty_batches() -> None:
     assert swiglu(x[0, 0], bias).shape == (20,)
 
 
+@pytest.mark.slow
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     assert activation_backend("cpu") != "torch"

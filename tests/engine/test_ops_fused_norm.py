@@ -15,8 +15,8 @@ from optigpu.ops.norm.fused_norm import (
     add_rms_norm,
     native_norm_reason,
     norm_backend,
-    supports_norm,
 )
+from tests.engine.native_paths import paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -47,8 +47,10 @@ def operands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 def native_backends() -> list[NormBackend]:
-    assert native_norm_reason() is None, native_norm_reason()
-    return [backend for backend in NORM_INSTRUCTION_SETS if supports_norm(backend)]
+    x = torch.ones(1)
+    return paths_that_run(
+        NORM_INSTRUCTION_SETS, native_norm_reason(), lambda number: add_rms_norm(x, None, None, EPS, number)
+    )
 
 
 def assert_norm_of(
@@ -276,4 +278,3 @@ def test_without_a_compiler_it_is_plain_torch_and_says_why(monkeypatch: pytest.M
     monkeypatch.setattr(fused_norm, "_BACKENDS", {})
     assert norm_backend("cpu") == "torch"
     assert "there is no g++ on PATH" in str(fused_norm.native_norm_reason())
-    assert not supports_norm("native-portable")

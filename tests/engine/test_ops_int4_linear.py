@@ -15,8 +15,9 @@ from optigpu.ops.linear.int4_linear import (
     int4_rows,
     native_reason,
     pack_int4,
-    supports,
 )
+from tests.engine.linear_operands import TYPES, activations
+from tests.engine.native_paths import paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -30,7 +31,6 @@ SHAPES = [  # rows, inner, outputs, group: whole tiles, remainders of each kind,
     (9, 192, 16, 64),
     (40, 96, 97, 32),
 ]
-TYPES = [torch.float32, torch.bfloat16, torch.float16]
 KINDS = {"symmetric": True, "asymmetric": False}
 SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
 
@@ -43,10 +43,6 @@ def numbers(inner: int, outputs: int, group: int, symmetric: bool) -> Int4Weight
     scale = torch.randn(shape, generator=generator).to(torch.bfloat16)
     offset = torch.randn(shape, generator=generator).to(torch.bfloat16)
     return Int4Weights(q, scale, None if symmetric else offset)
-
-
-def activations(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def some_bias(outputs: int) -> torch.Tensor:
@@ -81,8 +77,10 @@ def assert_close_to_exact(
 
 
 def native_backends() -> list[Int4Backend]:
-    assert native_reason() is None, native_reason()
-    return [backend for backend in INSTRUCTION_SETS if supports(backend)]
+    x, weights = torch.ones(1, 32), numbers(32, 1, 32, symmetric=True)
+    return paths_that_run(
+        INSTRUCTION_SETS, native_reason(), lambda number: int4_linear(x, native(weights), None, number)
+    )
 
 
 def native(weights: Int4Weights) -> PackedInt4:
@@ -235,6 +233,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     assert int4_linear(x[:0], packed, bias).shape == (0, 3, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
     weights, bias = numbers(64, 48, 32, False), some_bias(48)

@@ -10,13 +10,13 @@ from optigpu.ops.linear.int8_dynamic import (
     MOST_INNER,
     DynamicBackend,
     dynamic_native_reason,
-    dynamic_supports,
     int8_dynamic,
     int8_dynamic_backend,
     pack_dynamic,
     quantize_tokens,
 )
-from optigpu.ops.linear.int8_linear import quantize_rows
+from tests.engine.linear_operands import TYPES, activations, int8_layer
+from tests.engine.native_paths import paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -33,7 +33,6 @@ SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of
     (25, 131, 33),
     (40, 259, 70),
 ]
-TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def integers(*shape: int, seed: int) -> torch.Tensor:
@@ -43,19 +42,13 @@ def integers(*shape: int, seed: int) -> torch.Tensor:
     return drawn
 
 
-def layer(inner: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(inner * 1000 + outputs)
-    q, scale = quantize_rows(torch.randn(outputs, inner, generator=generator))
-    return q, scale, torch.randn(outputs, generator=generator)
-
-
-def activations(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
 def native_backends() -> list[DynamicBackend]:
-    assert dynamic_native_reason() is None, dynamic_native_reason()
-    return [backend for backend in INSTRUCTION_SETS if dynamic_supports(backend)]
+    q, scale = torch.ones(1, 1, dtype=torch.int8), torch.ones(1)
+    return paths_that_run(
+        INSTRUCTION_SETS,
+        dynamic_native_reason(),
+        lambda number: int8_dynamic(torch.ones(1, 1), pack_dynamic(q), scale, None, number),
+    )
 
 
 def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
@@ -81,7 +74,7 @@ def test_several_threads_sum_integers_exactly(several_torch_threads: None) -> No
 
 
 def test_without_a_compiler_torch_multiplies_the_same_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, scale, bias = layer(90, 37)
+    q, scale, bias = int8_layer(90, 37)
     x = activations(3, 90)
     native = int8_dynamic(x, pack_dynamic(q), scale, bias)
     module = sys.modules[int8_dynamic.__module__]  # the package's attribute of that name is the function
@@ -106,7 +99,7 @@ def test_the_largest_sums_do_not_overflow() -> None:
 @pytest.mark.parametrize(("rows", "inner", "outputs"), SHAPES)
 def test_every_path_agrees_with_float64(rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
     """Sums are exact, so four float32 roundings and that of the result's type are all that is allowed."""
-    q, scale, bias = layer(inner, outputs)
+    q, scale, bias = int8_layer(inner, outputs)
     x = activations(rows, inner, dtype=dtype)
     tokens, token_scale = quantize_tokens(x)
     product = (tokens.double() @ q.double().T) * token_scale.double() * scale.double()
@@ -131,7 +124,7 @@ def test_a_token_is_quantized_by_half_a_step_at_most_and_by_itself() -> None:
 
 
 def test_leading_dimensions_strides_and_empty_batches() -> None:
-    q, scale, bias = layer(96, 40)
+    q, scale, bias = int8_layer(96, 40)
     packed, x = pack_dynamic(q), activations(2, 3, 96)
     y = int8_dynamic(x, packed, scale, bias)
     assert y.shape == (2, 3, 40)
@@ -141,7 +134,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
 
 
 def test_rows_with_no_finite_number_with_zeros_and_with_denormals() -> None:
-    q, scale, bias = layer(40, 20)
+    q, scale, bias = int8_layer(40, 20)
     x = activations(5, 40)
     x[0, 7], x[1, 3], x[2], x[3] = torch.nan, torch.inf, 0, x[3] * 1e-44
     for backend in native_backends():
@@ -153,9 +146,10 @@ def test_rows_with_no_finite_number_with_zeros_and_with_denormals() -> None:
         assert y[4].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
-    q, scale, bias = layer(64, 48)
+    q, scale, bias = int8_layer(64, 48)
     packed, inputs = pack_dynamic(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]
 
     def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,7 +164,7 @@ def test_compiles_into_one_graph_and_keeps_its_promises_to_pytorch() -> None:
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    q, scale, bias = layer(32, 20)
+    q, scale, bias = int8_layer(32, 20)
     packed, x = pack_dynamic(q), activations(1, 32)
     refused = [
         ("activations", lambda: int8_dynamic(x.double(), packed, scale, bias)),
@@ -192,7 +186,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_operator_itself_never_reads_outside_its_tensors() -> None:
-    q, scale, _ = layer(32, 20)
+    q, scale, _ = int8_layer(32, 20)
     packed, operator = pack_dynamic(q), torch.ops.optigpu.int8_dynamic
     wrong = [(packed[:0], scale), (packed[:, :7], scale), (packed[..., :3], scale), (packed, torch.ones(33))]
     for weights, scales in wrong:

@@ -11,8 +11,9 @@ from optigpu.ops.linear.int8_linear import (
     native_reason,
     pack,
     quantize_rows,
-    supports,
 )
+from tests.engine.linear_operands import TYPES, activations, int8_layer
+from tests.engine.native_paths import paths_that_run
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -30,17 +31,6 @@ SHAPES = [  # rows, inner, outputs: whole tiles, remainders of each kind, one of
     (24, 130, 33),
     (40, 259, 65),
 ]
-TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def layer(inner: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(inner * 1000 + outputs)
-    q, scale = quantize_rows(torch.randn(outputs, inner, generator=generator))
-    return q, scale, torch.randn(outputs, generator=generator)
-
-
-def activations(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def assert_close_to_exact(
@@ -62,8 +52,12 @@ def assert_close_to_exact(
 
 
 def native_backends() -> list[Int8Backend]:
-    assert native_reason() is None, native_reason()
-    return [backend for backend in INSTRUCTION_SETS if supports(backend)]
+    q, scale = torch.ones(1, 1, dtype=torch.int8), torch.ones(1)
+    return paths_that_run(
+        INSTRUCTION_SETS,
+        native_reason(),
+        lambda number: int8_linear(torch.ones(1, 1), pack(q), scale, None, number),
+    )
 
 
 def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
@@ -77,7 +71,7 @@ def test_this_cpu_runs_its_best_instruction_set_by_default() -> None:
 def test_every_instruction_set_agrees_with_float64(
     rows: int, inner: int, outputs: int, dtype: torch.dtype
 ) -> None:
-    q, scale, bias = layer(inner, outputs)
+    q, scale, bias = int8_layer(inner, outputs)
     packed, x = pack(q), activations(rows, inner, dtype=dtype)
     for backend in native_backends():
         assert_close_to_exact(
@@ -94,7 +88,7 @@ def test_several_threads_agree_with_float64(several_torch_threads: None) -> None
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("rows", "inner", "outputs"), [*SHAPES, (3, 128, 33)])
 def test_plain_torch_agrees_with_float64(rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
-    q, scale, bias = layer(inner, outputs)
+    q, scale, bias = int8_layer(inner, outputs)
     x = activations(rows, inner, dtype=dtype)
     y = int8_linear(x, q, scale, bias)
     # torch's operator rounds the activations and the sums to bfloat16, so compare in that type.
@@ -106,7 +100,7 @@ def test_plain_torch_agrees_with_float64(rows: int, inner: int, outputs: int, dt
 
 
 def test_leading_dimensions_strides_and_empty_batches() -> None:
-    q, scale, bias = layer(96, 40)
+    q, scale, bias = int8_layer(96, 40)
     packed = pack(q)
     x = activations(2, 3, 96)
     y = int8_linear(x, packed, scale, bias)
@@ -119,7 +113,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
 
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
-    q, scale, bias = layer(64, 48)
+    q, scale, bias = int8_layer(64, 48)
     packed, inputs = pack(q), [activations(1, 64, dtype=dtype) for dtype in TYPES]
 
     def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -131,7 +125,7 @@ def test_compiles_into_one_graph_with_the_same_result() -> None:
 
 
 def test_the_operator_keeps_its_promises_to_pytorch() -> None:
-    q, scale, bias = layer(20, 18)
+    q, scale, bias = int8_layer(20, 18)
     operator = torch.ops.optigpu.int8_linear.default if native_reason() is None else None
     assert operator is not None
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -140,7 +134,7 @@ def test_the_operator_keeps_its_promises_to_pytorch() -> None:
 
 
 def test_nan_and_infinity_are_not_hidden() -> None:
-    q, scale, _ = layer(40, 20)
+    q, scale, _ = int8_layer(40, 20)
     x = activations(2, 40)
     x[0, 7] = torch.nan
     x[1, 3] = torch.inf
@@ -176,7 +170,7 @@ def test_weights_that_cannot_be_quantized_are_refused(weight: torch.Tensor, sent
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
-    q, scale, bias = layer(32, 20)
+    q, scale, bias = int8_layer(32, 20)
     packed, x = pack(q), activations(1, 32)
     refused = [
         ("activations", lambda: int8_linear(x.double(), packed, scale, bias)),
@@ -196,7 +190,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_operator_itself_never_reads_outside_its_tensors() -> None:
-    q, scale, _ = layer(32, 20)
+    q, scale, _ = int8_layer(32, 20)
     operator = torch.ops.optigpu.int8_linear
     for packed, scales in [(pack(q)[:1], scale), (pack(q)[:, :31], scale), (pack(q), scale[:4])]:
         with pytest.raises(RuntimeError, match="int8_linear"):

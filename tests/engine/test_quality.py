@@ -71,6 +71,7 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
@@ -79,6 +80,7 @@ def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_
     assert 0.95 < rounded.values["top1_agreement"] <= 1
 
 
+@pytest.mark.slow
 def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path: Path) -> None:
     reading = measured(tmp_path, Flattened())
     assert reading.values["kld_mean"] > 0.1
@@ -93,11 +95,13 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
     assert reading.values["perplexity_delta"] > 0.1
 
 
+@pytest.mark.slow
 def test_the_more_noise_the_worse(tmp_path: Path) -> None:
     found = [measured(tmp_path, Spoiled(noise=noise)).values for noise in (0.1, 0.3, 1.0)]
     assert [one["kld_mean"] for one in found] == sorted(one["kld_mean"] for one in found)
 
 
+@pytest.mark.slow
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
     import torch
 
@@ -174,10 +178,18 @@ def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path
     assert (facts["window"], facts["stride"], facts["batch_size"]) == (50, 20, 2)
     assert (facts["text"], facts["dataset"]) == ("file:mine.txt", "mine.txt")
     assert len(facts["tokens_sha256"]) == 64
+    assert len(facts["without_part"]["perplexity"]) == 9, "as many as there are windows"
+    for name in ("kld_mean", "top1_agreement", "perplexity", "perplexity_delta"):
+        low, high = facts["intervals"][name]
+        assert low <= reading.values[name] <= high
+    low, high = facts["intervals"]["perplexity"]
+    assert high > 1.01 * low
+    assert set(facts["no_interval"]) == {"kld_p99"}
     assert set(reading.reasons) == {"accuracy", "accuracy_loss_percent"}
     assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
 
+@pytest.mark.slow
 def test_wikitext_gives_a_perplexity(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +199,7 @@ def test_wikitext_gives_a_perplexity(
     assert reading.facts.model_dump()["quality"]["dataset"] == "wikitext-2/test.txt"
 
 
+@pytest.mark.slow
 def test_accuracy_is_that_of_an_independent_evaluation(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -195,12 +208,16 @@ def test_accuracy_is_that_of_an_independent_evaluation(
     assert share == independent_accuracy(language_dir, trained_model, exact_model()) == 10 / 12
     assert plain.values["accuracy_loss_percent"] == 0
     facts = plain.facts.model_dump()["quality"]
+    low, high = facts["intervals"]["accuracy"]
+    assert 0.4 < low < share < high < 1
+    assert "fp32 answers otherwise" in facts["no_interval"]["accuracy_loss_percent"]
     assert facts["accuracy_standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 11))
     assert (facts["items"], facts["kld_positions"], facts["contexts_cut"]) == (12, 100, 0)
     assert facts["positions"] > 400
     assert plain.values["kld_mean"] <= 1e-6
 
 
+@pytest.mark.slow
 def test_what_spoils_the_answers_is_an_accuracy_lost(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -230,6 +247,7 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
     return float(np.mean(right))
 
 
+@pytest.mark.slow
 def test_the_real_hellaswag_runs(tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
     longer = Generate(prompt_tokens=50, new_tokens=46)

@@ -19,6 +19,7 @@ from tests.engine.tiny_models import runtime_of
 pytestmark = pytest.mark.usefixtures("trained_model")
 
 
+@pytest.mark.slow
 def test_random_weights_have_no_quality(tmp_path: Path) -> None:
     name = "preset:tiny-llama-test"
     random = context_of(runtime_of(name), tmp_path, model=name)

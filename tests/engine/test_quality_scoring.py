@@ -82,6 +82,7 @@ def test_whole_passes_serve_few_positions_at_a_time_where_logits_are_many(
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(at_once, few, strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 

@@ -81,6 +81,7 @@ def ask(child: Child, command: Frozen) -> Answer:
     return answer(child)
 
 
+@pytest.mark.slow
 def test_a_generation_is_loaded_timed_and_weighed() -> None:
     with child_with(assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only")) as child:
         ready = answer(child)
@@ -98,6 +99,7 @@ def test_a_generation_is_loaded_timed_and_weighed() -> None:
         assert child.end(5) == 0
 
 
+@pytest.mark.slow
 def test_a_compiled_stack_says_what_compiling_took() -> None:
     work = assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only", "torch_compile")
     with child_with(work) as child:
@@ -133,6 +135,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert refusal(work) is None
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_refused_after_torch_is_loaded() -> None:
     with child_with(assignment(GENERATE, "path:missing")) as child:
         heard = answer(child)
@@ -140,6 +143,7 @@ def test_a_model_that_is_not_there_is_refused_after_torch_is_loaded() -> None:
         assert "path:missing" in heard.reason
 
 
+@pytest.mark.slow
 def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_dir: Path) -> None:
     with child_with(assignment(GENERATE | {"prompt_tokens": 100}, "path:gpt2")) as child:
         heard = answer(child)
@@ -147,6 +151,7 @@ def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_di
         assert "context of 64 tokens" in heard.reason
 
 
+@pytest.mark.slow
 def test_an_unknown_meter_breaks_that_command_alone() -> None:
     with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
         assert isinstance(answer(child), Ready)
@@ -178,6 +183,7 @@ def test_a_reading_that_cannot_be_sent_is_the_meter_s_failure_alone() -> None:
     assert set(heard.reasons) == set(MemoryMeter.metrics)
 
 
+@pytest.mark.slow
 def test_the_end_of_stdin_ends_it_in_the_middle_of_a_request() -> None:
     with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
         assert isinstance(answer(child), Ready)
@@ -225,6 +231,7 @@ def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -
     os.close(writing)
 
 
+@pytest.mark.slow
 def test_a_child_that_waits_holds_no_core_with_any_of_its_threads() -> None:
     work = assignment({"kind": "matmul", "sizes": [256]}, None).model_copy(update={"threads": 2})
     with child_with(work) as child:

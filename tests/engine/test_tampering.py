@@ -16,17 +16,19 @@ def replicate_of(tampering: str, folder: Path, rounds: int) -> Replicate:
         return measured(standing, rounds=rounds)
 
 
+@pytest.mark.slow
 def test_an_answer_from_memory_is_a_cached_result(tmp_path: Path) -> None:
     judged = verdict(replicate_of("Remembers", tmp_path, ROUNDS))
     assert VerdictReason.CACHED_RESULT in judged.reasons
     assert VerdictReason.OUTPUT_INVALID not in judged.reasons, "what it gives is right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tampering", "words"),
     [
         ("NotANumber", "NaN or infinite"),
-        ("LosesOne", "instead of (1, 4)"),
+        ("LosesOne", "instead of (1, 32)"),
         ("SpoiledLater", "NaN or infinite"),
     ],
 )

@@ -1,11 +1,9 @@
 """llm_int8 and nf4: what they replace, what it weighs to the byte, and how far it computes from what it was."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
@@ -32,12 +30,11 @@ from tests.engine.bitsandbytes_weights import (
     rounded_to_int8,
     twins,
 )
+from tests.engine.decoded import assert_right, assert_right_within
 from tests.engine.pairs import pairwise
 from tests.engine.rounding import (
     UNIT,
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
     rounding_bound,
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
@@ -123,7 +120,7 @@ def test_nf4_decodes_as_its_weights_and_rounding_allow(
     reference = in_float64(runtime_of(f"path:{family}", *others).model)
     for layer, quantized in twins(reference, runtime.model):
         weight_of(layer).copy_(dequantized(quantized))
-    assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, dtype))
+    assert_right(runtime, reference, dtype)
 
 
 def test_packed_nf4_decodes_as_its_weights_and_rounding_allow() -> None:
@@ -132,7 +129,7 @@ def test_packed_nf4_decodes_as_its_weights_and_rounding_allow() -> None:
     for layer, quantized in twins(reference, runtime.model):
         plain = Nf4Linear(weight_of(layer).bfloat16(), None, not quantized.fused, False)
         weight_of(layer).copy_(dequantized(plain))
-    assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, "bfloat16"))
+    assert_right(runtime, reference, "bfloat16")
 
 
 @pytest.mark.parametrize(("family", "beside", "threshold"), pairwise([*FAMILIES], OTHERS, [6.0, 0.0]))
@@ -145,7 +142,7 @@ def test_int8_decodes_as_its_weights_and_rounding_allow(
     for layer in replaced_in(reference):
         weight_of(layer).copy_(rounded_to_int8(weight_of(layer)))
     runtime = runtime_of(f"path:{family}", LlmInt8(threshold=threshold), *others)
-    assert_right(
+    assert_right_within(
         runtime,
         reference,
         lambda tokens: (
@@ -154,6 +151,7 @@ def test_int8_decodes_as_its_weights_and_rounding_allow(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", BOTH, ids=["llm_int8", "nf4"])
 def test_it_is_part_of_one_compiled_graph(technique: Technique) -> None:
     """Outliers are an operator's own affair, so that even they leave the graph whole."""
@@ -221,14 +219,3 @@ def bias_bytes(layer: Any) -> int:
 
 def bias_size(layer: Any) -> float:
     return 0.0 if layer.bias is None else float(layer.bias.abs().max())
-
-
-def assert_right(runtime: DecodingModel, reference: Any, bound_of: Callable[[Any], float]) -> None:
-    """Logits within the bound around the float64 reference, and its greedy tokens."""
-    import torch
-
-    tokens = runtime.generate(prompt(), 6).tokens
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = bound_of(sequence)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)

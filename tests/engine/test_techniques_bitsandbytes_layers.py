@@ -21,6 +21,7 @@ def test_large_nf4_layers_take_little_more_than_four_bits_a_weight(double: bool)
     assert bits == pytest.approx(4 + (8 / 64 + 32 / 64 / 256 if double else 32 / 64), abs=0.003)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize(("outputs", "inputs", "rows"), [*SHAPES, (64, 96, 2), (31, 32, 3), (5, 160, 1)])
 @pytest.mark.parametrize("double", [True, False])

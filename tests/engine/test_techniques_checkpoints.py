@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import count_weights, load_model
@@ -25,6 +24,7 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.gptq import Gptq
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import SpecError, UnsupportedError
+from tests.engine.decoded import assert_right
 from tests.engine.packed_models import (
     GROUP,
     PACKED_FAMILIES,
@@ -32,11 +32,6 @@ from tests.engine.packed_models import (
     as_rows,
     linear_layers,
     write_packed_tiny,
-)
-from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
-    logits_of,
-    rounding_bound,
 )
 from tests.engine.tiny_models import assert_needs_hook, prompt, runtime_of
 
@@ -205,14 +200,3 @@ def load(layout: str, family: str, packed: str | None) -> Any:
 
 def reference(layout: str, family: str) -> str:
     return f"path:packed/{layout}-{family}"
-
-
-def assert_right(runtime: DecodingModel, expected: Any, dtype: str) -> None:
-    """Logits within the rounding of `dtype` around a float64 model, and its greedy tokens."""
-    import torch
-
-    tokens = runtime.generate(prompt(), 6).tokens
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(expected, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(expected, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(expected, prompt(), tokens, bound)

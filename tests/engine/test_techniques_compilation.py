@@ -4,14 +4,12 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.hardware import probe
 from optigpu.techniques.base import Notes, Technique
@@ -19,12 +17,10 @@ from optigpu.techniques.compilation.export_aot import ExportAot
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, Task, UnsupportedError
-from tests.engine.rounding import in_float64, rounding_bound
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
+from tests.engine.decoded import NEW_TOKENS, assert_same_logits, operators_run
+from tests.engine.tiny_models import assert_needs_hook, ignore, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-NEW_TOKENS = 6
-EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.mark.slow
@@ -33,7 +29,7 @@ def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> No
         runtime = runtime_of("path:gpt2", TorchCompile())
         runtime.generate(prompt(), NEW_TOKENS)
         assert (
-            operators(runtime)["aten::native_layer_norm"] == 5
+            operators_run(runtime)["aten::native_layer_norm"] == 5
         )  # the prefill: two for each of two layers, and one
         facts = runtime.notes.facts
         assert (facts["compiled_graphs"], facts["graph_breaks"]) == (1, 0)
@@ -46,17 +42,17 @@ def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter() -> No
 
 
 @pytest.mark.slow
-@EVERY_FAMILY
-def test_a_compiled_int8_step_decodes_right_again_and_again(family: str) -> None:
+def test_a_compiled_int8_step_decodes_right_again_and_again() -> None:
+    """Other families' steps are compiled with kernels of ours in test_techniques_norms.py and _activations.py."""
     from torch._dynamo.utils import counters
 
-    runtime = runtime_of(f"path:{family}", TorchCompile(), Int8WeightOnly())
+    runtime = runtime_of("path:opt", TorchCompile(), Int8WeightOnly())
     first = runtime.generate(prompt(), NEW_TOKENS).tokens
     graphs = counters["stats"]["unique_graphs"]
-    plain = runtime_of(f"path:{family}", Int8WeightOnly())
+    plain = runtime_of("path:opt", Int8WeightOnly())
     assert first.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
     assert first.equal(runtime.generate(prompt(), NEW_TOKENS).tokens)
-    assert_same_logits(runtime, plain, family)
+    assert_same_logits(runtime, plain, "opt")
     assert counters["stats"]["unique_graphs"] == graphs
 
 
@@ -69,6 +65,7 @@ def test_what_was_compiled_before_is_found_and_said_to_be() -> None:
     assert (facts["inductor_cache_hits"], facts["inductor_cache_misses"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_refuses_another_batch() -> None:
     runtime = runtime_of("path:gpt2", TorchCompile(backend="eager"))
     runtime.generate(prompt(2), NEW_TOKENS)
@@ -92,6 +89,7 @@ def test_a_dynamic_step_takes_other_batches_and_lengths_without_compiling_again(
     assert graphs == [1, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_graph_break_is_an_error_or_is_counted() -> None:
     """With one in each of many layers none is left to the interpreter: by default torch would compile eight of them."""
     import torch
@@ -128,6 +126,7 @@ def test_a_forward_pass_is_compiled_too() -> None:
     assert_needs_hook(TorchCompile(), "forward", claim)
 
 
+@pytest.mark.slow
 def test_a_compiled_prefill_gives_the_same_logits() -> None:
     compiled = passing(Task.PREFILL, "path:llama", TorchCompile(backend="eager"))
     plain = passing(Task.PREFILL, "path:llama")
@@ -206,19 +205,3 @@ def broken_layers(count: int) -> Any:
             return x * self.number
 
     return torch.nn.Sequential(*map(Layer, range(1, count + 1)))
-
-
-def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
-    """Of two runs of the same model, each as far from the truth as rounding allows."""
-    sequence = prompt(2, 8 + NEW_TOKENS - 1)
-    bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
-    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
-
-
-def operators(runtime: DecodingModel) -> Counter[str]:
-    """How often each of torch's operators was called by the interpreter during one request."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        runtime.generate(prompt(), NEW_TOKENS)
-    return Counter({event.key: event.count for event in profiler.key_averages()})

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.job.spec import JobSpec, resolve
 from optigpu.techniques.base import Notes, Technique
@@ -16,11 +15,10 @@ from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, Task
-from tests.engine.rounding import in_float64, rounding_bound
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of, tiny_model
+from tests.engine.decoded import NEW_TOKENS, assert_same_logits
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, ignore, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-NEW_TOKENS = 6
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -50,6 +48,7 @@ def test_a_replayed_step_decodes_right_again_and_again(family: str, others: tupl
     claim() if others else assert_needs_hook(CudaGraphs(), "step", claim)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("recorded")
 def test_what_torch_compile_made_is_recorded() -> None:
     compiled = TorchCompile(backend="eager")
@@ -178,13 +177,6 @@ def nothing_that_waits() -> Any:
             return func(*args, **(kwargs or {}))
 
     return NothingThatWaits()
-
-
-def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
-    """Of two runs of the same model, each as far from the truth as rounding allows."""
-    sequence = prompt(2, 8 + NEW_TOKENS - 1)
-    bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
-    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:

@@ -10,16 +10,13 @@ from optigpu.techniques.kernels.eager_attention import EagerAttention
 from optigpu.techniques.kernels.fused_attention import FusedAttention
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from tests.engine.decoded import NEW_TOKENS, assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
-    rounding_bound,
 )
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-NEW_TOKENS = 6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,20 +72,6 @@ def test_no_kv_cache_runs_the_whole_sequence_for_each_token(family: str) -> None
         assert {call["cache"] for call in calls} == {None}
 
     assert_needs_hook(NoKvCache(), "cache", claim)
-
-
-def assert_right(runtime: DecodingModel, reference: Any) -> None:
-    tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
-    sequence = sequence_of(tokens)
-    bound = rounding_bound(reference, sequence, "float32")
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
-
-
-def sequence_of(tokens: Any) -> Any:
-    import torch
-
-    return torch.cat([prompt(), tokens[:, :-1]], dim=1)
 
 
 def observed(model: str, *stack: Technique) -> dict[str, Any]:

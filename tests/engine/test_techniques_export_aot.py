@@ -1,13 +1,11 @@
 """export_aot decodes with a library that computes with the model's own weights and cache, and is kept."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.export_aot import ExportAot, exported
@@ -19,11 +17,10 @@ from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import ReplicateError, UnsupportedError
-from tests.engine.rounding import in_float64, rounding_bound
-from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
+from tests.engine.decoded import NEW_TOKENS, assert_same_logits, operators_run
+from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-NEW_TOKENS = 6
 LAYERS = 2
 LINEAR_LAYERS = 7 * LAYERS + 1
 
@@ -70,8 +67,18 @@ def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next(kept_folder: Path) -> None:
+def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next(
+    kept_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One compilation: an int8 model, whose operator is ours, and then another model of the same graph."""
+    made: list[dict[str, str]] = []
+    made_of = aot_package.made_of
+
+    def noted(graph: Any) -> dict[str, str]:
+        made.append(made_of(graph))
+        return made[-1]
+
+    monkeypatch.setattr(aot_package, "made_of", noted)
     stack = (Int8WeightOnly(), ExportAot())
     plain = runtime_of("path:llama", Int8WeightOnly(), StaticKvCache())
 
@@ -81,10 +88,11 @@ def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next
             tokens = runtime.generate(prompt(), NEW_TOKENS).tokens
             assert tokens.equal(plain.generate(prompt(), NEW_TOKENS).tokens)
         facts = runtime.notes.facts
+        assert all(each == made[0] for each in made), "The same model was exported as another graph."
         assert facts.get("aot_cache_hit") is hit
         assert facts["aot_library_bytes"] == next(kept_folder.glob("*.pt2")).stat().st_size
         assert min(facts[name] for name in ("aot_export_s", "aot_build_s", "aot_load_s")) > 0
-        counts = operators(runtime)
+        counts = operators_run(runtime)
         assert counts["optigpu::int8_linear"] == LINEAR_LAYERS * NEW_TOKENS
         assert counts["aten::silu"] == LAYERS  # the prefill's
         assert_same_logits(runtime, plain, "llama")
@@ -107,6 +115,7 @@ def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next
     assert_same_logits(other, plain, "llama")
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_built_is_refused_and_leaves_no_half(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -127,19 +136,3 @@ def interpreted(exported: Any) -> Package:
     """A package that interprets the graph on the tensors that it was made of."""
     module = exported.module(check_guards=False)
     return Package(lambda inputs: list(module(*inputs)), False, 0.0, 0.0, 0)
-
-
-def assert_same_logits(runtime: DecodingModel, plain: DecodingModel, family: str) -> None:
-    """Of two runs of the same model, each as far from the truth as rounding allows."""
-    sequence = prompt(2, 8 + NEW_TOKENS - 1)
-    bound = rounding_bound(in_float64(tiny_model(family)), sequence, "float32")
-    assert float((runtime.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
-
-
-def operators(runtime: DecodingModel) -> Counter[str]:
-    """How often each of torch's operators was called by the interpreter during one request."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        runtime.generate(prompt(), NEW_TOKENS)
-    return Counter({event.key: event.count for event in profiler.key_averages()})

@@ -22,8 +22,8 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.vocabulary import DeviceKind, UnsupportedError, check_document
+from tests.engine.decoded import assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
@@ -163,15 +163,6 @@ ROUNDED = {
     "int4": lambda weight: dequantize_groups(quantize_groups(weight.float(), Int4Scheme())).double(),
     "bfloat16": lambda weight: weight.bfloat16().double(),
 }
-
-
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
-    """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
-    tokens = runtime.generate(prompt(), 6).tokens
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
 
 
 @pytest.mark.parametrize(("bits", "target"), [(8, 0.26), (4, 0.16)])

@@ -28,8 +28,8 @@ from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.decoded import assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
@@ -205,6 +205,7 @@ def test_groups_that_do_not_divide_are_refused_before_anything_is_loaded() -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 def test_the_solver_costs_less_quality_than_rounding_alone(symmetric: bool) -> None:
     """Divergence from the float model on a text that it wrote itself."""
@@ -223,16 +224,6 @@ def test_the_solver_costs_less_quality_than_rounding_alone(symmetric: bool) -> N
 def logits_after_each(runtime: DecodingModel, tokens: torch.Tensor) -> Any:
     with torch.no_grad():
         return runtime.model(input_ids=tokens, use_cache=False).logits[:, 8:].numpy()
-
-
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
-    """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
-    tokens = runtime.generate(prompt(), 6).tokens
-    assert tokens.shape == (2, 6)
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
 
 
 def rounded(model: Any, rounding: Rounding) -> Any:

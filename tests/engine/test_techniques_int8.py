@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
 from optigpu.ops.linear.int8_dynamic import GROUP, MOST_INNER, TILE, int8_dynamic_backend
@@ -16,8 +15,8 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.engine.decoded import assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
@@ -90,15 +89,6 @@ def quantizing(model: Any) -> Any:
     for place in linear_places(model):
         place.put(Rounding(place.layer))
     return model
-
-
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
-    """Logits within the rounding of `dtype` around the reference, which may move activations by steps, and tokens."""
-    tokens = runtime.generate(prompt(), 6).tokens
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
 
 
 def test_what_cannot_be_quantized_is_refused_and_left_as_it_was() -> None:

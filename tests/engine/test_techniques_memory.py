@@ -21,15 +21,14 @@ from optigpu.techniques.memory.no_kv_cache import NoKvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, SpecError
+from tests.engine.decoded import NEW_TOKENS, sequence_of
 from tests.engine.model_calls import (
     LOOP_NAMES,
     LOOPS,
-    NEW_TOKENS,
     WORKLOAD,
     assert_compiled_does_the_same,
     facts_of,
     seen,
-    sequence_of,
     tensors_of,
 )
 from tests.engine.rounding import (

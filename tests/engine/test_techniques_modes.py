@@ -20,15 +20,14 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError
+from tests.engine.decoded import NEW_TOKENS, sequence_of
 from tests.engine.model_calls import (
     LOOP_NAMES,
     LOOPS,
-    NEW_TOKENS,
     WORKLOAD,
     assert_compiled_does_the_same,
     facts_of,
     seen,
-    sequence_of,
     tensors_of,
 )
 from tests.engine.pairs import pairwise
@@ -161,7 +160,7 @@ def test_the_roofline_holds_autocast_against_the_rate_and_the_bytes_of_its_type(
     """The prompt's pass reads the weights as they are, the steps as they were converted."""
     plain, narrow = (facts_of(runtime_of("path:gpt2", *stack)) for stack in ((), (Autocast(),)))
     before, after = work_of(WORKLOAD, plain), work_of(WORKLOAD, narrow)
-    assert (before.dtype, after.dtype) == ("float32", "bfloat16")
+    assert (before.dtypes, after.dtypes) == (("float32",), ("bfloat16",))
     assert isinstance(narrow.footprint, Footprint)
     rows = narrow.footprint.row_bytes
     assert after.step.bytes - 2 * rows == (before.step.bytes - 2 * rows) / 2

@@ -26,7 +26,7 @@ from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, share
-from optigpu.techniques.decoding.native_decode.packed_store import STORED_GIB_VARIABLE
+from optigpu.techniques.decoding.native_decode.packed_store import BOUND
 from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
@@ -358,6 +358,7 @@ def test_calibration_makes_errors_up_for_each_other_on_text_that_it_has_not_seen
     assert divergence_of(with_, plain, text) < 0.6 * divergence_of(without, plain, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calibration_keeps_bytes_and_kinds_and_is_the_same_each_time(family: str) -> None:
     once, notes = packed(tiny_model(family), NativeDecode())
@@ -388,7 +389,7 @@ def test_weights_of_eight_bits_are_not_calibrated() -> None:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(STORED_GIB_VARIABLE)
+    monkeypatch.delenv(BOUND.variable)
     return tmp_path / "optigpu" / "decode"
 
 
@@ -441,6 +442,6 @@ def test_what_does_not_change_the_weights_makes_no_other_file(kept: Path) -> Non
 
 
 def test_a_store_that_is_off_keeps_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STORED_GIB_VARIABLE, "0")
+    monkeypatch.setenv(BOUND.variable, "0")
     packed(tiny_model("llama"))
     assert not kept.exists()

@@ -21,7 +21,8 @@ from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
-from tests.engine.biased_models import NEW_TOKENS, operators
+from tests.engine.biased_models import operators
+from tests.engine.decoded import NEW_TOKENS
 from tests.engine.normed_models import LAYER_NORMED, RMS_NORMED, normed_model
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,

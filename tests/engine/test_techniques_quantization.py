@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError
+from tests.engine.decoded import assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
@@ -100,18 +99,6 @@ def test_int8_refuses_a_model_without_linear_layers_and_leaves_it() -> None:
     with pytest.raises(UnsupportedError, match="no linear layer"):
         Int8WeightOnly().modules(model, Notes())
     assert [type(module).__name__ for module in model] == ["Embedding", "LayerNorm"]
-
-
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
-    """Logits within the rounding of `dtype` around the float64 reference, and its greedy tokens."""
-    import torch
-
-    tokens = runtime.generate(prompt(), 6).tokens
-    assert tokens.shape == (2, 6)
-    sequence = torch.cat([prompt(), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(), tokens, bound)
 
 
 def linear_layers(model: Any) -> list[Any]:

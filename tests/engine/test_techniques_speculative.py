@@ -25,8 +25,8 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
+from tests.engine.decoded import assert_tokens_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
     logits_of,
     rounding_bound,
@@ -55,7 +55,7 @@ def test_the_tokens_are_those_of_greedy_decoding(family: str, draft: str | None)
     for _ in range(2):
         assert runtime.generate(prompt(1), NEW_TOKENS).tokens.equal(expected)
     assert runtime.notes.facts["speculation_agreement"] == 1.0
-    assert_right(runtime, family, expected)
+    assert_tokens_right(runtime, in_float64(tiny_model(family)), prompt(1), expected)
 
 
 def test_a_pass_of_the_model_gives_several_tokens() -> None:
@@ -283,13 +283,3 @@ def seen_lengths(model: Any, run: Callable[[], Any]) -> list[int]:
     run()
     handle.remove()
     return seen
-
-
-def assert_right(runtime: DecodingModel, family: str, tokens: Any) -> None:
-    import torch
-
-    reference = in_float64(tiny_model(family))
-    sequence = torch.cat([prompt(1), tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, "float32")
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompt(1), tokens, bound)

@@ -58,6 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_three_steps_make_a_model_with_its_tokenizer_and_card(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_three_steps_make_a_model_with_its_tokenizer_and_card(
     assert load_tokenizer(reference).decode(load_tokenizer(reference).encode("the old man")) == "the old man"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,8 +192,10 @@ class Fixed:
 
 
 def test_a_round_takes_at_least_and_at_most_what_it_is_told() -> None:
-    assert run_round(Fixed([]), seconds=0, min_requests=3) == {"latency_s": (1.0, 2.0, 3.0)}
-    assert len(run_round(Fixed([]), seconds=60, min_requests=1, max_requests=5)["latency_s"]) == 5
+    least = run_round(Fixed([]), seconds=0, min_requests=3)
+    assert least.samples == {"latency_s": (1.0, 2.0, 3.0)}
+    assert len(least.request_s) == 3
+    assert len(run_round(Fixed([]), seconds=60, min_requests=1, max_requests=5).request_s) == 5
 
 
 def test_the_garbage_collector_rests_within_a_round_and_works_after_it() -> None:
@@ -203,7 +205,7 @@ def test_the_garbage_collector_rests_within_a_round_and_works_after_it() -> None
         def run(self) -> dict[str, float]:
             return {"latency_s": float(gc.isenabled())}
 
-    assert run_round(Watching([]), seconds=0) == {"latency_s": (0.0,)}
+    assert run_round(Watching([]), seconds=0).samples == {"latency_s": (0.0,)}
     assert gc.isenabled()
 
 

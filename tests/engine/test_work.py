@@ -8,10 +8,16 @@ from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.shapes import Footprint, ImageFacts, ModelFacts
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
+from optigpu.ops.decode.cpu.arena import ALIGNMENT
+from optigpu.ops.decode.program import WeightKind
 from optigpu.roofline.work import decode_step, matmul_flops, prefill, training_step_flops
 from optigpu.techniques.base import Technique
+from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.decoding.native_decode.programs import attached
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
+from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.generate import Generate
@@ -200,6 +206,43 @@ class TestBytes:
         assert before.row_bytes == WIDTH * 4
         assert after.row_bytes == 2 * WIDTH * 4
         assert after.streamed_bytes < 0.4 * before.streamed_bytes
+
+    @pytest.mark.parametrize(
+        ("technique", "dtypes"),
+        [
+            (Bf16(), ()),
+            (Int8WeightOnly(), ()),
+            (Int8Dynamic(), ("int8",)),
+            (Int4WeightOnly(), ("int8",)),
+            (NativeDecode(weights="w4", calibration="none"), ("int8",)),
+            (NativeDecode(weights="w8"), ("int8",)),
+            (NativeDecode(weights="bf16"), ()),
+            (NativeDecode(weights="bf16", head="w8"), ("int8",)),
+        ],
+        ids=lambda value: getattr(value, "name", None),
+    )
+    def test_layers_say_what_they_multiply(self, technique: Technique, dtypes: tuple[str, ...]) -> None:
+        runtime = self.runtime("gpt2", technique)
+        assert footprint_of(runtime.model, runtime.facts).product_dtypes == dtypes
+
+    @pytest.mark.parametrize("weights", ["w4", "w8", "bf16"])
+    def test_a_decoders_step_reads_its_packed_weights_and_a_row_of_each_table(
+        self, weights: WeightKind
+    ) -> None:
+        """Numbers, scales and units of all matrices, norms and biases; of embedding and positions a row."""
+        runtime = self.runtime("gpt2", NativeDecode(weights=weights, calibration="none"))
+        found, program = footprint_of(runtime.model, runtime.facts), attached(runtime.model)
+        blocks = program.blocks
+        norms = [program.final, *(norm for block in blocks for norm in (block.first, block.second))]
+        matrices = [program.head]
+        for block in blocks:
+            matrices += [*block.qkv, block.output, block.up, block.down]
+        read = [tensor for norm in norms for tensor in (norm.weight, norm.bias)]
+        for matrix in matrices:
+            read += [matrix.numbers, matrix.scale, matrix.unit, matrix.bias]
+        needed = sum(tensor.nbytes for tensor in read if tensor is not None)
+        assert needed <= found.streamed_bytes <= needed + ALIGNMENT * len(read)
+        assert found.row_bytes == WIDTH * (2 + 4)
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_the_cache_grows_by_the_bytes_that_are_counted_for_a_token(self, family: str) -> None:

@@ -30,7 +30,10 @@ TINY: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 """Of each workload that is in no job below or elsewhere: its shapes, and a model."""
 
+AT_ONCE = {"wait_for_quiet_s": 0}
 
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TINY)
 def test_a_process_prepares_times_and_weighs_it(kind: str) -> None:
     shapes, model = TINY[kind]
@@ -57,7 +60,8 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
         "quality": {"tokens": 64},
     }  # fmt: skip
     workload = {"kind": "quality", "window": 16, "batch_size": 2}
-    spec = JobSpec.model_validate({"workload": workload, "model": "bundled:tiny", "measure": measure})
+    job = {"workload": workload, "model": "bundled:tiny", "measure": measure, "limits": AT_ONCE}
+    spec = JobSpec.model_validate(job)
     (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
     values = {name: summary.value for name, summary in result.metrics.items()}
     assert 0 <= (values["kld_mean"] or 0) <= 1e-6
@@ -66,6 +70,7 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert "quality" in (result.metrics["mbu"].reason or "")
 
 
+@pytest.mark.slow
 def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
     """Attribution counts every result as valid, whoever else uses this machine while the test runs."""
     measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -75,7 +80,7 @@ def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_
         "heads": 2,
         "implementations": ["standard", "fused"],
     }
-    spec = JobSpec.model_validate({"workload": workload, "measure": measure})
+    spec = JobSpec.model_validate({"workload": workload, "measure": measure, "limits": AT_ONCE})
     outcomes: dict[int, Outcome] = {}
 
     def listen(event: Event) -> None:
@@ -107,6 +112,7 @@ def as_valid(outcome: Outcome) -> Outcome:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]) -> None:
     ran = optigpu(environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, "--json")
     assert ran.returncode == 0, ran.stderr

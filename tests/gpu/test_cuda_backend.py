@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CudaClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.job.spec import resolve
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.techniques.base import Technique
@@ -19,20 +17,14 @@ from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Dtype, Matmul
+from tests.engine.decoded import NEW_TOKENS, assert_tokens_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
-    rounding_bound,
 )
-from tests.engine.tiny_models import FAMILIES, asked, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, asked, prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def test_the_clock_measures_what_the_device_does() -> None:
@@ -66,7 +58,7 @@ def test_greedy_tokens_are_right_with_and_without_cuda_graphs(family: str, mode:
     again = [runtime.generate(prompts, NEW_TOKENS).tokens for _ in range(3)]
     assert all(tokens.equal(first.tokens) for tokens in again)
     assert all(gap > 0 for gap in first.gaps_s)
-    assert_right(runtime, prompts, first.tokens, in_float64(runtime.model))
+    assert_tokens_right(runtime, in_float64(runtime.model), prompts, first.tokens)
     if mode:
         assert runtime.notes.facts["compiled_graphs"] == 1
 
@@ -98,12 +90,3 @@ def test_a_product_is_right_in_every_dtype(dtype: Dtype) -> None:
     request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchOperatorRuntime(DeviceKind.CUDA, seed=0))
     assert request.check().problem is None
     assert request.run()["tflops"] > 0
-
-
-def assert_right(runtime: DecodingModel, prompts: Any, tokens: Any, reference: Any) -> None:
-    import torch
-
-    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, "float32")
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)

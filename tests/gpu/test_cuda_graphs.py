@@ -8,7 +8,6 @@ import pytest
 
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.passes import PassModel
-from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
@@ -23,11 +22,12 @@ from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.vocabulary import DeviceKind, Task
+from tests.engine.decoded import NEW_TOKENS
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
 from tests.engine.tiny_models import FAMILIES, ignore, prompt, tiny_model
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
 OTHERS: dict[str, tuple[Technique, ...]] = {
     "alone": (),
     "bf16": (Bf16(),),
@@ -36,10 +36,6 @@ OTHERS: dict[str, tuple[Technique, ...]] = {
     "inference_mode": (InferenceMode(),),
     "int8_kv_cache": (Int8KvCache(),),
 }
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 @pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)

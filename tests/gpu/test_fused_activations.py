@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
-from optigpu.job.spec import resolve
 from optigpu.ops.activation.fused_activation import Approximation, activation_backend, bias_gelu, swiglu
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -14,8 +12,7 @@ from optigpu.techniques.kernels.fused_qkv import FusedQkv
 from optigpu.techniques.kernels.fused_swiglu import FusedSwiglu
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind
-from tests.engine.biased_models import NEW_TOKENS
+from tests.engine.decoded import NEW_TOKENS
 from tests.engine.rounding import (
     assert_greedy_as_far_as_it_can_be_told,
     in_float64,
@@ -31,7 +28,8 @@ from tests.engine.test_ops_fused_activation import (
     normal,
     summed,
 )
-from tests.engine.tiny_models import ignore, prompt
+from tests.engine.tiny_models import prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("biased_models")]
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -123,11 +121,13 @@ def test_outputs_stay_what_they_were(name: str, mode: Any, others: list[Techniqu
     import torch
 
     stack = [*others, *([TorchCompile(mode=mode)] if mode else [])]
-    plain, fused = on_cuda(name, *stack), on_cuda(name, *FUSED[name], *stack)
+    plain, fused = on_cuda(f"path:{name}", *stack), on_cuda(f"path:{name}", *FUSED[name], *stack)
     given = prompt().cuda()
     tokens = fused.generate(given, NEW_TOKENS).tokens
     sequence = torch.cat([given, tokens[:, :-1]], dim=1)
-    reference = in_float64(on_cuda(name, *[other for other in others if isinstance(other, Bf16)]).model)
+    reference = in_float64(
+        on_cuda(f"path:{name}", *[other for other in others if isinstance(other, Bf16)]).model
+    )
     bound = rounding_bound(reference, sequence, "bfloat16" if others == [Bf16()] else "float32")
     if others == [Int8WeightOnly()]:
         assert float((fused.logits(sequence) - plain.logits(sequence)).abs().max()) <= 2 * bound
@@ -140,7 +140,7 @@ def test_outputs_stay_what_they_were(name: str, mode: Any, others: list[Techniqu
 def test_the_kernels_run_in_each_layer(name: str) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    runtime = on_cuda(name, *FUSED[name])
+    runtime = on_cuda(f"path:{name}", *FUSED[name])
     assert runtime.notes.facts["activation_backend"] == "triton"
     runtime.generate(prompt().cuda(), NEW_TOKENS)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -148,7 +148,3 @@ def test_the_kernels_run_in_each_layer(name: str) -> None:
     kernel = "_bias_gelu_kernel" if isinstance(FUSED[name][0], FusedGelu) else "_swiglu_kernel"
     counts = {event.key: event.count for event in profiler.key_averages()}
     assert counts[kernel] == 2 * NEW_TOKENS
-
-
-def on_cuda(name: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(f"path:{name}", resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
-from optigpu.job.spec import resolve
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.techniques.base import AttentionKernel, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
@@ -14,23 +12,17 @@ from optigpu.techniques.kernels.fused_layernorm import FusedLayernorm
 from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
+from tests.engine.decoded import NEW_TOKENS, assert_tokens_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
-    rounding_bound,
 )
 from tests.engine.test_ops_fused_norm import EPS, SHAPES, TYPES, assert_norm_of, operands
-from tests.engine.tiny_models import FAMILIES, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
 FUSED = {name: FusedLayernorm() if name in ("gpt2", "opt") else FusedRmsnorm() for name in FAMILIES}
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def test_the_norms_are_triton_kernels() -> None:
@@ -87,7 +79,7 @@ def test_fused_norms_decode_right_with_and_without_cuda_graphs(family: str, mode
     assert runtime.notes.facts["norm_backend"] == "triton"
     first = runtime.generate(prompts, NEW_TOKENS).tokens
     assert runtime.generate(prompts, NEW_TOKENS).tokens.equal(first)
-    assert_right(runtime, prompts, first, in_float64(on_cuda(f"path:{family}").model))
+    assert_tokens_right(runtime, in_float64(on_cuda(f"path:{family}").model), prompts, first)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +100,3 @@ def test_flash_says_what_it_cannot_take(stack: list[Technique]) -> None:
     runtime = on_cuda("path:gpt2", FusedAttention(kernel="flash"), *stack)
     with pytest.raises(UnsupportedError, match="cannot run its flash attention kernel"):
         runtime.generate(prompt().cuda(), NEW_TOKENS)
-
-
-def assert_right(runtime: DecodingModel, prompts: Any, tokens: Any, reference: Any) -> None:
-    import torch
-
-    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, "float32")
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)

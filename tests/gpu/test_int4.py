@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
-from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
@@ -23,22 +21,15 @@ from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
-from optigpu.vocabulary import DeviceKind
+from tests.engine.decoded import NEW_TOKENS, assert_right
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
-    rounding_bound,
 )
-from tests.engine.tiny_models import FAMILIES, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
 SCHEMES = [Int4Scheme(group_size=size, symmetric=kind) for size in (32, 64, 128) for kind in (True, False)]
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def expected_backend(dtype: str) -> str:
@@ -90,7 +81,7 @@ def test_it_decodes_as_its_weights_do(family: str, half: Technique | None, dtype
     reference = in_float64(rounded(on_cuda(f"path:{family}", *others).model.float()))
     runtime = on_cuda(f"path:{family}", Int4WeightOnly(), *others)
     assert runtime.notes.facts["int4_backend"] == expected_backend(dtype)
-    assert_right(runtime, reference, dtype)
+    assert_right(runtime, reference, dtype, prompt().cuda())
 
 
 @pytest.mark.parametrize("half", [None, Bf16()], ids=["fp32", "bf16"])
@@ -125,14 +116,3 @@ def rounded(model: Any) -> Any:
             weight = weight_of(place.layer)
             weight.copy_(dequantize_groups(quantize_groups(weight, Int4Scheme())))
     return model
-
-
-def assert_right(runtime: DecodingModel, reference: Any, dtype: str) -> None:
-    import torch
-
-    prompts = prompt().cuda()
-    tokens = runtime.generate(prompts, NEW_TOKENS).tokens
-    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
-    bound = rounding_bound(reference, sequence, dtype)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)

@@ -1,13 +1,10 @@
 """llm_int8, nf4 and the layers of ready GPTQ and AWQ checkpoints on an NVIDIA GPU."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
-from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.base import Technique
@@ -19,7 +16,6 @@ from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.gptq import Gptq
 from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
-from optigpu.vocabulary import DeviceKind
 from tests.engine.bitsandbytes_weights import (
     activation_bound,
     dequantized,
@@ -27,18 +23,17 @@ from tests.engine.bitsandbytes_weights import (
     rounded_to_int8,
     twins,
 )
+from tests.engine.decoded import NEW_TOKENS, assert_right, assert_right_within
 from tests.engine.packed_models import Layout, write_packed_tiny
 from tests.engine.rounding import (
-    assert_greedy_as_far_as_it_can_be_told,
     in_float64,
-    logits_of,
     rounding_bound,
 )
-from tests.engine.tiny_models import FAMILIES, ignore, prompt, runtime_of
+from tests.engine.tiny_models import FAMILIES, prompt, runtime_of
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 OTHERS = [(None, "float32"), (Bf16(), "bfloat16"), (Fp16(), "float16")]
-NEW_TOKENS = 6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,7 +49,7 @@ def test_nf4_decodes_as_its_weights_and_rounding_allow(
     for layer, quantized in twins(reference, runtime.model):
         weight_of(layer).copy_(dequantized(quantized.cpu()))
         quantized.cuda()
-    assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, dtype))
+    assert_right(runtime, reference, dtype, prompt().cuda())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,7 +72,7 @@ def test_int8_decodes_as_its_weights_and_rounding_allow(
             reference, tokens, threshold
         )
 
-    assert_right(runtime, reference, bound)
+    assert_right_within(runtime, reference, bound, prompt().cuda())
 
 
 @pytest.mark.parametrize("technique", [LlmInt8(), Nf4(), Nf4(double_quantization=False)])
@@ -112,20 +107,4 @@ def test_a_packed_checkpoint_decodes_as_its_weights_and_rounding_allow(
     name = f"packed/cuda-{technique.name}-{dtype}"
     reference = write_packed_tiny(models_dir / name, "llama", layout).cuda()
     runtime = on_cuda(f"path:{name}", technique, *([other] if other else []))
-    assert_right(runtime, reference, lambda tokens: rounding_bound(reference, tokens, dtype))
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
-
-
-def assert_right(runtime: DecodingModel, reference: Any, bound_of: Callable[[Any], float]) -> None:
-    """Logits within the bound around the float64 reference, and its greedy tokens."""
-    import torch
-
-    prompts = prompt().cuda()
-    tokens = runtime.generate(prompts, NEW_TOKENS).tokens
-    sequence = torch.cat([prompts, tokens[:, :-1]], dim=1)
-    bound = bound_of(sequence)
-    assert float((runtime.logits(sequence) - logits_of(reference, sequence)).abs().max()) <= bound
-    assert_greedy_as_far_as_it_can_be_told(reference, prompts, tokens, bound)
+    assert_right(runtime, reference, dtype, prompt().cuda())

@@ -5,8 +5,6 @@ from typing import Any, Literal
 
 import pytest
 
-from optigpu.backends.torch.applied import DecodingModel
-from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.autocast import Autocast
@@ -17,20 +15,16 @@ from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.techniques.quantization.bf16 import Bf16
-from optigpu.vocabulary import DeviceKind
+from tests.engine.decoded import NEW_TOKENS
 from tests.engine.rounding import in_float64, logits_of, rounding_bound
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, ignore, prompt
+from tests.engine.tiny_models import FAMILIES, VOCABULARY, prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
 WINDOW = SlidingKvCache(window=4, sinks=2)
 OWN = [(Int8KvCache(),), (WINDOW,), (Int8KvCache(), WINDOW)]
 SLACK = 2**25
 """Bytes that libraries allocate on the device beside weights: workspaces of products."""
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 def names(stack: tuple[Technique, ...]) -> str:

@@ -21,16 +21,13 @@ from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.vocabulary import DeviceKind
+from tests.engine.decoded import NEW_TOKENS
 from tests.engine.tiny_models import FAMILIES, ignore, prompt
+from tests.gpu.cuda_models import on_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
-NEW_TOKENS = 6
 SHAPES = [(1, 64, 48), (1, 1, 1), (3, 17, 5), (17, 96, 33), (40, 131, 50257 % 100)]
 """Rows, inner, outputs: multiples of what the operators take, and remainders."""
-
-
-def on_cuda(model: str, *stack: Technique) -> DecodingModel:
-    return DecodingModel(model, resolve(stack, "generate"), DeviceKind.CUDA, seed=0, progress=ignore)
 
 
 @pytest.fixture

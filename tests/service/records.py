@@ -73,17 +73,26 @@ def a_result(
     stack: tuple[str, ...] = (),
     workload: str = "generate",
     size: int = 1,
+    model: str = "preset:gpt2",
     hardware: str = "1x Test CPU",
     device: DeviceKind = DeviceKind.CPU,
     measured_at: datetime = NOON,
     valid: bool = True,
+    reasons: tuple[VerdictReason, ...] = (VerdictReason.OUTPUT_INVALID,),
+    warnings: tuple[VerdictWarning, ...] = (VerdictWarning.SINGLE_REPLICATE,),
+    replicates: int = 1,
+    software: dict[str, str] | None = None,
     facts: RunFacts | None = None,
     **changes: Any,
 ) -> Result:
-    """A result; two of the same workload, size, stack, device and hardware share a place on the leaderboard."""
+    """A result; two of the same workload, size, model, stack, device and hardware share a place on the leaderboard.
+
+    `reasons` are those of a result that is not valid.
+    """
     shapes = {"kind": workload, "size": size}
     primary = "tflops" if workload == "matmul" else "tokens_per_s"
-    workload_digest = digest(shapes)
+    workload_digest = digest([shapes, model])
+    metrics = {primary: a_metric(primary, 100.0, (99.0, 101.0))} if metrics is None else metrics
     fields: dict[str, Any] = {
         "id": new_id(),
         "created_at": measured_at,
@@ -92,7 +101,7 @@ def a_result(
             role=Role.SINGLE,
             label=" + ".join(stack) or "baseline",
             workload=shapes,
-            model=None if workload == "matmul" else "preset:gpt2",
+            model=None if workload == "matmul" else model,
             backend="torch",
             device=device,
             stack=tuple({"name": name} for name in stack),
@@ -102,18 +111,23 @@ def a_result(
         ),
         "verdict": Verdict(
             valid=valid,
-            reasons=() if valid else (VerdictReason.OUTPUT_INVALID,),
-            warnings=(VerdictWarning.SINGLE_REPLICATE,),
+            reasons=() if valid else reasons,
+            warnings=warnings,
         ),
-        "metrics": {primary: a_metric(primary, 100.0, (99.0, 101.0))} if metrics is None else metrics,
+        "metrics": {
+            name: metric.model_copy(update={"replicates": max(replicates, metric.replicates)})
+            for name, metric in metrics.items()
+        },
         "facts": facts or RunFacts(decode_loop="transformers"),
-        "environment": an_environment(hardware),
+        "environment": an_environment(hardware, software=software),
         "seed": 0,
     }
     return Result.model_validate(fields | changes)
 
 
-def an_environment(hardware: str = "1x Test CPU", host: str = "host-1") -> Environment:
+def an_environment(
+    hardware: str = "1x Test CPU", host: str = "host-1", software: dict[str, str] | None = None
+) -> Environment:
     """A machine of that class."""
     return Environment(
         hardware_class=hardware,
@@ -122,7 +136,7 @@ def an_environment(hardware: str = "1x Test CPU", host: str = "host-1") -> Envir
         cpu_cores=2,
         memory_bytes=2**34,
         os="Linux",
-        software={"torch": "2.13.0"},
+        software=software or {"torch": "2.13.0"},
     )
 
 

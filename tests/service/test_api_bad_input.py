@@ -90,6 +90,7 @@ def test_an_unknown_name_lists_the_valid_ones(
         ({"measure": {"replicates": 1000}}, "measure.replicates"),
         ({"limits": {"max_variants": 2}, "plan": "ladder", "stack": [{"name": "bf16"}, {"name": "torch_compile"}]},
          "limits.max_variants"),
+        ({"limits": {"timeout_s": 4}, "measure": {"min_seconds": 5}}, "limits.timeout_s"),
         ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes"),
     ],
 )  # fmt: skip
@@ -258,6 +259,8 @@ def test_an_idempotency_key_has_bounds(any_service: Served, key: str) -> None:
         ("/v1/leaderboard?min_top1=NaN", "min_top1"),
         ("/v1/leaderboard?max_kld=-1", "max_kld"),
         ("/v1/leaderboard?max_kld=Infinity", "max_kld"),
+        ("/v1/leaderboard?clean=maybe", "clean"),
+        ("/v1/leaderboard?limit=0", "limit"),
     ],
 )
 def test_a_bad_parameter_is_named(service: Served, path: str, field: str) -> None:
@@ -265,6 +268,32 @@ def test_a_bad_parameter_is_named(service: Served, path: str, field: str) -> Non
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["errors"][0]["field"] == field
+
+
+def test_every_call_refuses_a_parameter_that_it_does_not_have(any_service: Served) -> None:
+    paths = any_service.client.get("/openapi.json").json()["paths"]
+    calls = [("get", "/"), *((method, path) for path, methods in paths.items() for method in methods)]
+    assert len(calls) >= 22
+    for method, path in calls:
+        place = path.replace("{id}", UUID).replace("{name}", "trace.json")
+        answer = any_service.client.request(method, place, params={"colour": "red"})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "colour"), (method, path)
+
+
+def test_an_unknown_parameter_lists_those_of_the_call_and_the_closest_first(any_service: Served) -> None:
+    entry = any_service.client.get("/v1/jobs?sate=queued").json()["errors"][0]
+    assert entry["valid"] == ["state", "cursor", "limit"]
+    assert entry["message"].startswith("Unknown parameter 'sate'. Did you mean state? Valid: ")
+    many = any_service.client.get("/v1/workers?" + "&".join(f"p{n}=1" for n in range(100))).json()["errors"]
+    assert len(many) == 20
+
+
+@pytest.mark.parametrize("reason", [None, "", " ", "a\nb", "x" * 501])
+@pytest.mark.parametrize("kind", ["jobs", "results"])
+def test_a_withdrawal_needs_a_reason(service: Served, kind: str, reason: str | None) -> None:
+    query = {} if reason is None else {"reason": reason}
+    answer = service.client.delete(f"/v1/{kind}/{UUID}", params=query)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "reason")
 
 
 def test_an_unknown_metric_lists_the_metrics(any_service: Served) -> None:
@@ -278,6 +307,9 @@ def test_an_unknown_metric_lists_the_metrics(any_service: Served) -> None:
         ("GET", "/nothing", 404),
         ("GET", "/v1/jobs/", 404),
         ("PUT", "/v1/jobs", 405),
+        ("DELETE", "/v1/jobs", 405),
+        ("DELETE", f"/v1/jobs/{UUID}?reason=x", 404),
+        ("DELETE", f"/v1/results/{UUID}?reason=x", 404),
         ("GET", "/" + "x" * 9000, 404),
     ],
 )

@@ -58,6 +58,7 @@ def test_a_database_that_is_away_is_a_problem_that_hides_its_address(tmp_path: P
         assert str(folder) not in answer.text
 
 
+@pytest.mark.slow
 def test_the_broker_is_part_of_being_ready(tmp_path: Path, redis_url: str, silent_broker: str) -> None:
     url = f"sqlite:///{tmp_path / 'optigpu.db'}"
     with serving(url, redis_url=redis_url) as served:
@@ -82,6 +83,7 @@ def test_a_new_job_rings_the_workers_of_its_device(tmp_path: Path, redis_url: st
     assert b"optigpu.look" in rings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", ["silent", "refusing"])
 def test_a_job_is_stored_while_the_broker_is_away(tmp_path: Path, silent_broker: str, away: str) -> None:
     broker = silent_broker if away == "silent" else f"redis://127.0.0.1:{free_port()}/0"

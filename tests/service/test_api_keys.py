@@ -59,6 +59,21 @@ def test_a_scope_says_what_a_key_may_do(
         assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
 
 
+@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("submit", 403), ("admin", 200)])
+def test_only_an_admin_may_withdraw_and_is_remembered(
+    service: Served, keyed: dict[str, str], scope: str, status: int
+) -> None:
+    job = service.submit(None, **bearer(keyed["submit"]))
+    place = f"/v1/jobs/{job['id']}?reason=A%20duplicate."
+    answer = service.client.delete(place, headers=bearer(keyed[scope]))
+    assert answer.status_code == status
+    if status == 200:
+        assert (answer.json()["withdrawn_by"], answer.json()["reason"]) == ("for admin", "A duplicate.")
+    else:
+        assert "admin" in answer.json()["detail"]
+        assert service.client.get(job["links"]["self"], headers=bearer(keyed["read"])).status_code == 200
+
+
 @pytest.mark.parametrize(
     "header", ["Bearer wrong", "Bearer", "Basic eDp5", "Bearer " + "x" * 3000, "Bearer é"]
 )

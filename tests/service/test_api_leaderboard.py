@@ -8,16 +8,22 @@ import pytest
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import LeaderboardPage
+from optigpu.store import leaderboard
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served
 
 
-def rows(service: Served, **query: Any) -> list[dict[str, Any]]:
-    """The rows of a first page."""
+def boards(service: Served, **query: Any) -> list[dict[str, Any]]:
+    """The boards of a first page."""
     answer = service.client.get("/v1/leaderboard", params=query)
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = LeaderboardPage.model_validate_json(answer.content).model_dump()["rows"]
+    found: list[dict[str, Any]] = LeaderboardPage.model_validate_json(answer.content).model_dump()["boards"]
     return found
+
+
+def rows(service: Served, **query: Any) -> list[dict[str, Any]]:
+    """The rows of all boards of a first page."""
+    return [row for board in boards(service, **query) for row in board["rows"]]
 
 
 def tokens(value: float) -> dict[str, Any]:
@@ -49,12 +55,8 @@ def ranked(service: Served) -> Served:
 
 
 def test_the_best_come_first_and_only_valid_results_are_ranked(ranked: Served) -> None:
-    assert [(row["rank"], row["value"]["value"]) for row in rows(ranked)] == [
-        (1, 90),
-        (2, 30),
-        (3, 20),
-        (4, 10),
-    ]
+    found = [[(row["rank"], row["value"]["value"]) for row in board["rows"]] for board in boards(ranked)]
+    assert found == [[(1, 90), (2, 30), (3, 20), (4, 10)], [(1, 2.0)]]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +67,14 @@ def test_the_best_come_first_and_only_valid_results_are_ranked(ranked: Served) -
         ({"technique": "torch_compile"}, [20]),
         ({"hardware": "other"}, [90]),
         ({"model": "preset:gpt2", "workload": "generate", "backend": "torch", "limit": 2}, [90, 30]),
-        ({"workload": "matmul"}, []),
+        ({"workload": "matmul"}, [2.0]),
+        ({"workload": "matmul", "metric": "tokens_per_s"}, []),
         ({"model": "preset:opt-125m"}, []),
-        ({"backend": "onnx"}, []),
-        ({"source": "device"}, []),
+        ({"backend": "llama_cpp"}, []),
+        ({"technique": "int8_weight_only"}, []),
+        ({"technique": "BF16"}, [90, 30, 20]),
+        ({"source": "worker", "clean": True}, []),
+        ({"technique": "fp16", "include_invalid": True}, [99]),
     ],
 )
 def test_filters(ranked: Served, query: dict[str, Any], values: list[float]) -> None:
@@ -93,7 +99,7 @@ def test_pages_and_the_link_to_the_next(ranked: Served) -> None:
     values, path = [], "/v1/leaderboard?limit=1&technique=bf16"
     while path:
         answer = ranked.client.get(path)
-        values += [(row["rank"], row["value"]["value"]) for row in answer.json()["rows"]]
+        values += [(row["rank"], row["value"]["value"]) for row in answer.json()["boards"][0]["rows"]]
         path = answer.links.get("next", {}).get("url", "")
     assert values == [(1, 90), (2, 30), (3, 20)]
 
@@ -102,14 +108,79 @@ def test_csv_holds_the_raw_figures(ranked: Served) -> None:
     answer = ranked.client.get("/v1/leaderboard", params={"format": "csv"})
     assert answer.headers["content-type"].startswith("text/csv")
     records = list(csv.DictReader(io.StringIO(answer.text)))
-    assert [float(record["value"]) for record in records] == [90, 30, 20, 10]
+    assert [(record["metric"], float(record["value"])) for record in records] == [
+        *(("tokens_per_s", value) for value in (90, 30, 20, 10)),
+        ("tflops", 2),
+    ]
     assert records[0]["techniques"] == "bf16"
 
 
-def test_markdown_is_a_table(ranked: Served) -> None:
+def test_markdown_is_a_table_for_each_board(ranked: Served) -> None:
     answer = ranked.client.get("/v1/leaderboard", params={"format": "md"})
     assert answer.headers["content-type"].startswith("text/markdown")
     assert "| bf16 + torch_compile |" in answer.text
+    assert answer.text.count("**Leaderboard by ") == 2
+    assert (
+        "Not ranked: output_invalid (1). Invalid results are listed with include_invalid=true." in answer.text
+    )
+    shown = ranked.client.get("/v1/leaderboard?format=md&include_invalid=true").text
+    assert "invalid: output_invalid" in shown
+
+
+def test_a_board_links_to_all_of_its_rows_with_the_same_filters(ranked: Served) -> None:
+    for found in boards(ranked, technique="bf16", limit=1, clean=False):
+        whole = ranked.client.get(found["links"]["self"]).json()["boards"]
+        assert [board["workload_digest"] for board in whole] == [found["workload_digest"]]
+        assert whole[0]["row_count"] == found["row_count"] == 3
+        following = ranked.client.get(found["links"]["next"]).json()["boards"]
+        assert [row["rank"] for row in following[0]["rows"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("query", "close"),
+    [
+        ({"technique": "int8_wieght"}, "int8_weight_only"),
+        ({"model": "gpt2"}, "preset:gpt2"),
+        ({"model": "preset:gpt3"}, "preset:gpt2"),
+        ({"workload": "matmull"}, "matmul"),
+        ({"backend": "torhc"}, "torch"),
+        ({"hardware": "1x Tset CPU"}, "1x Test CPU"),
+        ({"source": "wroker"}, "worker"),
+        ({"metric": "tokens_per_sec"}, "tokens_per_s"),
+        ({"tecnique": "bf16"}, "technique"),
+    ],
+)
+def test_a_filter_that_names_nothing_known_is_refused_with_what_is_close_first(
+    ranked: Served, query: dict[str, str], close: str
+) -> None:
+    answer = ranked.client.get("/v1/leaderboard", params=query)
+    assert answer.status_code == 422
+    (entry,) = answer.json()["errors"]
+    assert entry["field"] == next(iter(query))
+    assert entry["valid"][0] == close
+    assert f"Did you mean {close}" in entry["message"]
+    assert len(set(entry["valid"])) == len(entry["valid"])
+
+
+def test_every_unknown_filter_is_named_and_an_unknown_board_is_refused(ranked: Served) -> None:
+    query = {"workload": "0" * 64, "hardware": "quantum", "model": "preset:gpt2"}
+    errors = ranked.client.get("/v1/leaderboard", params=query).json()["errors"]
+    assert {entry["field"] for entry in errors} == {"workload", "hardware"}
+    (board,) = boards(ranked, workload=boards(ranked)[0]["workload_digest"])
+    assert board["workload"]["kind"] == "generate"
+
+
+def test_a_list_of_boards_has_a_link_to_the_next(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaderboard, "BOARDS", 2)
+    service.submit()
+    made = [a_result(tokens(n + 1), index=n, size=n, stack=(f"t{n}",)) for n in range(3)]
+    service.finish(service.claim(), *made, a_result(tokens(9), index=3, size=0, stack=("t4",)))
+    sizes, path = [], "/v1/leaderboard?limit=1"
+    while path:
+        answer = service.client.get(path)
+        sizes.append([board["workload"]["size"] for board in answer.json()["boards"]])
+        path = answer.links.get("next", {}).get("url", "")
+    assert sizes == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ DEMO = ("-m", "examples.demo")
 QUICK = (
     "-c",
     "import sys; from examples import demo; demo.MEASURE |= {'min_seconds': 0.5, 'max_seconds': 4}; "
-    "sys.exit(demo.main())",
+    "demo.LIMITS |= {'wait_for_quiet_s': 0}; sys.exit(demo.main())",
 )
-"""The demo with less time for each variant, where no verdict is asked: a short look is disturbed more easily."""
+"""The demo with less time for each variant, and beside other tests; its figures are not asked for."""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -63,7 +63,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, tmp_path: Path) -> None:
-    process = start(*TINY)
+    process = start(*TINY, program=QUICK)
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
     for text in (
@@ -71,10 +71,15 @@ def test_it_shows_the_ladder_and_the_leaderboard_and_ends_with_0(start: Start, t
         "speedup: relative to the baseline",
         "matmul 512/1024 float32",
         "Leaderboard by tokens/s",
+        "native_decode",
+        "the fastest: ",
         str(tmp_path / "optigpu.db"),
+        str(tmp_path / "demo.svg"),
+        "make serve",
     ):
         assert text in output
     assert (tmp_path / "optigpu.db").is_file()
+    assert b"<svg" in (tmp_path / "demo.svg").read_bytes()
     assert processes_left(MARK, str(tmp_path)) == []
 
 

@@ -1,23 +1,39 @@
 """Migrations: up, down and up again with data, on both databases, from anywhere, by two at once."""
 
+import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import inspect, text
 
 import migrations
-from optigpu.store import artifacts, events, jobs, leaderboard, leases, outcomes, queue, results
+from optigpu.store import (
+    artifacts,
+    events,
+    jobs,
+    leaderboard,
+    leases,
+    outcomes,
+    queue,
+    results,
+    standings,
+    withdrawals,
+)
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base
-from optigpu.vocabulary import JobState, StoreError
-from tests.service.records import a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
+from optigpu.store.withdrawals import Withdrawal
+from optigpu.vocabulary import DeviceKind, JobState, NotFoundError, StoreError
+from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
 
@@ -41,7 +57,8 @@ def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_u
     migrations.upgrade(database_url)
     database = Database(database_url)
     with database.read() as session:
-        (row,) = leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
+        (board,) = leaderboard.query(session, LeaderboardQuery()).boards
+        (row,) = board.rows
         assert artifacts.list_(session, row.result_id).artifacts == ()
         assert len(results.samples(session, row.result_id).samples) == 1
     database.close()
@@ -83,6 +100,62 @@ def test_metrics_of_before_lose_the_bounds_that_no_interval_gave_them(database_u
     assert dict(_lower_bounds(database_url)) == dict(today) | {"tokens_per_s": 9.0}
     migrations.upgrade(database_url)
     assert _lower_bounds(database_url) == today
+
+
+def test_a_leaderboard_of_before_gets_its_history_and_gives_the_newest_back(database_url: str) -> None:
+    """Before, the newest valid result of a place was on the leaderboard, and nothing was known of the others."""
+    careful: dict[str, Any] = {"warnings": (), "replicates": 5}
+    made = [
+        a_result(measured_at=NOON, **careful),
+        a_result(measured_at=NOON + timedelta(hours=1)),
+        a_result(measured_at=NOON + timedelta(hours=2), valid=False),
+        a_result({"tpot_s": a_metric("tpot_s", 2.0)}, stack=("bf16",), device=DeviceKind.CUDA),
+    ]
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        for result in made:
+            results.add(session, result, {})
+            standings.enter(session, result)
+    today = _board_of(database_url)
+    assert [(row["result_id"], row["standing"]) for row in today] == [
+        (made[0].id, "current"),
+        (made[1].id, "earlier"),
+        (made[2].id, "invalid"),
+        (made[3].id, "current"),
+    ]
+    migrations.downgrade(database_url, "0005")
+    assert [row["result_id"] for row in _board_of(database_url)] == [made[1].id, made[3].id]
+    migrations.upgrade(database_url)
+    assert _board_of(database_url) == today
+
+
+def _board_of(url: str) -> list[dict[str, Any]]:
+    with closing(Database(url)) as database, database.read() as session:
+        found = session.execute(text("SELECT * FROM leaderboard ORDER BY result_id")).mappings()
+        return [{name: _plain(value) for name, value in row.items()} for row in found]
+
+
+def _plain(value: Any) -> Any:
+    """A document as it was stored: SQLite gives its text."""
+    return json.loads(value) if isinstance(value, str) and value[:1] == "{" else value
+
+
+def test_tombstones_go_with_the_revision_that_made_them(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    result = a_result()
+    with closing(Database(database_url)) as database, database.write() as session:
+        results.add(session, result, {})
+        standings.enter(session, result)
+        withdrawals.withdraw_result(session, result.id, Withdrawal(reason="wrong", withdrawn_by="alice"))
+    migrations.downgrade(database_url, "0005")
+    assert "tombstones" not in _tables(database_url)
+    migrations.upgrade(database_url)
+    with (
+        closing(Database(database_url)) as database,
+        database.read() as session,
+        pytest.raises(NotFoundError, match="There is no result"),
+    ):
+        results.get(session, result.id)
 
 
 def _lower_bounds(url: str) -> list[tuple[str, float | None]]:
@@ -191,7 +264,7 @@ def _fill(url: str) -> None:
         file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
         outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
         outcomes.finish(session, lease, JobState.SUCCEEDED)
-        assert leaderboard.query(session, leaderboard.LeaderboardQuery(metric="tokens_per_s")).rows
+        assert leaderboard.query(session, LeaderboardQuery()).boards
     database.close()
 
 

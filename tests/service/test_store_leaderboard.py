@@ -1,21 +1,20 @@
-"""The leaderboard: latest valid results, best first, filtered; ranks are in test_store_ranks.py."""
+"""Boards and their rows, best first, filtered. Ranks are in test_store_ranks.py, places in test_store_standings.py."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
-from optigpu.documents.views import LeaderboardRow
-from optigpu.store import leaderboard, results, workers
+from optigpu.documents.views import Board, LeaderboardRow
+from optigpu.store import boards, leaderboard, results, standings, workers
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
-from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry
-from optigpu.vocabulary import Better, DeviceKind, NotFoundError
+from optigpu.vocabulary import DeviceKind, NotFoundError
 from tests.service.records import NOON, a_metric, a_result, a_worker
 
 
@@ -31,9 +30,19 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
     result = a_result(metrics, stack=("bf16", "int8_weight_only"))
     with database.write() as session:
         _enter(session, result)
-        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s"))
-    assert (page.metric, page.unit, page.better, page.next_cursor) == ("tokens_per_s", "1/s", "higher", None)
-    assert page.rows == (
+        board = _board(session)
+    assert (board.metric, board.unit, board.better, board.next_cursor) == (
+        "tokens_per_s",
+        "1/s",
+        "higher",
+        None,
+    )
+    assert (board.workload, board.model, board.row_count) == (
+        {"kind": "generate", "size": 1},
+        "preset:gpt2",
+        1,
+    )
+    assert board.rows == (
         LeaderboardRow(
             rank=1,
             result_id=result.id,
@@ -49,6 +58,7 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
             backend="torch",
             device=DeviceKind.CPU,
             hardware="1x Test CPU",
+            versions={"torch": "2.13.0"},
             metric="tokens_per_s",
             value=metrics["tokens_per_s"],
             weight_bytes=5e8,
@@ -60,28 +70,6 @@ def test_a_row_says_what_was_measured_where(database: Database) -> None:
             warnings=("single_replicate",),
         ),
     )
-
-
-def test_the_latest_result_counts_not_the_best(database: Database) -> None:
-    with database.write() as session:
-        _enter(session, _speed(200.0))
-        _enter(session, _speed(100.0, measured_at=NOON + timedelta(hours=1)))
-        _enter(session, _speed(300.0, measured_at=NOON - timedelta(hours=1)))
-        assert _values(session) == [100.0]
-
-
-def test_an_invalid_result_leaves_the_valid_one_in_its_place(database: Database) -> None:
-    with database.write() as session:
-        _enter(session, _speed(200.0))
-        _enter(session, _speed(900.0, measured_at=NOON + timedelta(hours=1), valid=False))
-        assert _values(session) == [200.0]
-
-
-def test_the_leaderboard_does_not_grow_with_history(database: Database) -> None:
-    with database.write() as session:
-        for hour in range(5):
-            _enter(session, _speed(100.0 + hour, measured_at=NOON + timedelta(hours=hour)))
-        assert session.scalar(select(func.count()).select_from(LeaderboardEntry)) == 1
 
 
 def test_a_metric_lists_what_has_it_best_first(database: Database) -> None:
@@ -107,8 +95,7 @@ def test_quality_filters_leave_out_what_is_worse_and_what_has_no_figure(database
         _enter(session, _speed(1.0, stack=("never measured",)))
 
         def labels(**query: Any) -> set[str]:
-            page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", **query))
-            return {row.label for row in page.rows}
+            return {row.label for row in _rows(session, **query)}
 
         assert labels(min_top1=0.95) == {"good", "fair"}
         assert labels(max_kld=0.01) == {"good"}
@@ -126,7 +113,7 @@ def test_an_entry_of_before_there_were_such_fields_is_listed_without_them(databa
         entry.summary = entry.summary | {"metrics": {"tokens_per_s": summary}}
         session.flush()
         session.expire_all()
-        (row,) = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s")).rows
+        (row,) = _rows(session)
     assert (row.value.value, row.value.per_replicate) == (100.0, ())
     assert (row.top1_agreement, row.kld_mean, row.j_per_token) == (None, None, None)
 
@@ -140,8 +127,8 @@ def test_pareto_rows_are_those_that_no_other_beats_in_speed_and_bytes(database: 
         _enter(session, _sized(1000.0, 0.1, size=2))
         _enter(session, _sized(1000.0, 0.1, hardware="2x Test CPU"))
         _enter(session, _sized(1000.0, None, stack=("unknown",)))
-        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", hardware="1x"))
-    flags = {row.label: row.pareto for row in page.rows if row.workload["size"] == 1}
+        rows = _rows(session, hardware="1x", limit=50)
+    flags = {row.label: row.pareto for row in rows if row.workload["size"] == 1}
     yes = {"fast", "small", "between", "twin of small"}
     assert flags == {name: name in yes for name in shapes} | {"unknown": None}
 
@@ -155,8 +142,8 @@ def test_the_pareto_flag_weighs_peak_bytes_on_an_accelerator(database: Database)
                 "peak_bytes": a_metric("peak_bytes", peak),
             }
             _enter(session, a_result(metrics, stack=(name,), device=DeviceKind.CUDA))
-        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s"))
-    assert {row.label: row.pareto for row in page.rows} == {"lean": True, "fat": False}
+        rows = _rows(session)
+    assert {row.label: row.pareto for row in rows} == {"lean": True, "fat": False}
 
 
 @pytest.mark.parametrize(
@@ -184,8 +171,8 @@ def test_filters(database: Database, filters: dict[str, Any], labels: set[str]) 
         _enter(session, _speed(2.0, stack=("bf16",), hardware="1x NVIDIA H200"))
         _enter(session, _speed(3.0, stack=("bf16", "int8_weight_only")))
         _enter(session, _speed(4.0, stack=("agent",), source="device"))
-        page = leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", **filters))
-    assert {row.label for row in page.rows} == labels
+        rows = _rows(session, **filters)
+    assert {row.label for row in rows} == labels
 
 
 def test_a_workload_can_be_named_by_its_digest(database: Database) -> None:
@@ -205,15 +192,22 @@ def test_an_unknown_metric_and_a_foreign_cursor_are_refused(database: Database) 
             leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", cursor=cursor))
 
 
-def test_history_is_not_read(sqlite_database: Database) -> None:
-    """The page is found by way of the leaderboard's rows; a result's own tables are looked up by key alone."""
-    query = LeaderboardQuery(metric="tokens_per_s")
+def test_history_and_other_boards_are_not_read(sqlite_database: Database) -> None:
+    """A board's rows and the Pareto flag are found by indexes, and a result's figures by their key."""
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
     with sqlite_database.read() as session:
-        dialect = session.get_bind().dialect
-        statement = leaderboard._statement(query, Better.HIGHER, None)
-        sql = str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-        plan = [row.detail for row in session.execute(text(f"EXPLAIN QUERY PLAN {sql}"))]
-    assert not [line for line in plan if "SCAN metrics" in line or "results" in line]
+        engine = session.get_bind()
+        event.listen(engine, "before_cursor_execute", note)
+        boards.BoardReader(session, LeaderboardQuery(), "digest", "tokens_per_s").rows(50, None)
+        event.remove(engine, "before_cursor_execute", note)
+        (sql,) = [each for each in statements if "JOIN metrics" in each]
+        explained = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", ("",) * sql.count("?"))
+        plan = [row.detail for row in explained]
+    assert not [line for line in plan if line.startswith("SCAN")]
     assert [line for line in plan if line.startswith("SEARCH metrics USING INDEX")]
     assert [line for line in plan if "ix_leaderboard_pareto" in line]
 
@@ -226,8 +220,8 @@ def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(databas
         assert workers.hardware_classes(session) == ["a", "b"]
 
 
-def _speed(value: float, **changes: Any) -> Result:
-    return a_result({"tokens_per_s": a_metric("tokens_per_s", value)}, **changes)
+def _speed(value: float, interval: tuple[float, float] | None = None, **changes: Any) -> Result:
+    return a_result({"tokens_per_s": a_metric("tokens_per_s", value, interval)}, **changes)
 
 
 def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:
@@ -240,9 +234,20 @@ def _sized(speed: float, weight_bytes: float | None, **changes: Any) -> Result:
 
 def _enter(session: Session, result: Result) -> None:
     results.add(session, result, {})
-    leaderboard.enter(session, result)
+    standings.enter(session, result)
+
+
+def _board(session: Session, **filters: Any) -> Board:
+    """The only board."""
+    (board,) = leaderboard.query(session, LeaderboardQuery(**filters)).boards
+    return board
+
+
+def _rows(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[LeaderboardRow]:
+    """The rows of all boards."""
+    found = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters)).boards
+    return [row for board in found for row in board.rows]
 
 
 def _values(session: Session, metric: str = "tokens_per_s", **filters: Any) -> list[float | None]:
-    page = leaderboard.query(session, LeaderboardQuery(metric=metric, **filters))
-    return [row.value.value for row in page.rows]
+    return [row.value.value for row in _rows(session, metric, **filters)]

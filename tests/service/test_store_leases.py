@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 import migrations
+from optigpu.documents.events import Waiting
 from optigpu.documents.result import Attribution, Samples
 from optigpu.documents.views import ProgressView
 from optigpu.store import events, jobs, leases, outcomes, results
@@ -39,6 +40,7 @@ def _claim_all(url: str, name: str) -> list[str]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "workers"),
     [
@@ -171,6 +173,7 @@ def test_a_heartbeat_extends_the_lease(database: Database) -> None:
 WRITES: dict[str, Callable[[Session, Lease], object]] = {
     "heartbeat": lambda s, lease: leases.heartbeat(s, lease, 30, ProgressView(fraction=0.9)),
     "plan": lambda s, lease: outcomes.plan(s, lease, a_plan("stale")),
+    "waiting": lambda s, lease: outcomes.waiting(s, lease, Waiting(doing="cc1plus uses it", up_to_s=60)),
     "variant_started": lambda s, lease: outcomes.variant_started(s, lease, 0),
     "save_outcome": lambda s, lease: outcomes.save_outcome(s, lease, an_outcome(a_result())),
     "finish": lambda s, lease: outcomes.finish(

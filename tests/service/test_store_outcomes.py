@@ -6,12 +6,13 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.documents.events import EVENT
+from optigpu.documents.events import EVENT, Waiting
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Outcome, Samples
 from optigpu.store import events, jobs, leases, outcomes, results
 from optigpu.store.database import Database
-from optigpu.store.leaderboard import LeaderboardQuery, query
+from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.leaderboard import query
 from optigpu.store.leases import Lease
 from optigpu.store.results import pack, unpack
 from optigpu.store.tables import EnvironmentRow, Job, LeaderboardEntry, MetricRow, ResultRow, SamplesRow
@@ -158,13 +159,14 @@ def test_the_events_tell_the_whole_story(database: Database) -> None:
     lease = _planned(database, "baseline")
     attribution = Attribution(metric="tokens_per_s", rows=())
     with database.write() as session:
+        outcomes.waiting(session, lease, Waiting(doing="cc1plus uses 1.1 of 2 cores", up_to_s=60))
         outcomes.variant_started(session, lease, 0)
         outcomes.save_outcome(session, lease, outcome)
         outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)
         story = events.after(session, lease.job_id, 0)
         job = jobs.get(session, lease.job_id)
-    kinds = ["state", "state", "planned", "variant_started", "variant_finished", "finished", "state"]
-    assert [event.kind for event in story] == kinds
+    measured = ["waiting", "variant_started", "variant_finished", "finished"]
+    assert [event.kind for event in story] == ["state", "state", "planned", *measured, "state"]
     assert [event.data["state"] for event in story if event.kind == "state"] == [
         "queued",
         "running",
@@ -173,8 +175,9 @@ def test_the_events_tell_the_whole_story(database: Database) -> None:
     for event in story:
         if event.kind != "state":
             assert EVENT.validate_python(event.data).kind == event.kind
-    assert "samples" not in story[4].data["outcome"]
-    assert job.variants[0].result_id == story[4].data["outcome"]["result"]["id"]
+    (finished,) = [event.data["outcome"] for event in story if event.kind == "variant_finished"]
+    assert "samples" not in finished
+    assert job.variants[0].result_id == finished["result"]["id"]
     assert job.attempts[0].outcome == "succeeded"
     assert job.attribution == attribution.model_dump(mode="json")
 
@@ -192,7 +195,8 @@ def test_an_invalid_result_is_stored_but_not_ranked(database: Database) -> None:
     with database.write() as session:
         outcomes.save_outcome(session, lease, an_outcome(a_result(valid=False)))
         assert len(results.of_job(session, lease.job_id)) == 1
-        assert query(session, LeaderboardQuery(metric="tokens_per_s")).rows == ()
+        (board,) = query(session, LeaderboardQuery()).boards
+        assert (board.rows, board.not_ranked) == ((), {"output_invalid": 1})
 
 
 def _save_and_fail(database: Database, lease: Lease) -> None:

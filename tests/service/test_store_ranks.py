@@ -5,9 +5,9 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import LeaderboardRow
-from optigpu.store import leaderboard, results
+from optigpu.store import leaderboard, results, standings
 from optigpu.store.database import Database
-from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery
 from tests.service.records import a_metric, a_result
 
 INTERVALS = [
@@ -39,8 +39,8 @@ def test_ranks_go_by_overlap_where_lower_is_better_too(database: Database) -> No
         for name, value, low, high in (("a", 1.0, 0.9, 1.2), ("b", 1.1, 1.0, 1.3), ("c", 1.25, 1.21, 1.3)):
             metrics = {"ttft_s": a_metric("ttft_s", value, (low, high))}
             _enter(session, a_result(metrics, stack=(name,)))
-        page = leaderboard.query(session, LeaderboardQuery(metric="ttft_s"))
-    assert [(row.label, row.rank) for row in page.rows] == [("a", 1), ("b", 1), ("c", 3)]
+        (board,) = leaderboard.query(session, LeaderboardQuery(metric="ttft_s")).boards
+    assert [(row.label, row.rank) for row in board.rows] == [("a", 1), ("b", 1), ("c", 3)]
 
 
 UNSURE = [
@@ -89,16 +89,18 @@ def _speed(value: float, interval: tuple[float, float] | None, stack: tuple[str,
 
 def _enter(session: Session, result: Result) -> None:
     results.add(session, result, {})
-    leaderboard.enter(session, result)
+    standings.enter(session, result)
 
 
-def _ranked(session: Session, metric: str, limit: int) -> list[tuple[float | None, int]]:
+def _ranked(session: Session, metric: str, limit: int) -> list[tuple[float | None, int | None]]:
     """The value and rank of every row, page by page."""
     rows: list[LeaderboardRow] = []
     cursor: str | None = None
     while not rows or cursor:
-        page = leaderboard.query(session, LeaderboardQuery(metric=metric, limit=limit, cursor=cursor))
-        rows += page.rows
-        cursor = page.next_cursor
+        (board,) = leaderboard.query(
+            session, LeaderboardQuery(metric=metric, limit=limit, cursor=cursor)
+        ).boards
+        rows += board.rows
+        cursor = board.next_cursor
     assert len({row.result_id for row in rows}) == len(rows)
     return [(row.value.value, row.rank) for row in rows]

@@ -10,11 +10,13 @@ from sqlalchemy import text
 from optigpu.hardware import probe
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
-from optigpu.store.leaderboard import LeaderboardQuery
+from optigpu.store.filters import LeaderboardQuery
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
 from tests.service.processes import eventually
 from tests.service.workers import (
+    AT_ONCE,
     ENDLESS,
+    QUICK,
     change,
     look,
     matmul,
@@ -63,14 +65,16 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
     with database.read() as session:
         stored = results.of_job(session, job_id)
         samples = results.samples(session, stored[0]["id"]).samples
-        board = leaderboard.query(session, LeaderboardQuery(metric="tflops"))
+        boards = leaderboard.query(session, LeaderboardQuery(metric="tflops")).boards
         kinds = [event.kind for event in events.after(session, job_id, 0)]
     assert [document["id"] for document in stored] == [variant.result_id for variant in job.variants]
     assert len(samples["tflops"][0]) == stored[0]["metrics"]["tflops"]["n"]
-    assert {row.result_id for row in board.rows} == {document["id"] for document in stored}
+    assert {row.result_id for board in boards for row in board.rows} == {
+        document["id"] for document in stored
+    }
     told = [kind for kind in kinds if kind != "progressed"]
     measured = [*["variant_started"] * 2, *["variant_finished"] * 2]
-    assert told == ["state", "state", "planned", *measured, "finished", "state"]
+    assert told == ["state", "state", "planned", "estimated", *measured, "finished", "state"]
 
 
 @pytest.mark.slow
@@ -111,13 +115,22 @@ def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: D
 
 @pytest.mark.slow
 def test_variants_after_the_deadline_fail_with_it(database: Database) -> None:
-    job_id = submit(database, matmul(sizes=(64, 65), measure=ENDLESS, limits={"timeout_s": 0.5}))
+    job_id = submit(database, matmul(sizes=(64, 65), limits=AT_ONCE | {"timeout_s": 0.5}))
     assert execute_next(worker_context(database))
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     assert [variant.status for variant in job.variants] == [VariantStatus.FAILED] * 2
-    assert all((variant.reason or "").startswith("deadline") for variant in job.variants)
-    assert "deadline" in (job.reason or "")
+    assert all("raise limits.timeout_s" in (variant.reason or "") for variant in job.variants)
+    assert "raise limits.timeout_s" in (job.reason or "")
+
+
+def test_a_job_whose_time_cannot_suffice_fails_before_it_starts(database: Database) -> None:
+    job_id = submit(database, matmul(sizes=(64, 65), measure=ENDLESS, limits={"timeout_s": 1000}))
+    assert execute_next(worker_context(database))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    assert (job.reason or "").startswith("limits.timeout_s: 2 variants of at least 600 s each take more than")
+    assert {variant.status for variant in job.variants} == {VariantStatus.CANCELLED}
 
 
 @pytest.mark.slow
@@ -130,8 +143,35 @@ def test_a_cancelled_job_ends_its_processes(database: Database) -> None:
         child.wait(timeout=15)
         assert eventually(lambda: look(database, job_id).state.is_final)
     job = look(database, job_id)
-    assert (job.state, job.reason) == (JobState.CANCELLED, "Cancelled on request.")
+    assert job.state is JobState.CANCELLED
+    assert (job.reason or "").startswith("Cancelled on request. Variants with all replicates: 0,")
     assert [variant.status for variant in job.variants] == [VariantStatus.CANCELLED]
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_keeps_the_replicates_that_are_whole(database: Database) -> None:
+    many = QUICK | {"replicates": 50}
+    job_id = submit(database, matmul(measure=many))
+    seen: set[int] = set()
+
+    def second_process() -> bool:
+        seen.update(process.pid for process in measuring_processes())
+        return len(seen) > 1
+
+    with working(worker_context(database)):
+        assert eventually(second_process)
+        with database.write() as session:
+            jobs.request_cancel(session, job_id)
+        assert eventually(lambda: look(database, job_id).state.is_final)
+    job = look(database, job_id)
+    assert job.state is JobState.CANCELLED
+    assert job.variants[0].status is VariantStatus.SUCCEEDED
+    with database.read() as session:
+        (result,) = results.of_job(session, job_id)
+    assert result["id"] == job.variants[0].result_id
+    assert 1 <= result["metrics"]["tflops"]["replicates"] < 50
+    assert "incomplete" in result["verdict"]["warnings"]
+    assert job.attribution is not None
 
 
 @pytest.mark.slow

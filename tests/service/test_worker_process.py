@@ -37,6 +37,7 @@ def refusal(processes: Processes, *arguments: str, **variables: str) -> str:
     return processes.printed()
 
 
+@pytest.mark.slow
 def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
     processes: Processes, database: Database
 ) -> None:
@@ -46,16 +47,19 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
     )
 
 
+@pytest.mark.slow
 def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
     assert refusal(processes).splitlines() == [
         "python -m worker: The database's tables are not those of this version; run `alembic upgrade head` on it."
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_named(processes: Processes) -> None:
     assert "OPTIGPU_LEASE_S: Input should be a valid number" in refusal(processes, OPTIGPU_LEASE_S="soon")
 
 
+@pytest.mark.slow
 def test_neither_mode_loads_torch() -> None:
     code = "import sys, worker.__main__, worker.app; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

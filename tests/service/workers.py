@@ -20,6 +20,7 @@ from worker.execute import execute_next
 from worker.settings import WorkerSettings
 
 QUICK = {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2.0, "rel_ci": 1.0}
+AT_ONCE = {"wait_for_quiet_s": 0}
 ENDLESS = {"replicates": 1, "min_seconds": 600.0, "max_seconds": 600.0}
 
 
@@ -28,14 +29,14 @@ def matmul(
 ) -> JobSpec:
     """A job of matrix products that takes seconds; with `measure=ENDLESS`, one that a test must end."""
     workload = {"kind": "matmul", "sizes": sizes, "dtypes": dtypes}
-    return JobSpec.model_validate({"workload": workload, "measure": QUICK} | fields)
+    return JobSpec.model_validate({"workload": workload, "measure": QUICK, "limits": AT_ONCE} | fields)
 
 
 def tiny_ladder() -> JobSpec:
     """Baseline and bf16 on the smallest model."""
     workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "batch_size": 1}
     fields = {"model": "preset:tiny-llama-test", "stack": [{"name": "bf16"}], "plan": "ladder"}
-    return JobSpec.model_validate({"workload": workload, "measure": QUICK} | fields)
+    return JobSpec.model_validate({"workload": workload, "measure": QUICK, "limits": AT_ONCE} | fields)
 
 
 @contextmanager

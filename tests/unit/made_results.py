@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from optigpu.documents.events import Planned, PlannedVariant, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.events import (
+    Estimated,
+    Planned,
+    PlannedVariant,
+    Progressed,
+    VariantFinished,
+    VariantStarted,
+)
 from optigpu.documents.result import (
     Attribution,
     AttributionRow,
@@ -16,6 +23,7 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
+from optigpu.documents.views import LeaderboardRow
 from optigpu.vocabulary import METRICS, DeviceKind, Role, VariantStatus, new_id, utc_now
 
 ENVIRONMENT = Environment(
@@ -65,6 +73,18 @@ def result(index: int, role: Role, label: str, metrics: dict[str, MetricSummary]
         environment=ENVIRONMENT,
         seed=0,
     )
+
+
+def a_row(**changes: Any) -> LeaderboardRow:
+    """A row of a leaderboard, as a service sends it."""
+    fields: dict[str, Any] = {
+        "rank": 1, "result_id": "r", "job_id": "j", "source": "worker", "measured_at": utc_now(),
+        "workload": {"kind": "generate", "batch_size": 1}, "workload_digest": "w", "variant_digest": "v",
+        "model": "preset:gpt2", "label": "int8_weight_only", "techniques": ("int8_weight_only",), "backend": "torch",
+        "device": "cuda", "hardware": "1x Tesla T4 15 GiB", "metric": "tokens_per_s",
+        "value": metric("tokens_per_s", 222.0, (220.0, 224.0)),
+    }  # fmt: skip
+    return LeaderboardRow.model_validate(fields | changes)
 
 
 ONE_PROCESS = Verdict(valid=True, warnings=(VerdictWarning.SINGLE_REPLICATE,))
@@ -126,6 +146,8 @@ ATTRIBUTION = Attribution(
             label="int8_weight_only + static_kv_cache",
             status=VariantStatus.SUCCEEDED,
             technique="static_kv_cache",
+            speedup=Gain(ratio=3.2, ci=None, compared_with=0, reasons=(VerdictReason.OUTPUT_INVALID,)),
+            added=Gain(ratio=1.07, ci=None, compared_with=1, reasons=(VerdictReason.OUTPUT_INVALID,)),
         ),
     ),
     best=1,
@@ -136,6 +158,12 @@ EVENTS = (
             PlannedVariant(index=0, role=Role.BASELINE, label="baseline"),
             PlannedVariant(index=2, role=Role.ALONE, label="torch_compile"),
         )
+    ),
+    Estimated(
+        seconds=100,
+        limit_s=1800,
+        replicates=1,
+        sentence="2 variants x 1 process, about 2 min (an estimate); the limit is 30 min.",
     ),
     VariantStarted(index=0),
     Progressed(index=0, replicate=0, doing="warming up", fraction=0.25, remaining_s=60),

@@ -42,7 +42,7 @@ def scripted_service(answer: Callable[[Call], Answer]) -> Iterator[tuple[str, li
             calls.append(Call(self.command, self.path, headers, body))
             self.send(answer(calls[-1]))
 
-        do_GET = do_POST = handle_any  # noqa: N815 - the names are the library's
+        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - the names are the library's
 
         def send(self, answered: Answer) -> None:
             body = answered.body if isinstance(answered.body, str) else json.dumps(answered.body)

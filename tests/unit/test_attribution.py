@@ -1,10 +1,14 @@
 """Which technique bought what, from outcomes whose gains are known."""
 
+import math
+import statistics
 from typing import Any
 
 import pytest
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import (
+    OF_THE_OUTPUT,
     Attribution,
     AttributionRow,
     Environment,
@@ -20,7 +24,7 @@ from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import VariantStatus, new_id, utc_now
 
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
-PROCESS = (0.99, 1.0, 1.01, 1.0, 0.99, 1.0, 1.01)
+PROCESS = tuple(1 + 0.01 * math.sin(7 * i * i) for i in range(25))
 
 
 def job(*stack: str, plan: str = "ladder", **changes: Any) -> JobSpec:
@@ -29,8 +33,14 @@ def job(*stack: str, plan: str = "ladder", **changes: Any) -> JobSpec:
     return JobSpec.model_validate(document | {"stack": named} | changes)
 
 
-def measured(variant: Variant, speed: float, valid: bool = True, metric: str = "tokens_per_s") -> Outcome:
-    reasons = () if valid else (VerdictReason.OUTPUT_INVALID,)
+def measured(
+    variant: Variant,
+    speed: float,
+    *reasons: VerdictReason,
+    metric: str = "tokens_per_s",
+    beside: tuple[int, ...] = (),
+) -> Outcome:
+    """A variant that was not valid for these reasons and took turns with those in `beside`."""
     result = Result(
         id=new_id(),
         created_at=utc_now(),
@@ -42,8 +52,11 @@ def measured(variant: Variant, speed: float, valid: bool = True, metric: str = "
             variant_digest=variant.digest,
             primary_metric=metric,
         ),
-        verdict=Verdict(valid=valid, reasons=reasons, notes=() if valid else ("a token is missing",)),
+        verdict=Verdict(
+            valid=not reasons, reasons=reasons, notes=("A token is missing.",) if reasons else ()
+        ),
         metrics={},
+        facts=RunFacts(side_by_side=beside),
         environment=HERE,
         seed=0,
     )
@@ -204,15 +217,111 @@ def test_without_a_baseline_only_the_rungs_are_compared() -> None:
     assert gains(rows["bf16 + static_kv_cache"]) == (None, None, 1.5)
 
 
-def test_what_is_not_valid_is_compared_with_nothing_and_never_best() -> None:
+DISTURBANCES = [reason for reason in VerdictReason if reason not in OF_THE_OUTPUT]
+
+
+def two_sides(*reasons: VerdictReason, which: int, together: bool) -> Attribution:
+    """A baseline and a variant of twice its speed, of which one is not valid for the reasons."""
+    spec = job("bf16")
+    variants = variants_of(spec)
+    outcomes = {
+        variant.index: measured(
+            variant,
+            speed,
+            *(reasons if variant.index == which else ()),
+            beside=(0, 1) if together else (variant.index,),
+        )
+        for variant, speed in zip(variants, (10.0, 20.0), strict=True)
+    }
+    return attribute(spec, variants, outcomes)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("reason", VerdictReason)
+def test_a_ratio_is_always_there_and_has_a_verdict_of_its_own(
+    reason: VerdictReason, together: bool, which: int
+) -> None:
+    """Turns share a disturbance, and a wrong output is wrong in any company."""
+    row = two_sides(reason, which=which, together=together).rows[1]
+    assert gains(row) == (2, 2, 2)
+    holds = together and reason in DISTURBANCES
+    assert row.speedup is not None
+    assert row.speedup.reasons == (() if holds else (reason,))
+    assert row.speedup.valid is holds
+
+
+def test_a_ratio_that_is_not_valid_names_every_reason_of_both_sides() -> None:
     spec = job("bf16")
     baseline, fast = variants_of(spec)
+    drifted = measured(baseline, 10, VerdictReason.DRIFT)
     attribution = attribute(
-        spec, (baseline, fast), {0: measured(baseline, 10), 1: measured(fast, 99, valid=False)}
+        spec,
+        (baseline, fast),
+        {0: drifted, 1: measured(fast, 20, *DISTURBANCES, VerdictReason.OUTPUT_INVALID)},
     )
-    assert gains(attribution.rows[1]) == (None, None, None)
-    assert attribution.rows[1].reason == "not valid: a token is missing"
+    speedup = attribution.rows[1].speedup
+    assert speedup is not None
+    assert set(speedup.reasons) == {*DISTURBANCES, VerdictReason.OUTPUT_INVALID}
+
+
+def test_what_is_not_valid_keeps_its_reason_and_is_not_best() -> None:
+    attribution = two_sides(VerdictReason.OUTPUT_INVALID, which=1, together=True)
+    assert attribution.rows[1].reason == "not valid: A token is missing."
     assert attribution.best == 0
+
+
+def all_disturbed(speeds: tuple[float, float], *reasons: VerdictReason) -> int | None:
+    """`best` where neither of two variants that took turns has a valid figure."""
+    spec = job("bf16")
+    variants = variants_of(spec)
+    outcomes = {
+        variant.index: measured(variant, speed, VerdictReason.FOREIGN_PROCESS, *reasons, beside=(0, 1))
+        for variant, speed in zip(variants, speeds, strict=True)
+    }
+    return attribute(spec, variants, outcomes).best
+
+
+@pytest.mark.parametrize(("speeds", "best"), [((10.0, 20.0), 1), ((20.0, 10.0), 0)])
+def test_where_no_figure_is_valid_the_best_is_that_of_the_valid_ratios(
+    speeds: tuple[float, float], best: int
+) -> None:
+    assert all_disturbed(speeds) == best
+    assert all_disturbed(speeds, VerdictReason.OUTPUT_INVALID) is None
+
+
+def test_a_rung_whose_output_is_wrong_is_passed_over_and_a_disturbed_one_is_not() -> None:
+    spec = job("bf16", "int8_weight_only")
+    variants = variants_of(spec)
+    together = tuple(variant.index for variant in variants)
+
+    def reference(reason: VerdictReason) -> str:
+        outcomes = {
+            variant.index: measured(
+                variant, 10.0, *((reason,) if variant.label == "bf16" else ()), beside=together
+            )
+            for variant in variants
+        }
+        last = next(row for row in attribute(spec, variants, outcomes).rows if " + " in row.label)
+        assert last.added is not None
+        assert last.added.valid
+        return variants[last.added.compared_with].label
+
+    assert reference(VerdictReason.FOREIGN_PROCESS) == "bf16"
+    assert reference(VerdictReason.OUTPUT_INVALID) == "baseline"
+
+
+def test_the_baseline_measured_again_has_the_verdict_of_the_first() -> None:
+    spec = job("bf16")
+    variants = variants_of(spec)
+    outcomes = {
+        0: measured(variants[0], 10.0, VerdictReason.THROTTLED, beside=(0,)),
+        1: measured(variants[1], 20.0, beside=(1,)),
+    }
+    again = attribute(spec, variants, outcomes, again=((9.0, 9.0, 9.0),)).baseline_again
+    assert again is not None
+    assert again.ratio == pytest.approx(9.0 / (10.0 * statistics.median(PROCESS)))
+    assert again.reasons == (VerdictReason.THROTTLED,)
 
 
 def test_nothing_measured_is_no_best() -> None:

@@ -47,7 +47,7 @@ def made(
     model = Footprint(GPT2.facts, streamed, GPT2.row_bytes)
     facts = RunFacts(dtype=dtype, kv_cache="dynamic", footprint=model)
     metrics: dict[str, MetricSummary] = {
-        "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.03)),
+        "tokens_per_s": metric("tokens_per_s", rate, (rate * 0.96, rate * 1.035)),
         "ttft_s": metric("ttft_s", 0.1),
         "latency_s": metric("latency_s", 0.1 + 63 / rate, (0.1 + 62 / rate, 0.1 + 65 / rate)),
         "top1_agreement": metric("top1_agreement", top1, (max(0.0, top1 - 0.004), min(1.0, top1 + 0.003))),
@@ -98,6 +98,14 @@ def test_the_ladder_says_every_variant_with_figure_interval_and_unit(tmp_path: P
         "no_kv_cache (invalid)",
     ):
         assert text in said
+
+
+def test_a_chart_writes_an_unequal_interval_by_its_bounds(tmp_path: Path) -> None:
+    skewed = metric("tokens_per_s", 42.1, (30.2, 247.1)).model_dump(mode="json")
+    results = [each | {"metrics": each["metrics"] | {"tokens_per_s": skewed}} for each in RESULTS]
+    for kind in ("ladder", "quality", "throughput"):
+        CHARTS[kind]("t", results, tmp_path / "c.svg")
+        assert "42.1 [30.2, 247.1]" in texts(tmp_path / "c.svg")
 
 
 def test_the_roofline_says_the_measured_roofs_and_what_bounds_each_variant(tmp_path: Path) -> None:

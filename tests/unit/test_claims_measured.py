@@ -1,8 +1,9 @@
-"""`optigpu claims`: each claim finds what was measured of the same thing, the thesis its two gaps, and all is shown."""
+"""`optigpu claims`: figures stand beside their claims, the thesis weighs its two gaps, and all is shown."""
 
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,182 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from optigpu.claims import Measured, baselines, from_leaderboard, from_results, measured_for, weigh
+from optigpu.claims import from_results, weigh
 from optigpu.claims.thesis import ClaimVerdict
 from optigpu.cli import main
-from optigpu.documents.views import LeaderboardRow
-from optigpu.vocabulary import SpecError, utc_now
-from tests.unit.made_results import ATTRIBUTION, RESULTS, metric
+from optigpu.report.claims import claim_rows, claims_grid
+from optigpu.vocabulary import SpecError
+from tests.unit.claims_results import BOOK, a_report, a_result
+from tests.unit.made_results import ATTRIBUTION, RESULTS, a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
-
-BOOK = baselines()
-T4 = "1x Tesla T4 15 GiB"
-RTX_4090 = "1x NVIDIA GeForce RTX 4090 24 GiB"
-GPT2_INT8 = BOOK.claim("t4-gpt2-int8")
-
-
-def a_result(
-    value: float | None = 161.2,
-    *,
-    hardware: str = T4,
-    stack: tuple[str, ...] = ("int8_weight_only", "torch_compile"),
-    name: str = "tokens_per_s",
-    valid: bool = True,
-    **variant: Any,
-) -> dict[str, Any]:
-    """A result document with one figure."""
-    result = json.loads(json.dumps(RESULTS[0]))
-    result["metrics"] = {
-        name: metric(name, value, None if value is None else (0.9 * value, 1.1 * value)).model_dump()
-    }
-    result["environment"]["hardware_class"] = hardware
-    result["verdict"] |= {"valid": valid}
-    result["variant"] |= {"label": " + ".join(stack), "stack": [{"name": each} for each in stack]} | variant
-    found: dict[str, Any] = result
-    return found
-
-
-def found_for(claim_id: str, *results: dict[str, Any]) -> float | None:
-    """The figure that a claim finds among results."""
-    found = measured_for(BOOK.claim(claim_id), from_results(results))
-    return found.value if found else None
-
-
-def test_a_claim_finds_the_best_figure_of_the_same_thing_on_hardware_of_its_name() -> None:
-    assert found_for("t4-gpt2-int8", a_result(100.0), a_result(161.2), a_result(90.0)) == 161.2
-
-
-def test_without_results_nothing_was_measured() -> None:
-    assert found_for("t4-gpt2-int8") is None
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"hardware": "1x NVIDIA L4 22 GiB"},
-        {"hardware": "Tesla T4 simulator 2 cores"},
-        {"stack": ("fp16",)},
-        {"stack": ()},
-        {"stack": ("int8_weight_only", "nf4")},
-        {"model": "preset:gpt2-medium"},
-        {"workload": {"kind": "prefill", "batch_size": 1}},
-        {"name": "requests_per_s"},
-        {"valid": False},
-        {"value": None},
-    ],
-    ids=str,
-)
-def test_a_figure_of_something_else_is_not_taken_for_it(other: dict[str, Any]) -> None:
-    assert found_for("t4-gpt2-int8", a_result(**other)) is None
-
-
-@pytest.mark.parametrize(
-    "model", ["preset:gpt2", "hub:openai-community/gpt2", "hub:openai-community/gpt2@607a30d", "gpt2"]
-)
-def test_a_model_is_the_same_by_any_of_its_names(model: str) -> None:
-    assert found_for("t4-gpt2-int8", a_result(5.0, model=model)) == 5.0
-
-
-def test_quantized_weights_may_be_computed_in_16_bits() -> None:
-    assert found_for("t4-gpt2-int8", a_result(5.0, stack=("fp16", "int8_weight_only"))) == 5.0
-    assert found_for("t4-gpt2-fp16", a_result(5.0, stack=("fp16", "int8_weight_only"))) is None
-
-
-def test_a_naive_claim_takes_no_optimized_figure() -> None:
-    hardware = "1x NVIDIA GeForce RTX 5090 32 GiB"
-    assert found_for("5090-gpt2", a_result(5.0, hardware=hardware, stack=("torch_compile",))) is None
-    assert found_for("5090-gpt2", a_result(4.0, hardware=hardware, stack=())) == 4.0
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "expected"), [(4096, "float16", 50.0), (2048, "float16", None), (4096, "float32", None)]
-)
-def test_a_matmul_is_the_same_by_size_and_dtype(size: int, dtype: str, expected: float | None) -> None:
-    workload = {"kind": "matmul", "sizes": [size], "dtypes": [dtype]}
-    result = a_result(50.0, name="tflops", stack=(), model=None, workload=workload)
-    assert found_for("t4-matmul-fp16", result) == expected
-
-
-@pytest.mark.parametrize(
-    ("implementation", "length", "dtype", "heads", "expected"),
-    [
-        ("standard", 1024, "float16", 12, 0.002),
-        ("fused", 1024, "float16", 12, None),
-        ("standard", 2048, "float16", 12, None),
-        ("standard", 1024, "float32", 12, None),
-        ("standard", 1024, "float16", 16, None),
-    ],
-)
-def test_attention_is_the_same_by_implementation_length_dtype_and_heads(
-    implementation: str, length: int, dtype: str, heads: int, expected: float | None
-) -> None:
-    workload = {
-        "kind": "attention", "lengths": [length], "implementations": [implementation], "batch_size": 4,
-        "heads": heads, "head_size": 64, "dtype": dtype,
-    }  # fmt: skip
-    found = a_result(0.002, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=None)
-    assert found_for("4090-attention-1024", found) == expected
-
-
-def test_fused_attention_is_found_for_a_claim_of_it() -> None:
-    workload = {"kind": "attention", "lengths": [512], "implementations": ["fused"], "dtype": "float16"}
-    found = a_result(3e-4, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=None)
-    assert found_for("4090-flash-512", found) == 3e-4
-    assert found_for("4090-attention-512", found) is None
-
-
-@pytest.mark.parametrize("model", ["preset:resnet-50", "hub:microsoft/resnet-50"])
-def test_an_image_model_is_the_same_by_any_of_its_names(model: str) -> None:
-    workload = {"kind": "classify", "batch_size": 32, "image_size": None}
-    found = a_result(0.012, name="latency_s", hardware=RTX_4090, stack=(), workload=workload, model=model)
-    assert found_for("4090-resnet-eager", found) == 0.012
-
-
-def test_the_lowest_is_the_best_of_what_should_be_low() -> None:
-    hardware, workload = "1x NVIDIA GeForce RTX 3090 24 GiB", {"kind": "generate", "batch_size": 1}
-    results = [
-        a_result(
-            value,
-            name="peak_bytes",
-            hardware=hardware,
-            stack=("awq",),
-            model="preset:llama-3.1-8b",
-            workload=workload,
-        )
-        for value in (6.5e9, 5.9e9)
-    ]
-    assert found_for("3090-llama-awq-memory", *results) == 5.9e9
-    results[1]["variant"]["workload"] = workload | {"batch_size": 8}
-    assert found_for("3090-llama-awq-memory", *results) == 6.5e9
-
-
-def a_row(**changes: Any) -> LeaderboardRow:
-    """A row of a leaderboard, as a service sends it."""
-    fields: dict[str, Any] = {
-        "rank": 1, "result_id": "r", "job_id": "j", "source": "worker", "measured_at": utc_now(),
-        "workload": {"kind": "generate", "batch_size": 1}, "workload_digest": "w", "variant_digest": "v",
-        "model": "preset:gpt2", "label": "int8_weight_only", "techniques": ("int8_weight_only",), "backend": "torch",
-        "device": "cuda", "hardware": T4, "metric": "tokens_per_s",
-        "value": metric("tokens_per_s", 222.0, (220.0, 224.0)),
-    }  # fmt: skip
-    return LeaderboardRow.model_validate(fields | changes)
-
-
-def test_a_row_of_the_leaderboard_is_as_good_as_a_result() -> None:
-    found = measured_for(GPT2_INT8, from_leaderboard([a_row()]))
-    assert isinstance(found, Measured)
-    assert (found.value, found.ci, found.label) == (222.0, (220.0, 224.0), "int8_weight_only")
-    assert (
-        measured_for(GPT2_INT8, from_leaderboard([a_row(value=metric("tokens_per_s", None, reason="x"))]))
-        is None
-    )
-
-
-def a_report(ratio: float, ci: tuple[float, float] | None = None, hardware: str = T4) -> dict[str, Any]:
-    """A job whose best variant gained that much."""
-    attribution = ATTRIBUTION.model_dump(mode="json")
-    attribution["rows"][1]["speedup"] |= {"ratio": ratio, "ci": ci}
-    return {"spec": {}, "results": [a_result(hardware=hardware)], "attribution": attribution}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +102,8 @@ def test_without_measurements_every_claim_is_shown_as_not_measured(
     assert {claim["measured"] for claim in document["claims"]} == {None}
     assert document["thesis"]["verdict"] == "not measured"
     out = claims(capsys, monkeypatch).out
-    assert out.count("not measured") == len(BOOK.claims) + 1
+    # the thesis and the legend below the table say it too
+    assert out.count("not measured") == len(BOOK.claims) + 2
     (row,) = [
         line for line in claims(capsys, monkeypatch, "--format", "md").out.splitlines() if "68 tok/s" in line
     ]
@@ -288,6 +122,42 @@ def test_results_of_a_file_stand_beside_their_claims(
     assert "8.00x [7.00, 9.00] tokens_per_s by int8_weight_only on 1x Tesla T4 15 GiB" in row
 
 
+def test_bytes_that_were_counted_on_other_hardware_say_where(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.json"
+    result = a_result(129e6, name="weight_bytes", stack=("int8_hybrid",))
+    path.write_text(json.dumps(a_report(1.0) | {"results": [result]}, default=str))
+    ran = claims(capsys, monkeypatch, "--format", "md", "--results", str(path))
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("| GPT-2 after, int8")]
+    assert row.endswith("| 129 MB (1.01x the claim): int8_hybrid on 1x Tesla T4 15 GiB |")
+    (row,) = [
+        line
+        for line in ran.out.splitlines()
+        if line.startswith("| fine-tuning Llama-3.2-3B, bf16 | 25.5 GiB")
+    ]
+    assert row.endswith("| not measured: OptiGPU measures no training. |")
+    assert not re.search(r"\de[+-]\d", ran.out)
+
+
+def test_a_share_beside_its_claim_is_in_percent() -> None:
+    claim = BOOK.claim("gpu-poor-gpt2-saved")
+    before, after = (
+        a_result(value, name="weight_bytes", stack=stack)
+        for value, stack in ((498e6, ()), (129e6, ("int8_hybrid",)))
+    )
+    rows = {row.claim.id: row for row in claim_rows(BOOK, from_results([before, after]))}
+    assert rows[claim.id].of_claim == pytest.approx((1 - 129 / 498) / 0.73)
+    shown = claims_grid([rows[claim.id]], weigh(BOOK.thesis, [])).rows[1][-1]
+    assert shown == "74.1% (1.02x the claim): int8_hybrid instead of baseline on 1x Tesla T4 15 GiB"
+
+
+def test_a_measurement_within_a_claimed_range_is_as_claimed() -> None:
+    claim = BOOK.claim("layers-compile-first-call")
+    assert (claim.over(30), claim.over(45), claim.over(60)) == (1, 1, 1)
+    assert (claim.over(15), claim.over(120)) == (0.5, 2.0)
+
+
 def test_csv_holds_the_figures_in_the_claim_s_unit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, results_file: str
 ) -> None:
@@ -298,28 +168,49 @@ def test_csv_holds_the_figures_in_the_claim_s_unit(
     assert (record["value"], record["unit"], record["measured"]) == ("148.0", "tok/s", "161.2")
     assert records["4090-flash-8192"]["rules"] == "compute_peak"
     assert records["4090-flash-8192"]["measured"] == ""
+    assert (records["layers-compile"]["value"], records["layers-compile"]["to"]) == ("1.3", "1.8")
+    assert records["mistral-fp16"]["not_measurable"] == "The text does not say which workload ran."
+    assert records["t4-gpt2-int8"]["not_measurable"] == ""
 
 
 def test_a_service_s_leaderboard_is_read_page_by_page(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages = [("c2", a_row(label="slow", job_id=None)), (None, a_row(value=metric("tokens_per_s", 333.0)))]
+    four_bits = {"name": "int8_hybrid", "bits": 4}
+    hybrid = a_row(
+        techniques=("int8_hybrid",), result_id="h", value=metric("tokens_per_s", 555.0), job_id=None
+    )
+    pages = [("c2", hybrid), (None, a_row(value=metric("tokens_per_s", 333.0)))]
 
     def answer(call: Call) -> Answer:
         if call.path.startswith("/v1/jobs/j/results"):
             return Answer(200, json.loads(json.dumps(a_report(2.0, (1.9, 2.1)), default=str)))
+        if call.path.startswith("/v1/results/h"):
+            return Answer(200, json.loads(json.dumps(a_result(555.0, stack=(four_bits,)), default=str)))
         wanted = "metric=tokens_per_s" in call.path
         cursor, row = pages["cursor=c2" in call.path]
-        page = {"metric": "tokens_per_s", "unit": "1/s", "better": "higher"}
-        rows = [row.model_dump(mode="json")] if wanted else []
-        return Answer(200, page | {"rows": rows, "next_cursor": cursor if wanted else None})
+        board: dict[str, Any] = {
+            "workload_digest": "w",
+            "workload": {},
+            "model": None,
+            "metric": "tokens_per_s",
+            "unit": "1/s",
+        }
+        board |= {
+            "better": "higher",
+            "rows": [row.model_dump(mode="json")],
+            "row_count": 2,
+            "next_cursor": cursor,
+        }
+        return Answer(200, {"boards": [board] if wanted else []})
 
     with scripted_service(answer) as (url, calls):
         ran = claims(capsys, monkeypatch, "--json", "--url", url)
     document = json.loads(ran.out)
     (claim,) = [each for each in document["claims"] if each["id"] == "t4-gpt2-int8"]
-    assert claim["measured"]["value"] == 333.0
-    assert claim["measured"]["of_claim"] == pytest.approx(333 / 148)
+    assert (claim["measured"]["value"], claim["measured"]["of_claim"]) == (333.0, pytest.approx(333 / 148))
+    (claim,) = [each for each in document["claims"] if each["id"] == "t4-gpt2-int4"]
+    assert claim["measured"]["value"] == 555.0
     assert document["thesis"]["verdict"] == "does not hold here"
     assert sum("tokens_per_s" in call.path for call in calls) == 2
 

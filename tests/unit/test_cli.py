@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,16 +12,18 @@ import pytest
 import stamina
 import typer
 from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
 
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
-from optigpu.cli.flags import Flag, job_flags, measure_flags, read_flags, workload_flags
+from optigpu.cli.flags import Flag, job_flags, read_flags, section_flags, sections, workload_flags
 from optigpu.cli.local import default_device, with_default_stack
-from optigpu.cli.options import parse_stack, spec_of
+from optigpu.cli.options import parse_beside, parse_stack, spec_of
+from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
 from optigpu.job.plan import default_stack
-from optigpu.job.spec import JobSpec, Measure, PlanName
+from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS
@@ -32,8 +34,8 @@ from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
-    "probe", "techniques", "run", "ladder", "submit", "watch", "jobs", "cancel", "leaderboard", "compare", "replay",
-    "claims", "chart",
+    "probe", "techniques", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard", "compare",
+    "replay", "claims", "chart",
 )  # fmt: skip
 
 
@@ -210,19 +212,100 @@ def test_the_command_has_the_flags_of_a_new_workload() -> None:
 
 
 def test_each_field_has_one_flag_and_a_description() -> None:
-    flags = [*job_flags(), *workload_flags(), *measure_flags()]
-    names = [flag.field for flag in flags]
+    flags = [*job_flags(), *workload_flags(), *(flag for name in sections() for flag in section_flags(name))]
+    names = [flag.name for flag in flags]
     assert len(names) == len(set(names))
-    assert not {"format", "json", "plan", "spec_file", "url", "api_key", "watch"} & set(names)
-    fields = {name for kind in WORKLOADS.values() for name in kind.model_fields} - {"kind"}
-    assert fields | {"model", "backend", "device", "stack", "seed"} <= set(names)
-    described: list[type[BaseModel]] = [*WORKLOADS.values(), Measure, JobSpec]
-    assert [
-        name
-        for model in described
-        for name, field in model.model_fields.items()
-        if name in names and name != "workload" and not field.description
-    ] == []
+    assert not {"format", "json", "spec_file", "url", "api_key", "watch"} & set(names)
+    reached = {f"{name}.{flag.field}" for name in sections() for flag in section_flags(name)}
+    reached |= {flag.field for flag in job_flags()} | {f"workload.{flag.field}" for flag in workload_flags()}
+    fields = dict(leaves(JobSpec))
+    fields |= {f"workload.{name}": field for kind in WORKLOADS.values() for name, field in leaves(kind)}
+    assert set(fields) - {"workload.kind"} == reached
+    assert [name for name, field in fields.items() if not field.description] == ["workload", "workload.kind"]
+
+
+def leaves(model: type[BaseModel], within: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field of a model and of the models within it: "measure.quality.text"."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", field
+
+
+def test_flags_reach_the_limits_the_target_and_the_text_of_a_job() -> None:
+    made = spec(
+        model="bundled:tiny",
+        device="cuda",
+        gpu="H100",
+        min_vram="80GB",
+        timeout="1h30m",
+        max_seconds="2m",
+        max_kld=0.01,
+        min_top1=0.9,
+        max_variants=4,
+        quality_text="wikitext-2",
+        quality_tokens=64,
+        plan="grid",
+        beside=["torch/fp16 as half", "bf16"],
+    )
+    assert made.target.model_dump() == {"gpu": "H100", "min_vram_bytes": 80 * 10**9}
+    assert made.limits == Limits(timeout_s=5400, max_variants=4, max_kld=0.01, min_top1=0.9)
+    assert (made.measure.max_seconds, made.plan) == (120, PlanName.GRID)
+    assert (made.measure.quality.text, made.measure.quality.tokens) == ("wikitext-2", 64)
+    assert [(each.backend, each.label, [t.name for t in each.stack]) for each in made.beside] == [
+        ("torch", "half", ["fp16"]),
+        ("torch", None, ["bf16"]),
+    ]
+
+
+def test_flags_of_the_command_reach_the_job_that_is_posted(optigpu: Command) -> None:
+    with scripted_service(finished_job("queued", None)) as (url, calls):
+        flags = ("--timeout", "30m", "--meters", "latency", "--beside", "bf16", "--beside", "fp16")
+        ran = optigpu("submit", "--device", "cpu", *flags, "--url", url)
+    assert ran.status == 0
+    posted = calls[-1].body
+    assert (posted["limits"]["timeout_s"], posted["measure"]["meters"]) == (1800, ["latency"])
+    assert [each["stack"][0]["name"] for each in posted["beside"]] == ["bf16", "fp16"]
+
+
+def test_a_ladder_takes_no_other_plan(optigpu: Command) -> None:
+    assert optigpu("ladder", "--plan", "grid").status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "number"),
+    [
+        *((text, SIZE, 8 * 10**9) for text in ("8GB", "8 gb", "8000000000", "8000MB")),
+        ("1.5GiB", SIZE, 3 * 2**29),
+        *((text, DURATION, 5400) for text in ("1h30m", "90m", "5400", "5400s", "1.5h")),
+        ("0.25", DURATION, 0.25),
+        (2.0, DURATION, 2),
+    ],
+)
+def test_a_quantity_may_have_a_unit(text: str | float, unit: Unit, number: float) -> None:
+    assert read_quantity(text, unit, "flag") == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "8GX", "8-GB", "1..5GB", "-8GB", "8GB!"])
+def test_what_is_no_size_is_one_clear_sentence(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(min_vram=text)
+    assert str(caught.value) == f"--min-vram {text}: write bytes, or a size such as 8GB or 512MiB."
+
+
+def test_a_stack_beside_may_name_its_backend_and_its_label() -> None:
+    assert parse_beside(["llama_cpp/", "llama_cpp/gguf:type=Q4_0 as four bits", "bf16, fused_qkv"]) == [
+        {"stack": [], "backend": "llama_cpp"},
+        {"stack": [{"name": "gguf", "type": "Q4_0"}], "backend": "llama_cpp", "label": "four bits"},
+        {"stack": [{"name": "bf16"}, {"name": "fused_qkv"}]},
+    ]
+    assert parse_beside(["speculative_decoding:draft=path:models/small"]) == [
+        {"stack": [{"name": "speculative_decoding", "draft": "path:models/small"}]}
+    ]
+    with pytest.raises(SpecError, match="There is no backend 'lama_cpp'"):
+        parse_beside(["lama_cpp/gguf"])
 
 
 def test_every_field_of_measure_reaches_the_job() -> None:
@@ -432,22 +515,20 @@ def test_jobs_are_a_table(optigpu: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "start"), [("table", "Leaderboard by"), ("md", "**Leaderboard"), ("csv", "rank,")]
+    ("form", "start"), [("table", "Leaderboard"), ("md", "**Leaderboard"), ("csv", "rank,"), ("json", "{")]
 )
 def test_the_leaderboard_has_forms(optigpu: Command, form: str, start: str) -> None:
-    page = {"metric": "tflops", "unit": "TFLOP/s", "better": "higher", "rows": []}
-    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
+    with scripted_service(lambda _: Answer(200, {"boards": [], "note": "Nothing."})) as (url, calls):
         ran = optigpu("leaderboard", "--metric", "tflops", "--format", form, "--url", url)
     assert ran.out.startswith(start)
-    assert calls[0].path == "/v1/leaderboard?metric=tflops&limit=20"
+    assert calls[0].path == "/v1/leaderboard?metric=tflops"
 
 
 def test_the_leaderboard_can_be_gated_by_quality(optigpu: Command) -> None:
-    page = {"metric": "tokens_per_s", "unit": "1/s", "better": "higher", "rows": []}
-    with scripted_service(lambda _: Answer(200, page)) as (url, calls):
-        ran = optigpu("leaderboard", "--min-top1", "0.99", "--max-kld", "0.01", "--url", url)
+    with scripted_service(lambda _: Answer(200, {"boards": []})) as (url, calls):
+        ran = optigpu("leaderboard", "--min-top1", "0.99", "--max-kld", "0.01", "--clean", "--url", url)
     assert ran.status == 0
-    assert calls[0].path == "/v1/leaderboard?min_top1=0.99&max_kld=0.01&limit=20"
+    assert calls[0].path == "/v1/leaderboard?min_top1=0.99&max_kld=0.01&clean=true"
     assert optigpu("leaderboard", "--min-top1", "1.5", "--url", url).status == 2
 
 

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import stamina
@@ -12,6 +13,7 @@ from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import JobState, ServiceError, UnreachableError, new_id, utc_now
+from tests.unit.made_results import a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
 
 JOB_ID = new_id()
@@ -170,10 +172,63 @@ def test_events_of_an_unknown_job_are_an_error() -> None:
 
 
 def test_the_leaderboard_is_asked_only_for_what_was_given() -> None:
-    page = {"metric": "tflops", "unit": "TFLOP/s", "better": "higher", "rows": []}
-    with scripted_service(lambda _: Answer(200, page)) as (url, calls), Client(url) as client:
-        assert client.leaderboard(metric="tflops", model=None, limit=3).rows == ()
-    assert calls[0].path == "/v1/leaderboard?metric=tflops&limit=3"
+    with scripted_service(lambda _: Answer(200, {"boards": []})) as (url, calls), Client(url) as client:
+        assert client.leaderboard(metric="tflops", model=None, clean=True, limit=3).boards == ()
+    assert calls[0].path == "/v1/leaderboard?metric=tflops&clean=true&limit=3"
+
+
+def a_board(*values: float, cursor: str | None = None) -> dict[str, Any]:
+    """A board as a service sends it."""
+    rows = [a_row(value=metric("tflops", value)).model_dump(mode="json") for value in values]
+    return {
+        "workload_digest": "w",
+        "workload": {"kind": "matmul"},
+        "model": None,
+        "metric": "tflops",
+        "unit": "TFLOP/s",
+        "better": "higher",
+        "rows": rows,
+        "row_count": 9,
+        "next_cursor": cursor,
+    }
+
+
+def test_all_rows_are_read_from_every_page_of_every_board() -> None:
+    pages = {
+        None: {"boards": [a_board(1.0, 2.0, cursor="rest"), a_board(3.0)], "next_cursor": "boards"},
+        "rest": {"boards": [a_board(4.0)]},
+        "boards": {"boards": [a_board(5.0, cursor="more")]},
+        "more": {"boards": []},
+    }
+
+    def answer(call: Call) -> Answer:
+        query = parse_qs(urlsplit(call.path).query)
+        return Answer(200, pages[query.get("cursor", [None])[0]])
+
+    with scripted_service(answer) as (url, calls), Client(url) as client:
+        found = [row.value.value for row in client.leaderboard_rows(metric="tflops")]
+    assert sorted(value for value in found if value) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert len(calls) == 4
+    assert all("metric=tflops" in call.path for call in calls)
+
+
+def test_a_withdrawal_sends_its_reason() -> None:
+    stone = {
+        "kind": "job",
+        "id": JOB_ID,
+        "job_id": JOB_ID,
+        "withdrawn_by": "alice",
+        "reason": "a twin & more",
+    }
+    stone["withdrawn_at"] = utc_now().isoformat()
+    with scripted_service(lambda _: Answer(200, stone)) as (url, calls), Client(url) as client:
+        assert client.withdraw_job(JOB_ID, "a twin & more").withdrawn_by == "alice"
+        client.withdraw_result(JOB_ID, "a twin & more")
+    sent = "?reason=a%20twin%20%26%20more"
+    assert [(call.method, call.path.replace("+", "%20")) for call in calls] == [
+        ("DELETE", f"/v1/jobs/{JOB_ID}{sent}"),
+        ("DELETE", f"/v1/results/{JOB_ID}{sent}"),
+    ]
 
 
 def test_results_are_the_stored_documents() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from optigpu.meters.base import QualityOptions
-from optigpu.quality.hellaswag import ENDINGS, Item, accuracy, item_passages, read_items
+from optigpu.quality.hellaswag import ENDINGS, Item, chosen_right, item_passages, read_items
 from optigpu.quality.hub import hellaswag_file, read_hub, wikitext_file
 from optigpu.quality.passages import Passage, digest_of, pack, predictions, unpack
 from optigpu.quality.perplexity import perplexity, windows
@@ -135,12 +135,14 @@ def test_the_hub_s_rows_become_the_same_files() -> None:
     assert item == Item(f"Roof: {context}", tuple(endings), 3)
 
 
+@pytest.mark.slow
 def test_hellaswag_is_read_whole(datasets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
-    items = read_items(read_source("hellaswag").content)
-    assert len(items) == 10_042
-    assert items[0].context == "Roof shingle removal: A man is sitting on a roof. he"
-    assert items[0].endings[items[0].label] == "starts pulling up roofing on a roof."
+    content = read_source("hellaswag").content
+    items, lines = read_items(content), bz2.decompress(content).decode().splitlines()
+    assert len(items) == len(lines) // (2 + ENDINGS) > 20
+    assert [str(item.label) for item in items] == lines[1 :: 2 + ENDINGS]
+    assert {item.label for item in items} == set(range(ENDINGS))
 
 
 def test_traces_of_web_pages_are_removed_as_the_usual_harness_does() -> None:
@@ -195,10 +197,8 @@ def test_an_ending_that_does_not_fit_is_an_error() -> None:
 
 def test_an_answer_is_the_ending_that_is_likeliest_for_each_character() -> None:
     items = [Item("a", ("x", "xx", "xxxx", "x"), 2), Item("a", ("x", "y", "z", "w"), 0)]
-    share, error = accuracy(items, np.array([-3.0, -5.0, -8.0, -4.0, -2.0, -1.0, -3.0, -4.0]))
-    assert share == 0.5
-    assert error == pytest.approx((0.5 * 0.5 / (len(items) - 1)) ** 0.5)
-    assert accuracy(items[:1], np.array([-3.0, -5.0, -8.0, -4.0])) == (1.0, None)
+    right = chosen_right(items, np.array([-3.0, -5.0, -8.0, -4.0, -2.0, -1.0, -3.0, -4.0]))
+    assert right.tolist() == [True, False]
     assert len(items[0].endings) == ENDINGS
 
 

@@ -234,6 +234,7 @@ def test_plain_english_has_ten_good_and_bad_pairs() -> None:
     assert all(bad != good and bad and good for bad, good in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", blocks("python"), ids=lambda source: source.splitlines()[0])
 def test_what_the_readme_imports_is_there(source: str) -> None:
     imports = [
@@ -269,6 +270,7 @@ def test_the_example_says_when_it_cannot_run(example: type[Technique]) -> None:
     assert technique.check(without, DeviceKind.CUDA, None) is None
 
 
+@pytest.mark.slow
 def test_the_example_changes_a_model(example: type[Technique]) -> None:
     from torch import nn
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from optigpu.documents.events import (
     EVENT,
+    Estimated,
     Event,
     Finished,
     Planned,
@@ -12,6 +13,7 @@ from optigpu.documents.events import (
     Progressed,
     VariantFinished,
     VariantStarted,
+    Waiting,
     as_document,
 )
 from optigpu.documents.result import Attribution, Outcome
@@ -19,6 +21,8 @@ from optigpu.vocabulary import Role, VariantStatus
 
 EVENTS: list[Event] = [
     Planned(variants=(PlannedVariant(index=0, role=Role.BASELINE, label="baseline"),)),
+    Waiting(doing="cc1plus uses 1.1 of 2 cores; waiting up to 60 s", up_to_s=60),
+    Estimated(seconds=60.5, limit_s=1800, replicates=3, sentence="about a minute"),
     VariantStarted(index=0),
     Progressed(index=0, replicate=1, doing="measuring", fraction=0.5, remaining_s=3.5),
     VariantFinished(outcome=Outcome(index=0, status=VariantStatus.FAILED, reason="it broke")),

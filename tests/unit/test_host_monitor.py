@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from optigpu.conductor.verdicts import disturbance
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading
 from optigpu.hardware import counters
 from optigpu.hardware.cgroup import quota_wait_s
@@ -218,6 +219,72 @@ def test_what_waits_for_our_cpus_at_both_ends_crowds() -> None:
     assert monitor().between(before, after).crowding == {(7, 1, "name7")}
 
 
+def test_a_thread_of_the_kernel_counts_and_has_no_name() -> None:
+    worker = process(9, 0, 1.0, waiting=True, kernel=True)
+    before = reading(worker, work_s=10.0)
+    sample = monitor().between(before, reading(replace(worker, used_s=1.5), at_s=1.0, work_s=10.5))
+    assert sample.foreign_s == pytest.approx(0.5)
+    assert sample.named == {}
+    assert sample.crowding == frozenset()
+
+
+def test_the_kernel_s_threads_have_a_flag(tmp_path: Path) -> None:
+    line = stat_line(2, "kthreadd", session=0, used=(0, 0), ended=(0, 0)).split()
+    line[8] = str(0x00208040)  # the flags of proc_pid_stat(5)
+    (found,) = counters.processes(tree(tmp_path, {"proc/2/stat": " ".join(line)}))
+    assert found.kernel
+
+
+def test_a_command_is_read_word_by_word(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"proc/7/cmdline": "python\0-m\0api\0"})
+    assert counters.command_line(7, root) == ("python", "-m", "api")
+    assert counters.command_line(8, root) == ()
+
+
+def test_what_runs_only_while_the_counters_are_read_is_not_accused() -> None:
+    """It waits for our events, say, and shows them: it runs at both readings and uses nothing within the rounds."""
+    viewer = process(7, 7, 1.0, waiting=True)
+    sample = monitor().between(reading(viewer), reading(viewer, at_s=0.4))
+    assert (sample.named, sample.foreign_s) == ({}, 0)
+    assert disturbance.crowded((sample,) * 10) is None
+    busy = replace(sample, named={"name7": 0.1})
+    assert disturbance.crowded((busy,) * 10) is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "foreign_s"),
+    [
+        ({"cpu": CpuTimes(work_s=90.0, idle_s=0.0, steal_s=0.0)}, "of the CPUs' time", None),
+        ({"quota_wait_s": -1.0}, "of the waits for the CPU quota", 1.0),
+        ({"heat_slowdowns": -1}, "of the slow-downs for heat", 1.0),
+    ],
+)
+def test_a_counter_that_went_backwards_is_named(
+    changed: dict[str, Any], name: str, foreign_s: float | None
+) -> None:
+    before, after = reading(work_s=100.0), reading(at_s=1.0, work_s=101.0)
+    sample = monitor().between(before, replace(after, **changed))
+    assert sample.backwards == (name,)
+    assert sample.foreign_s == foreign_s
+    assert sample.quota_wait_s == sample.heat_slowdowns == 0
+
+
+def test_our_own_time_that_went_backwards_hides_what_others_used() -> None:
+    before = reading(process(100, 100, 5.0), work_s=100.0)
+    after = reading(process(100, 100, 1.0), at_s=1.0, work_s=101.0)
+    sample = monitor().between(before, after)
+    assert sample.backwards == ("of the measuring process's time",)
+    assert sample.foreign_s is None
+    corrected = reading(process(100, 100, 4.99), at_s=1.0, work_s=101.0)
+    assert monitor().between(before, corrected).backwards == (), "the kernel corrects itself by a tick"
+
+
+def test_the_probe_is_the_slower_one_of_both_ends() -> None:
+    sample = monitor().between(reading(probe_s=0.002), reading(probe_s=0.003))
+    assert sample.probe_s == 0.003
+    assert monitor().between(reading(), reading()).probe_s is None
+
+
 def test_a_machine_that_does_not_count_tells_nothing() -> None:
     sample = monitor().between(reading(cpu=None), reading(at_s=1.0))
     assert (sample.foreign_s, sample.idle_s, sample.steal_s) == (None, None, None)
@@ -298,6 +365,7 @@ def gpu_seen(library: Path, mode: str, after: int = 0) -> dict[str, Any]:
 
 _LOOK = """
 import json
+from optigpu.conductor.verdicts import disturbance
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.hardware.probe import probe
 from optigpu.documents.result import Accelerator

@@ -40,6 +40,11 @@ def test_no_deep_learning_library_is_loaded_before_it_is_used(modules: tuple[str
     assert not HEAVY & loaded_by(*modules)
 
 
+@pytest.mark.slow
+def test_operators_are_measured_without_transformers() -> None:
+    assert "transformers" not in loaded_by("optigpu.backends.torch.operators", "optigpu.child.replicate")
+
+
 def test_the_engine_needs_no_server() -> None:
     assert not SERVERS & loaded_by("optigpu", "optigpu.run", "optigpu.child.replicate")
 

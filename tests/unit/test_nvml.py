@@ -52,6 +52,7 @@ def test_a_gpu_that_is_lost_meanwhile_is_a_sentence_from_then_on(library: Path) 
         assert readings[name].startswith("The GPU is lost")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [("not_loaded", "The NVIDIA driver is not loaded"), ("lost", "The GPU is lost")],
@@ -68,12 +69,14 @@ def test_no_library_is_a_sentence() -> None:
     assert "uuid" in readings or "no NVIDIA driver library" in readings["error"]
 
 
+@pytest.mark.slow
 def test_an_older_driver_says_what_it_lacks(tmp_path: Path) -> None:
     readings = ask(build(tmp_path, "-DOLD"), "readings")
     assert readings["compute_pids"] == "The NVIDIA driver is too old to report its processes; update it."
     assert readings["power_w"] == 10.0
 
 
+@pytest.mark.slow
 def test_a_job_runs_on_the_gpu_that_cuda_shows_first(library: Path) -> None:
     assert ask(library, "which", CUDA_VISIBLE_DEVICES="GPU-made")["uuid"] == "GPU-made-up"
     assert "CUDA_VISIBLE_DEVICES" in ask(library, "which", CUDA_VISIBLE_DEVICES="")["error"]

@@ -64,6 +64,7 @@ def test_it_is_compared_with_one_of_today() -> None:
     assert other.metrics["kld_mean"].reason == OTHER_TEXT
 
 
+@pytest.mark.slow
 def test_it_is_drawn_under_its_roofline(tmp_path: Path) -> None:
     roofline_chart("t", [OLD], tmp_path / "c.svg")
     assert "bfloat16" in (tmp_path / "c.svg").read_text("utf-8")

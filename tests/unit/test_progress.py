@@ -1,11 +1,17 @@
-"""A job's progress: what its listener hears, and when the job must stop."""
+"""A job's progress: what its listener hears, how well the time left is predicted, and when the job must stop."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
 from optigpu.conductor import progress as progress_module
 from optigpu.conductor.progress import JobProgress
 from optigpu.documents.events import Event, Progressed
-from optigpu.vocabulary import CancelledError, DeadlineError
+from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess
+from optigpu.job.spec import Measure
+from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
 
 
 class Clock:
@@ -30,6 +36,9 @@ def heard() -> list[Progressed]:
     return []
 
 
+GUESS = Guess({START: 10.0, SAMPLE: 20.0, AUDIT: 2.0, "quality": 8.0}, once=frozenset({"quality"}))
+
+
 @pytest.fixture
 def progress(clock: Clock, heard: list[Progressed]) -> JobProgress:
     """Of a job with two variants, two replicates each."""
@@ -38,89 +47,265 @@ def progress(clock: Clock, heard: list[Progressed]) -> JobProgress:
         assert isinstance(event, Progressed)
         heard.append(event)
 
-    return JobProgress(listen, lambda: None, [0, 1], replicates=2)
+    guesses = {0: GUESS, 1: GUESS}
+    return JobProgress(listen, lambda: None, [0, 1], replicates=2, guesses=guesses)
 
 
-def test_each_part_of_a_replicate_advances_the_job(progress: JobProgress, heard: list[Progressed]) -> None:
-    progress.begin(0, 0, "starting")
-    with progress.advance(0.4):
-        pass
-    progress.show("measuring")
-    progress.end()
-    assert [(event.doing, event.fraction) for event in heard] == [
-        ("starting", 0.0),
-        ("measuring", 0.1),
-        ("done", 0.25),
-    ]
-    assert {(event.index, event.replicate) for event in heard} == {(0, 0)}
+def start(progress: JobProgress, clock: Clock, index: int, replicate: int, seconds: float) -> None:
+    progress.begin(index, replicate, "starting")
+    with progress.advance(START):
+        clock.now += seconds
 
 
-def test_a_part_that_takes_as_long_as_expected_moves_the_bar_meanwhile(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    progress.begin(1, 0, "measuring")
-    with progress.advance(0.8, seconds=10):
-        clock.now += 5
-        progress.check()
-        clock.now += 100
-        progress.check()
-    assert [event.fraction for event in heard] == [0.0, pytest.approx(0.1), pytest.approx(0.2, rel=0.02)]
-    assert heard[-1].fraction < 0.2, "it is not there yet"
-
-
-def test_a_part_is_expected_to_take_as_long_as_the_last_one(
-    progress: JobProgress, clock: Clock, heard: list[Progressed]
-) -> None:
-    for index in (0, 1):
-        progress.begin(index, 0, "starting")
-        with progress.advance(0.4):
-            clock.now += 2
-            progress.check()
-    fractions = [event.fraction for event in heard if event.index == 1]
-    assert fractions == [pytest.approx(0.1), pytest.approx(0.2, rel=0.02)]
-
-
-def test_a_part_that_fails_is_not_counted_as_done(progress: JobProgress, heard: list[Progressed]) -> None:
-    progress.begin(0, 0, "starting")
-    with pytest.raises(ZeroDivisionError), progress.advance(0.4):
-        raise ZeroDivisionError
-    progress.begin(1, 0, "starting")
-    assert heard[-1].fraction == 0
-    assert heard[-1].remaining_s is None
-
-
-def test_a_variant_that_is_given_up_counts_as_done(progress: JobProgress, heard: list[Progressed]) -> None:
-    progress.begin(0, 0, "starting")
-    progress.give_up(0)
-    assert (heard[-1].doing, heard[-1].fraction) == ("given up", 0.5)
-
-
-def test_the_remaining_time_follows_from_what_is_done(
+def test_nothing_is_predicted_until_a_process_is_ready(
     progress: JobProgress, clock: Clock, heard: list[Progressed]
 ) -> None:
     progress.limit(1000)
     progress.begin(0, 0, "starting")
-    assert heard[-1].remaining_s is None
-    with progress.advance(1.0):
-        clock.now += 10
-    progress.end()
-    assert heard[-1].remaining_s == pytest.approx(30)
-    for unit in ((0, 1), (1, 0), (1, 1)):
-        progress.begin(*unit, "starting")
-        progress.end()
-    assert heard[-1].fraction == 1
-    assert heard[-1].remaining_s == 0
+    clock.now += 5
+    progress.check()
+    assert [(event.fraction, event.remaining_s) for event in heard] == [(0.0, None)] * 2
+
+
+def test_guesses_are_corrected_by_what_was_measured(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    progress.limit(1000)
+    start(progress, clock, 0, 0, 5)
+    progress.show("ready")
+    # Three more starts of 5 s where 10 were guessed; 20 to sample and 2 for the audit four times, the meter twice.
+    assert heard[-1].remaining_s == pytest.approx(3 * 5 + 4 * 22 + 2 * 8)
+    assert heard[-1].fraction == pytest.approx(5 / (5 + 119))
+
+
+def test_a_part_is_counted_down_and_never_below_its_end(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    progress.limit(1000)
+    start(progress, clock, 0, 0, 10)
+    progress.begin(1, 0, "starting")
+    left_s = heard[-1].remaining_s
+    assert left_s is not None
+    with progress.advance(START):
+        clock.now += 4
+        progress.check()
+        assert heard[-1].remaining_s == pytest.approx(left_s - 4)
+        clock.now += 96
+        progress.check()
+        assert heard[-1].remaining_s == pytest.approx(left_s - 10), "it should have ended by now"
+    progress.show("ready")
+    assert (heard[-1].remaining_s or 0) > left_s, "and the next one will take as long: a new fact"
+
+
+def test_a_part_that_fails_teaches_nothing(progress: JobProgress, heard: list[Progressed]) -> None:
+    progress.begin(0, 0, "starting")
+    with pytest.raises(ZeroDivisionError), progress.advance(START):
+        raise ZeroDivisionError
+    progress.begin(1, 0, "starting")
+    assert (heard[-1].fraction, heard[-1].remaining_s) == (0, None)
+
+
+def test_a_variant_that_is_given_up_takes_no_more_time(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    progress.limit(1000)
+    start(progress, clock, 0, 0, 10)
+    before = heard[-1].remaining_s
+    progress.give_up(1)
+    assert (heard[-1].doing, heard[-1].remaining_s) == ("given up", 20 + 2 + 8 + 10 + 20 + 2)
+    assert before is None
+    progress.give_up(0)
+    assert (heard[-1].fraction, heard[-1].remaining_s) == (1, 0)
 
 
 def test_the_remaining_time_ends_with_the_job_s_limit(
     progress: JobProgress, clock: Clock, heard: list[Progressed]
 ) -> None:
     progress.limit(15)
-    progress.begin(0, 0, "starting")
-    with progress.advance(1.0):
-        clock.now += 10
-    progress.end()
+    start(progress, clock, 0, 0, 10)
+    progress.show("ready")
     assert heard[-1].remaining_s == 5
+
+
+def test_a_replicate_that_is_added_is_expected_to_take_as_long_as_the_last_one(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    progress.limit(1000)
+    start(progress, clock, 0, 0, 10)
+    progress.leave_out([(0, 1), (1, 0), (1, 1)])
+    progress.show("ready")
+    assert heard[-1].remaining_s == 20 + 2 + 8
+    progress.expect((0, 2))
+    progress.show("ready")
+    assert heard[-1].remaining_s == (20 + 2 + 8) + (10 + 20 + 2)
+
+
+def test_the_time_that_is_left_is_shared_by_the_processes(progress: JobProgress, clock: Clock) -> None:
+    assert progress.most_sample_s() == 120, "no limit yet"
+    progress.limit(4 * 12 + 2 * 8 + 4 * 30)
+    assert progress.most_sample_s() == pytest.approx(30)
+    clock.now += 1000
+    assert progress.most_sample_s() == 5, "what was asked for at least"
+
+
+def test_whether_replicates_fit(progress: JobProgress, clock: Clock) -> None:
+    progress.limit(100)
+    least = 10 + 5 + 2  # sampled for the least time
+    assert progress.has_time_for([(0, 1), (1, 1)])
+    clock.now += 100 - 2 * least
+    assert progress.has_time_for([(0, 1), (1, 1)])
+    clock.now += 1
+    assert not progress.has_time_for([(0, 1), (1, 1)])
+    assert progress.has_time_for([(0, 1)])
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long the parts of a variant's replicates really take, in seconds.
+
+    `compile` is part of the first start, and where nothing is kept on disk (`afresh`) of every one.
+    """
+
+    start: float = 6.0
+    sample: float = 10.0
+    audit: float = 1.0
+    meters: Mapping[str, float] = field(default_factory=dict)
+    compile: float = 0.0
+    afresh: bool = False
+
+
+class Simulation:
+    """A ladder as the conductor measures it: started one by one, sampled in turns, then checked one by one."""
+
+    def __init__(
+        self, clock: Clock, speeds: list[Speed], replicates: int, *, jitter: float = 0.1, resident: int = 8
+    ) -> None:
+        self.clock, self.speeds, self.replicates, self.resident = clock, speeds, replicates, resident
+        self._rng, self._jitter = random.Random(1), jitter
+        self.ticks: list[tuple[float, float, float | None]] = []
+        # Each time at which something became known: a part ended, or a round more was needed.
+        self.facts: list[float] = []
+        # When each replicate of the first group, then of the next, was whole.
+        self.ends: list[float] = []
+        meters = dict.fromkeys({name for speed in speeds for name in speed.meters}, 2.0)
+        parts = {START: 6.0, COMPILE: 40.0, SAMPLE: 24.5, AUDIT: 1.0}
+        guesses = {
+            index: Guess(
+                {part: seconds for part, seconds in parts.items() if part != COMPILE or speed.compile}
+                | meters,
+                once=frozenset([COMPILE, *meters]),
+            )
+            for index, speed in enumerate(speeds)
+        }
+        self.progress = JobProgress(
+            self._listen,
+            lambda: None,
+            range(len(speeds)),
+            replicates,
+            guesses=guesses,
+            measure=Measure(),
+        )
+
+    def run(self) -> None:
+        self.progress.limit(86400)
+        waiting = list(range(len(self.speeds)))
+        while waiting:
+            group, waiting = waiting[: self.resident], waiting[self.resident :]
+            for number in range(self.replicates):
+                self._replicate(group, number)
+                self.ends.append(self.clock.now)
+
+    def _replicate(self, group: list[int], number: int) -> None:
+        for index in group:
+            self.progress.begin(index, number, "starting")
+            speed = self.speeds[index]
+            compile_s = speed.compile if number == 0 or speed.afresh else 0.0
+            self._part(START, self._varied(speed.start) + compile_s)
+            self.progress.compiled(compile_s or None)
+        spent = dict.fromkeys(group, 0.0)
+        while active := [index for index in group if spent[index] < self.speeds[index].sample]:
+            for index in active:
+                self.progress.begin(index, number, "measuring")
+                seconds = max(1.25, spent[index] / 2) if spent[index] >= 5 else 1.25
+                self._part(SAMPLE, self._varied(seconds), seconds)
+                spent[index] += seconds
+                if spent[index] >= self.speeds[index].sample:
+                    self.progress.end_rounds()
+        for index in group:
+            self.progress.begin(index, number, "checking")
+            self._part(AUDIT, self._varied(self.speeds[index].audit))
+            for meter, seconds in self.speeds[index].meters.items() if number == 0 else ():
+                self._part(meter, self._varied(seconds))
+            self.progress.end()
+
+    def _varied(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(1 - self._jitter, 1 + self._jitter)
+
+    def _part(self, part: str, seconds: float, known: float = 0.0) -> None:
+        self.facts.append(self.clock.now)
+        with self.progress.advance(part, known):
+            end = self.clock.now + seconds
+            while self.clock.now < end:
+                self.clock.now = min(end, self.clock.now + 0.25)
+                self.progress.check()
+        self.facts.append(self.clock.now)
+
+    def _listen(self, event: Event) -> None:
+        assert isinstance(event, Progressed)
+        self.ticks.append((self.clock.now, event.fraction, event.remaining_s))
+
+
+LADDERS: Mapping[str, list[Speed]] = {
+    "alike": [Speed()] * 5,
+    "very different": [Speed(sample=5), Speed(sample=60), Speed(sample=5, start=20), Speed(sample=110)],
+    "compiled": [Speed(), Speed(compile=70), Speed(compile=90), Speed(start=8), Speed(compile=15)],
+    "compiled afresh": [Speed(), Speed(compile=60, afresh=True), Speed(compile=90, afresh=True), Speed()],
+    "long meters": [Speed(meters={"quality": 20.0}, sample=5), Speed(meters={"quality": 15.0}, sample=8)],
+    "slow to load": [Speed(start=120, sample=6), Speed(start=60, sample=6), Speed(start=40, sample=20)],
+    "two groups": [Speed(sample=seconds) for seconds in (5, 30, 8, 50, 12, 20, 6, 40, 25, 30, 12)],
+}
+
+
+@pytest.mark.parametrize("replicates", [2, 3, 5])
+@pytest.mark.parametrize("ladder", LADDERS)
+def test_the_time_left_is_right_from_half_way_on(clock: Clock, ladder: str, replicates: int) -> None:
+    """Within 30% of the truth; where less than a tenth of the job is left, of that tenth.
+
+    Where the first replicate is more than half of the job, from its end on: before that nobody knows how long variants
+    are sampled. That nothing compiled is kept on disk is known after the second.
+    """
+    simulation = Simulation(clock, LADDERS[ladder], replicates)
+    simulation.run()
+    began, end = 100.0, clock.now
+    known = simulation.ends[1 if ladder == "compiled afresh" else 0]
+    ticks = [tick for tick in simulation.ticks if tick[0] >= max(known, (began + end) / 2)]
+    wrong = []
+    for now, _, left_s in ticks:
+        truth = end - now
+        assert left_s is not None
+        if abs(left_s - truth) > 0.3 * max(truth, 0.1 * (end - began)):
+            wrong.append((round(now - began, 1), round(truth, 1), round(left_s, 1)))
+    assert not wrong, f"{len(wrong)} of {len(ticks)}, of {end - began:.0f} s: {wrong[:5]}"
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+def test_the_time_left_grows_only_with_a_new_fact_and_the_bar_never_goes_back(
+    clock: Clock, ladder: str
+) -> None:
+    simulation = Simulation(clock, LADDERS[ladder], 3, jitter=0.3)
+    simulation.run()
+    fractions = [fraction for _, fraction, _ in simulation.ticks]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    grew = [
+        (before, after)
+        for (then, _, before), (now, _, after) in zip(simulation.ticks, simulation.ticks[1:], strict=False)
+        if before is not None
+        and after is not None
+        and after > before + 1e-6
+        and not any(then <= fact <= now for fact in simulation.facts)
+    ]
+    assert grew == []
 
 
 def test_it_tells_once_a_second(progress: JobProgress, clock: Clock, heard: list[Progressed]) -> None:
@@ -137,18 +322,18 @@ def test_the_time_limit_counts_from_when_it_is_set(progress: JobProgress, clock:
     clock.now += 59
     progress.check()
     clock.now += 2
-    with pytest.raises(DeadlineError, match="deadline: the job reached its time limit of 60 s"):
+    with pytest.raises(DeadlineError, match="The job reached its time limit of 60 s"):
         progress.check()
 
 
 def test_one_part_may_be_given_half_of_the_time_that_is_left(progress: JobProgress, clock: Clock) -> None:
     progress.limit(100)
     clock.now += 20
-    with progress.half_of_the_time_left("making a process ready"):
+    with progress.half_of_the_time_left("Making a process ready"):
         clock.now += 39
         progress.check()
         clock.now += 2
-        with pytest.raises(DeadlineError, match="making a process ready took half of the time"):
+        with pytest.raises(OverdueError, match="Making a process ready took half of the time"):
             progress.check()
     progress.check()
 

@@ -3,19 +3,21 @@
 import csv
 import io
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from optigpu.documents.events import as_document
-from optigpu.documents.result import VerdictReason, VerdictWarning
-from optigpu.documents.views import LeaderboardPage, LeaderboardRow
+from optigpu.documents.result import Gain, Verdict, VerdictReason, VerdictWarning
+from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow, Standing
 from optigpu.report import (
     RunProgress,
     ladder_csv,
     ladder_grid,
     leaderboard_csv,
     leaderboard_grid,
+    leaderboard_grids,
     markdown,
     technique_facts,
     techniques_grid,
@@ -26,7 +28,16 @@ from optigpu.report.notes import REASONS, WARNINGS
 from optigpu.report.numbers import duration, short, with_interval
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, utc_now
-from tests.unit.made_results import ATTRIBUTION, BASELINE, ENVIRONMENT, EVENTS, GENERATE, NO_COMPILER, RESULTS
+from tests.unit.made_results import (
+    ATTRIBUTION,
+    BASELINE,
+    ENVIRONMENT,
+    EVENTS,
+    GENERATE,
+    INT8,
+    NO_COMPILER,
+    RESULTS,
+)
 
 
 def row(grid: Grid, label: str) -> dict[str, str]:
@@ -43,7 +54,7 @@ def ladder() -> Grid:
 def test_a_figure_has_its_interval_and_its_unit(ladder: Grid) -> None:
     assert row(ladder, "baseline") == {
         "variant": "baseline",
-        "tokens/s": "31.2 ±0.5",
+        "tokens/s": "31.2 [30.8, 31.5]",
         "speedup": "",
         "alone": "",
         "added": "",
@@ -67,7 +78,7 @@ def test_the_fastest_is_marked_and_named(ladder: Grid) -> None:
 def test_what_is_unmeasured_is_a_dash_with_the_reason_below(ladder: Grid) -> None:
     assert row(ladder, "int8_weight_only")["TTFT (ms)"] == "-"
     assert "no ttft_s (int8_weight_only): the first token came with the second" in ladder.notes
-    assert row(ladder, "int8_weight_only + static_kv_cache")["added"] == "-"
+    assert row(ladder, "torch_compile")["speedup"] == "-"
 
 
 def test_an_unsupported_variant_says_why(ladder: Grid) -> None:
@@ -81,6 +92,54 @@ def test_an_invalid_result_says_why_and_is_faint(ladder: Grid) -> None:
     assert row(ladder, "int8_weight_only + static_kv_cache")["status"] == "invalid"
     assert any("invalid, not ranked" in note and "The logits hold NaN." in note for note in ladder.notes)
     assert ladder.faint == {2, 3}
+
+
+def test_what_is_not_valid_is_shown_with_a_mark_and_the_reason_below(ladder: Grid) -> None:
+    cells = row(ladder, "int8_weight_only + static_kv_cache")
+    assert (cells["tokens/s"], cells["speedup"], cells["added"]) == ("100 !", "3.20x !", "1.07x !")
+    assert any(note.startswith("!: not valid") for note in ladder.notes)
+    failed = REASONS[VerdictReason.OUTPUT_INVALID]
+    for reference in ("baseline", "int8_weight_only"):
+        assert (
+            f"int8_weight_only + static_kv_cache relative to {reference}: not valid: {failed}."
+            in ladder.notes
+        )
+    assert not any("took turns" in note or "take turns" in note for note in ladder.notes)
+
+
+def disturbed_ladder(*reasons: VerdictReason, best: int | None) -> Grid:
+    """A baseline and an int8 variant whose figures are both disturbed, and whose ratio is for these reasons."""
+    verdict = Verdict(
+        valid=False, reasons=(VerdictReason.FOREIGN_PROCESS,), notes=("cc1plus used 1.1 cores.",)
+    )
+    documents = [
+        each.model_copy(update={"verdict": verdict}).model_dump(mode="json") for each in (BASELINE, INT8)
+    ]
+    gain = Gain(ratio=3.0, ci=(2.94, 3.06), compared_with=0, reasons=reasons)
+    baseline, int8, *_ = ATTRIBUTION.rows
+    rows = (baseline, int8.model_copy(update={"speedup": gain, "alone": gain}))
+    return ladder_grid("made up", ATTRIBUTION.model_copy(update={"rows": rows, "best": best}), documents)
+
+
+def test_where_every_figure_is_disturbed_the_ratios_are_still_the_answer() -> None:
+    grid = disturbed_ladder(best=1)
+    assert row(grid, "baseline")["tokens/s"] == "31.2 [30.8, 31.5] !"
+    assert row(grid, "int8_weight_only")["tokens/s"] == "93.8 [92.0, 95.0] !"
+    assert row(grid, "int8_weight_only")["speedup"] == "3.00x [2.94, 3.06]"
+    assert "Only the ratios are valid." in grid.notes
+    assert "* the fastest: int8_weight_only, 3.00x [2.94, 3.06] the baseline." in grid.notes
+    assert any(note.startswith("A ratio without ! is valid although") for note in grid.notes)
+    assert sum("cc1plus used 1.1 cores." in note for note in grid.notes) == 2
+
+
+def test_a_ratio_of_disturbed_variants_that_did_not_take_turns_says_so() -> None:
+    grid = disturbed_ladder(VerdictReason.FOREIGN_PROCESS, best=None)
+    assert row(grid, "int8_weight_only")["speedup"] == "3.00x [2.94, 3.06] !"
+    assert "No variant has a valid result." in grid.notes
+    used = REASONS[VerdictReason.FOREIGN_PROCESS]
+    assert (
+        f"int8_weight_only relative to baseline: not valid: {used}; the two did not take turns." in grid.notes
+    )
 
 
 def test_a_warning_is_explained_once_with_its_carriers(ladder: Grid) -> None:
@@ -131,10 +190,12 @@ def test_csv_holds_the_raw_figures() -> None:
     assert float(lines[1]["value"]) == 93.75
     assert (lines[1]["alone_low"], lines[1]["unit"]) == ("2.94", "1/s")
     assert lines[1]["ttft_s"] == ""
+    assert [line["speedup_reasons"] for line in lines] == ["", "", "", "output_invalid"]
+    assert (lines[3]["speedup"], lines[3]["added"], lines[3]["valid"]) == ("3.2", "1.07", "False")
     assert (lines[2]["value"], lines[2]["reason"]) == ("", NO_COMPILER)
 
 
-def leaderboard_page(*, pareto: bool | None) -> LeaderboardPage:
+def a_board(*, pareto: bool | None) -> Board:
     board_row = LeaderboardRow(
         rank=1,
         result_id=BASELINE.id,
@@ -155,30 +216,43 @@ def leaderboard_page(*, pareto: bool | None) -> LeaderboardPage:
         pareto=pareto,
         warnings=("single_replicate",),
     )
-    return LeaderboardPage(metric="tokens_per_s", unit="1/s", better="higher", rows=(board_row,))
+    return board_of(board_row)
+
+
+def board_of(*rows: LeaderboardRow, **changes: Any) -> Board:
+    fields: dict[str, Any] = {
+        "workload_digest": "w",
+        "workload": GENERATE,
+        "model": "preset:gpt2",
+        "metric": "tokens_per_s",
+        "unit": "1/s",
+        "better": "higher",
+        "row_count": len(rows),
+    }
+    return Board(rows=rows, **fields | changes)
 
 
 def test_the_leaderboard_names_workload_hardware_and_warnings() -> None:
     """Values common to all rows are in the title, once."""
-    grid = leaderboard_grid(leaderboard_page(pareto=None))
+    grid = leaderboard_grid(a_board(pareto=None))
     assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1 on 2x Test CPU"
     assert f"a: single_replicate: {WARNINGS[VerdictWarning.SINGLE_REPLICATE]}." in grid.notes
-    assert grid.rows == (("1", "baseline", "31.2 ±0.5", "-", "-", "a"),)
+    assert grid.rows == (("1", "baseline", "31.2 [30.8, 31.5]", "-", "-", "a"),)
 
 
 def test_what_differs_on_the_leaderboard_has_a_column() -> None:
-    page = leaderboard_page(pareto=True)
-    other = page.rows[0].model_copy(update={"hardware": "1x Test GPU"})
-    grid = leaderboard_grid(page.model_copy(update={"rows": (*page.rows, other)}))
+    board = a_board(pareto=True)
+    other = board.rows[0].model_copy(update={"hardware": "1x Test GPU"})
+    grid = leaderboard_grid(board_of(*board.rows, other))
     assert [cells[-2] for cells in grid.rows] == ["2x Test CPU", "1x Test GPU"]
     assert grid.title == "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1"
 
 
 def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
-    page = leaderboard_page(pareto=None)
-    assert not {"quality (%)", "J/token"} & {column.heading for column in leaderboard_grid(page).columns}
-    known = page.rows[0].model_copy(update={"top1_agreement": 0.99953, "j_per_token": 0.25})
-    grid = leaderboard_grid(page.model_copy(update={"rows": (*page.rows, known)}))
+    board = a_board(pareto=None)
+    assert not {"quality (%)", "J/token"} & {column.heading for column in leaderboard_grid(board).columns}
+    known = board.rows[0].model_copy(update={"top1_agreement": 0.99953, "j_per_token": 0.25})
+    grid = leaderboard_grid(board_of(*board.rows, known))
     names = [column.heading for column in grid.columns]
     at = names.index("quality (%)")
     assert names[at + 1] == "J/token"
@@ -187,7 +261,7 @@ def test_quality_and_energy_have_columns_as_soon_as_one_row_has_them() -> None:
 
 
 def test_the_leaderboard_as_csv_has_the_raw_figures() -> None:
-    line = next(csv.DictReader(io.StringIO(leaderboard_csv(leaderboard_page(pareto=True)))))
+    line = next(csv.DictReader(io.StringIO(leaderboard_csv(LeaderboardPage(boards=(a_board(pareto=True),))))))
     assert (line["value"], line["ci_low"], line["weight_bytes"], line["pareto"]) == (
         "31.25",
         "30.75",
@@ -196,12 +270,40 @@ def test_the_leaderboard_as_csv_has_the_raw_figures() -> None:
     )
 
 
-def test_an_empty_leaderboard_says_what_to_do() -> None:
-    page = LeaderboardPage(metric="tokens_per_s", unit="1/s", better="higher", rows=())
-    assert leaderboard_grid(page).notes == (
-        "No valid results yet. Submit a job; its results appear here when it has ended.",
+def test_a_row_without_a_rank_says_why_and_the_notes_say_what_it_means() -> None:
+    (first,) = a_board(pareto=None).rows
+    old = first.model_copy(update={"superseded": True})
+    earlier = first.model_copy(update={"rank": None, "standing": Standing.EARLIER})
+    invalid = first.model_copy(update={"rank": None, "standing": Standing.INVALID, "reasons": ("drift",)})
+    grid = leaderboard_grid(board_of(first, old, earlier, invalid, row_count=9))
+    at = [column.heading for column in grid.columns].index("status")
+    assert [(cells[0], cells[at]) for cells in grid.rows] == [
+        ("1", ""),
+        ("1", "superseded"),
+        ("-", "earlier"),
+        ("-", "invalid: drift"),
+    ]
+    assert grid.faint == {2, 3}
+    notes = " ".join(grid.notes)
+    assert "superseded: the variant was since measured with later versions on other hardware." in notes
+    assert "4 of 9 rows; workload=w lists all." in notes
+    left_out = leaderboard_grid(board_of(first, not_ranked={"drift": 2, "throttled": 1})).notes
+    assert (
+        "Not ranked: drift (2), throttled (1). Invalid results are listed with include_invalid=true."
+        in left_out
     )
+
+
+def test_an_empty_leaderboard_says_why() -> None:
+    page = LeaderboardPage(boards=(), note="There are no results yet.")
+    assert [grid.notes for grid in leaderboard_grids(page)] == [("There are no results yet.",)]
     assert leaderboard_csv(page).startswith("rank,label,")
+    empty = board_of(note="2 results are not ranked: foreign_process.")
+    (grid,) = leaderboard_grids(LeaderboardPage(boards=(empty,)))
+    assert (grid.title, grid.notes) == (
+        "Leaderboard by tokens/s: generate preset:gpt2 32+64 x1",
+        ("2 results are not ranked: foreign_process.",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,9 +322,30 @@ def test_figures_are_short(number: float | None, text: str) -> None:
     assert short(number) == text
 
 
-def test_an_interval_shows_its_longer_side() -> None:
-    assert with_interval({"value": 10.0, "ci": [9.0, 10.5]}) == "10.0 ±1"
-    assert with_interval({"value": 0.138, "ci": [0.138, 0.1386123]}) == "0.138 ±0.00061"
+@pytest.mark.parametrize(
+    ("value", "ci", "text"),
+    [
+        (10.0, (9.0, 10.9), "10.0 ±1"),
+        (10.0, (9.0, 10.76), "10.0 ±1"),  # 1 is less than a third more than 0.76
+        (10.0, (9.0, 10.74), "10.0 [9.0, 10.7]"),
+        (42.1, (30.2, 247.1), "42.1 [30.2, 247.1]"),
+        (0.138, (0.13796, 0.1386123), "0.138 [0.1380, 0.1386]"),
+        (1234.0, (1233.0, 1299.4), "1,234 [1,233, 1,299]"),
+        (1234.0, (1233.9, 1234.4), "1,234 [1,233.9, 1,234.4]"),
+        (10.0, (9.0, 9.9), "10.0 [9.0, 9.9]"),  # a mean may lie outside of an interval of medians
+        (10.0, (10.0, 10.0), "10.0 ±0"),
+        (10.0, None, "10.0"),
+        (None, None, "-"),
+    ],
+)
+def test_an_interval_with_unequal_sides_is_written_by_its_bounds(
+    value: float | None, ci: tuple[float, float] | None, text: str
+) -> None:
+    assert with_interval({"value": value, "ci": ci}) == text
+
+
+def test_an_interval_in_another_unit_has_the_same_form() -> None:
+    assert with_interval({"value": 0.0421, "ci": (0.0302, 0.2471)}, 1e3) == "42.1 [30.2, 247.1]"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-3, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
@@ -265,7 +388,8 @@ def shown(*, quiet_s: float = 10.0) -> str:
 def test_without_a_terminal_progress_is_plain_lines() -> None:
     assert shown() == (
         "2 variants to measure: baseline, torch_compile\n"
-        "baseline: 31.2 ±0.5 tokens/s\n"
+        "2 variants x 1 process, about 2 min (an estimate); the limit is 30 min.\n"
+        "baseline: 31.2 [30.8, 31.5] tokens/s\n"
         f"torch_compile: unsupported: {NO_COMPILER}\n"
     )
 
@@ -278,13 +402,23 @@ def test_without_a_terminal_lines_between_ends_are_rate_limited() -> None:
 def test_on_a_terminal_a_bar_shows_how_far_it_is_and_what_is_left() -> None:
     page = io.StringIO()
     with RunProgress(Console(file=page, width=120, force_terminal=True), clock=Clock()) as progress:
-        for event in EVENTS[:4]:
+        for event in EVENTS[:5]:
             progress.show(event.kind, as_document(event))
         progress.bar.refresh()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", page.getvalue())
     assert "baseline: round 1" in text
     assert "50%" in text
     assert "about 0:40 left" in text
+
+
+def test_a_wait_for_quiet_is_a_line_of_its_own_and_says_how_to_stop_it() -> None:
+    page = io.StringIO()
+    with RunProgress(Console(file=page, width=200), clock=Clock()) as progress:
+        progress.show("planned", {"variants": []})
+        progress.show(
+            "waiting", {"doing": "cc1plus uses 1.1 of 2 cores; waiting up to 60 s for quiet", "up_to_s": 60}
+        )
+    assert "cc1plus uses 1.1 of 2 cores; waiting up to 60 s for quiet, Ctrl-C stops.\n" in page.getvalue()
 
 
 def test_the_service_s_own_events_are_understood() -> None:

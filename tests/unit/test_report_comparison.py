@@ -12,6 +12,7 @@ def document(speeds: tuple[float, ...], **more: object) -> dict[str, object]:
         "value": sum(speeds) / len(speeds),
         "replicates": len(speeds),
         "per_replicate": list(speeds),
+        "ci": None,
     }
     missing = metric("j_per_token", None, reason="no energy counter").model_dump(mode="json")
     quality = metric("top1_agreement", 1.0).model_dump(mode="json")
@@ -22,6 +23,11 @@ def document(speeds: tuple[float, ...], **more: object) -> dict[str, object]:
     )
 
 
+COUNTED, FEWER = (
+    BASELINE.model_dump(mode="json")
+    | {"metrics": {"weight_bytes": metric("weight_bytes", figure).model_dump()}}
+    for figure in (400.0, 100.0)
+)
 SLOW = document((10.0, 10.1, 9.9))
 FAST = document((20.0, 20.2, 19.8), environment=BASELINE.environment.model_dump() | {"os": "Linux 7"})
 
@@ -30,25 +36,61 @@ def test_each_metric_has_figures_ratio_interval_and_decision() -> None:
     grid = comparison_grid(compare(SLOW, FAST))
     assert grid.title == "baseline against baseline: generate preset:gpt2 32+64 x1 on 2x Test CPU"
     speed, quality = grid.rows
-    assert speed[:4] == ("tokens/s", "10.0", "20.0", "2.000")
-    low, high = map(float, speed[4].strip("[]").split(", "))
-    assert low < 2 < high
-    assert speed[5] == "better"
-    assert quality[:4] == ("top1_agreement", "1.00", "1.00", "1.000")
+    assert speed == ("tokens/s", "10.0", "20.0", "2.000x [1.960, 2.040]", "different, better")
+    assert quality == ("top1_agreement", "1.00", "1.00", "1.00x", "undecided")
+    assert "different: the interval does not contain 1 (0 for a difference)." in grid.notes
+
+
+def test_a_wide_interval_has_few_digits_and_says_different() -> None:
+    speeds = (46.6, 53.6, 50.0)
+    grid = comparison_grid(compare(SLOW, document(speeds)))
+    assert grid.rows[0][3:] == ("5.0x [4.3, 5.9]", "different, better")
+
+
+def test_an_undecided_ratio_says_which_interval_contains_1() -> None:
+    grid = comparison_grid(compare(SLOW, document((9.7, 10.4, 10.0))))
+    assert grid.rows[0][4] == "undecided"
+    shown = grid.rows[0][3].split(" ", 1)[1]
+    assert (
+        f"tokens_per_s: undecided: the interval {shown} contains 1 and reaches beyond 3% of it." in grid.notes
+    )
+    equal = comparison_grid(compare(SLOW, SLOW)).notes
+    assert "equivalent: the ratio's 90% interval lies within 3% of 1." in equal
+    assert not any("undecided:" in note for note in equal)
+
+
+def test_what_is_counted_is_equal_or_different_without_an_interval() -> None:
+    rows = {row[0]: row[3:] for row in comparison_grid(compare(COUNTED, FEWER)).rows}
+    assert rows["weight_bytes (B)"] == ("0.25x", "different, better")
+    same = {row[0]: row[3:] for row in comparison_grid(compare(COUNTED, COUNTED)).rows}
+    assert same["weight_bytes (B)"] == ("1.00x", "equal")
+
+
+def test_what_may_be_zero_has_a_difference() -> None:
+    delta = metric("perplexity_delta", -0.02, (-0.03, -0.01)).model_copy(update={"replicates": 2})
+    sides = [
+        SLOW | {"metrics": {"perplexity_delta": each.model_dump(mode="json")}}
+        for each in (
+            delta.model_copy(update={"per_replicate": (-0.02, -0.021)}),
+            delta.model_copy(update={"value": 0.5, "per_replicate": (0.49, 0.51)}),
+        )
+    ]
+    row = comparison_grid(compare(*sides)).rows[0]
+    assert row[3].startswith("+0.52 [")
+    assert row[4] == "different, worse"
 
 
 def test_the_notes_say_why_there_is_no_figure_and_what_differs() -> None:
     notes = comparison_grid(compare(SLOW, FAST)).notes
     assert "measured on neither side: j_per_token" in notes
-    assert any(note.startswith("top1_agreement: single_replicate: ") for note in notes)
+    assert any(note.startswith("top1_agreement: There is no interval: ") for note in notes)
     assert "differs: environment.os: Linux -> Linux 7" in notes
-    assert any("2%" in note for note in notes)
 
 
 def test_a_figure_that_one_side_lacks_is_shown_with_the_reason() -> None:
     one_sided = compare(BASELINE.model_dump(mode="json"), INT8.model_dump(mode="json"))
     grid = comparison_grid(one_sided)
-    assert ("ttft_s (s)", "0.0451", "-", "-", "-", "-") in grid.rows
+    assert ("ttft_s (s)", "0.0451", "-", "-", "-") in grid.rows
     assert "ttft_s: candidate: the first token came with the second" in grid.notes
 
 
@@ -64,10 +106,21 @@ def test_without_a_common_figure_it_says_so() -> None:
     assert "The two results have no metric in common." in grid.notes
 
 
+def test_a_side_that_is_not_valid_is_marked_and_the_ratio_is_there() -> None:
+    verdict = {"valid": False, "reasons": ["foreign_process"], "warnings": [], "notes": []}
+    grid = comparison_grid(compare(SLOW | {"verdict": verdict}, FAST))
+    assert grid.rows[0][:4] == ("tokens/s", "10.0 !", "20.0", "2.000x [1.960, 2.040]")
+    assert "The baseline is not valid: foreign_process." in grid.notes
+    assert "!: of a result that is not valid." in grid.notes
+    assert not any(note.startswith("!") for note in comparison_grid(compare(SLOW, FAST)).notes)
+
+
 def test_a_long_difference_is_cut() -> None:
     long = FAST | {"environment": BASELINE.environment.model_dump() | {"os": "x" * 500}}
     assert max(map(len, comparison_grid(compare(SLOW, long)).notes)) < 200
 
 
 def test_it_can_be_written_as_markdown() -> None:
-    assert "| tokens/s | 10.0 | 20.0 | 2.000 |" in markdown(comparison_grid(compare(SLOW, FAST)))
+    assert "| tokens/s | 10.0 | 20.0 | 2.000x [1.960, 2.040] |" in markdown(
+        comparison_grid(compare(SLOW, FAST))
+    )

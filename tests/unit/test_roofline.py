@@ -1,5 +1,6 @@
 """Roofs, shares of them and what binds: arithmetic on figures that were never measured."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,7 +46,7 @@ PEAKS = Peaks(
         ReadRate(array_bytes=GIB, bytes_per_s=SLOW),
     ),
     copy_bytes_per_s=9e9,
-    matmul_flops_per_s={"float32": RATE, "bfloat16": 4 * RATE},
+    matmul_flops_per_s={"float32": RATE, "bfloat16": 4 * RATE, "int8": 8 * RATE, "tf32": 2 * RATE},
     reasons={"float16": "torch cannot multiply float16 here: no kernel"},
 )
 GPT2 = Footprint(facts=facts_of(parse_reference("preset:gpt2")), streamed_bytes=494_612_480, row_bytes=3072)  # type: ignore[arg-type]
@@ -106,6 +107,15 @@ def test_the_processes_medians_are_converted_one_by_one() -> None:
     )
 
 
+def test_a_share_says_why_it_has_no_interval_and_what_disturbed_its_rate() -> None:
+    changes = {"reason": "6 requests are needed.", "cost_bound": 0.2}
+    rate = metric("tokens_per_s", 16.0).model_copy(update=changes)
+    found = roofline_of(DECODE, {"tokens_per_s": rate, "ttft_s": rate}, facts_with(), PEAKS, None).metrics
+    for share in found.values():
+        assert share.value is not None
+        assert (share.ci, share.reason, share.cost_bound) == (None, *changes.values())
+
+
 def test_a_batch_decodes_as_many_tokens_in_a_step() -> None:
     batch = DECODE.model_copy(update={"batch_size": 4})
     found = judged(tokens_per_s=64.0, workload=batch)
@@ -124,6 +134,63 @@ def test_weights_that_fit_a_cache_are_held_against_the_caches_bandwidth(
     found = judged(16.0, model=Footprint(GPT2.facts, streamed, 0))
     assert found.step is not None
     assert found.step.roof.bytes_per_s == bandwidth
+
+
+@pytest.mark.parametrize(("written", "rate"), [(2**20, 50e9), (2**26, CACHED), (2**28, 12e9), (2**30, 12e9)])
+def test_what_writes_as_much_as_it_reads_is_held_against_copies_too(written: int, rate: float) -> None:
+    copies = ((2**20, 50e9), (2**25, 30e9), (2**28, 12e9))
+    both = PEAKS.model_copy(
+        update={"copies": tuple(ReadRate(array_bytes=size, bytes_per_s=each) for size, each in copies)}
+    )
+    workload = Normalization(
+        norms=("rms_norm",),
+        residuals=(False,),
+        implementations=("fused",),
+        widths=(1024,),
+        rows=written // 8192,
+    )
+    found = roofline_of(workload, {"gb_per_s": metric("gb_per_s", 1.0)}, RunFacts(), both, None)
+    assert found.step is not None
+    assert found.step.roof.bytes_per_s == rate
+    reading = judged(1.0, peaks=both, model=Footprint(GPT2.facts, written, 0)).step
+    assert reading is not None
+    assert reading.roof.bytes_per_s == (SLOW if written >= 2**28 else CACHED), (
+        "a decode step writes next to nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "rate"),
+    [
+        ({}, "float32", RATE),
+        ({"footprint": replace(GPT2, product_dtypes=("int8",))}, "int8", 8 * RATE),
+        ({"footprint": replace(GPT2, product_dtypes=("int8",)), "dtype": "bfloat16"}, "int8", 8 * RATE),
+        (
+            {"footprint": replace(GPT2, product_dtypes=("float32",)), "dtype": "bfloat16"},
+            "bfloat16",
+            4 * RATE,
+        ),
+        ({"autocast": "bfloat16"}, "bfloat16", 4 * RATE),
+        ({"float32_matmul_precision": "high"}, "tf32", 2 * RATE),
+        ({"float32_matmul_precision": "highest"}, "float32", RATE),
+        ({"float32_matmul_precision": "high", "dtype": "bfloat16"}, "bfloat16", 4 * RATE),
+    ],
+)
+def test_the_rate_is_that_of_the_fastest_products_that_a_variant_computes(
+    changes: dict[str, Any], dtype: str, rate: float
+) -> None:
+    facts = facts_with().model_copy(update=changes)
+    metrics = {"tokens_per_s": metric("tokens_per_s", 1.0), "ttft_s": metric("ttft_s", 1.0)}
+    found = roofline_of(DECODE, metrics, facts, PEAKS, None)
+    assert found.dtype == dtype
+    assert found.step is not None
+    assert found.prefill is not None
+    assert {found.step.roof.flops_per_s, found.prefill.roof.flops_per_s} == {rate}
+
+
+def test_without_a_rate_of_what_the_layers_multiply_there_is_no_roof() -> None:
+    model = replace(GPT2, product_dtypes=("float8_e4m3fn",))
+    assert "No rate of float8_e4m3fn products" in missing(judged(16.0, model=model))
 
 
 def test_memory_binds_one_sequence_and_arithmetic_binds_a_large_batch() -> None:
@@ -258,9 +325,8 @@ def test_a_batch_of_images_reads_the_weights_once_and_each_image() -> None:
     assert found.metrics["mfu"].value == pytest.approx(40 * 8e9 / (4 * RATE))
     assert found.dtype == "bfloat16"
     default = RunFacts(dtype="float32", footprint=model, cudnn_tf32=True)
-    assert roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None).reason == (
-        "No rate of tf32 products was measured."
-    ), "what cuDNN computes with by default"
+    found = roofline_of(Classify(batch_size=8), metrics, default, PEAKS, None)
+    assert found.dtype == "tf32", "what cuDNN computes with by default"
 
 
 def test_the_scoring_of_text_has_no_roofline() -> None:
@@ -379,12 +445,26 @@ def test_a_rate_that_was_not_measured_leaves_its_reason() -> None:
     assert found.step.attainable_s > 0
 
 
-def test_faster_than_the_peak_is_said_and_not_hidden() -> None:
-    found = judged(1000.0)
-    assert found.metrics["mbu"].value is not None
-    assert found.metrics["mbu"].value > 1
-    assert any("mbu" in note and "measure again" in note for note in found.notes)
-    assert judged(16.0).notes == ()
+def test_what_is_faster_than_the_peaks_has_no_headroom_and_says_so() -> None:
+    fastest = judged(16.0).metrics["headroom"].value
+    assert fastest is not None
+    within, beyond = judged(16.0 * fastest * 1.04), judged(16.0 * fastest * 1.06)
+    assert within.metrics["headroom"].value == pytest.approx(1 / 1.04)
+    assert within.notes == ()
+    assert {summary.value for summary in beyond.metrics.values()} == {None}
+    assert "1.06 times as fast as the measured peaks" in (beyond.metrics["headroom"].reason or "")
+    assert beyond.notes == (beyond.metrics["headroom"].reason,)
+    assert beyond.step is not None
+    assert beyond.step.measured_s is not None
+    assert beyond.step.attainable_s == pytest.approx(1.06 * beyond.step.measured_s)
+
+
+def test_peaks_that_a_step_surpasses_are_worth_a_second_look() -> None:
+    fastest = judged(16.0).metrics["headroom"].value
+    assert fastest is not None
+    assert not judged(16.0 * fastest * 0.99).surpassed
+    assert judged(16.0 * fastest * 1.01).surpassed
+    assert not judged(16.0, peaks=None).surpassed
 
 
 def test_the_document_is_plain_json_without_the_metrics() -> None:
@@ -397,18 +477,22 @@ def test_the_document_is_plain_json_without_the_metrics() -> None:
 
 
 @given(
-    rate=st.floats(1e-3, 1e6),
+    share=st.floats(1e-6, 1.0),
     streamed=st.integers(1, 2**40),
     batch=st.integers(1, 1024),
     prompt=st.integers(1, 512),
     new=st.integers(2, 512),
 )
 def test_the_nearer_roof_decides_the_headroom(
-    rate: float, streamed: int, batch: int, prompt: int, new: int
+    share: float, streamed: int, batch: int, prompt: int, new: int
 ) -> None:
     workload = Generate(prompt_tokens=prompt, new_tokens=new, batch_size=batch)
-    found = judged(rate, workload, model=Footprint(GPT2.facts, streamed, 3072)).metrics
+    model = Footprint(GPT2.facts, streamed, 3072)
+    step = judged(1e-9, workload, model=model).step
+    assert step is not None
+    found = judged(share * batch / step.attainable_s, workload, model=model).metrics
     mbu, mfu, headroom = (found[name].value for name in ("mbu", "mfu", "headroom"))
+    assert headroom == pytest.approx(1 / share)
     assert mbu is not None
     assert mfu is not None
     assert headroom == pytest.approx(1 / max(mbu, mfu))

@@ -1,6 +1,5 @@
 """Verdicts on made-up replicates: each detector on both sides of its line. tests/engine provokes them from outside."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,63 +9,21 @@ import pytest
 from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts import disturbance
-from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
-from optigpu.statistics.drift import Array
 from optigpu.vocabulary import METRICS
-
-QUIET = HostSample(wall_s=1.25, cpus=2, foreign_s=0.02, idle_s=1.0, steal_s=0.0, named={"sshd": 0.01})
-ROUNDS = 4
-REQUESTS = 30
-
-
-def spec(device: str = "cpu", **limits: float) -> JobSpec:
-    document = {"workload": {"kind": "generate"}, "model": "path:trained", "device": device}
-    return JobSpec.model_validate(document | {"limits": limits})
-
-
-def samples(latencies_s: Sequence[float] | Array, ttft_s: float = 0.2) -> dict[str, tuple[float, ...]]:
-    """Those of a generate workload whose first token takes a share of each request."""
-    times = np.asarray(latencies_s)
-    columns = {
-        "latency_s": times,
-        "requests_per_s": 1 / times,
-        "tokens_per_s": 100 / times,
-        "tpot_s": times / 100,
-        "ttft_s": ttft_s * times,
-    }
-    return {name: tuple(map(float, values)) for name, values in columns.items()}
-
-
-def replicate(**changes: Any) -> Replicate:
-    """A quiet one: requests of 20 ms, 3% wide, in equal rounds."""
-    latencies = 0.02 * np.random.default_rng(0).lognormal(0, 0.03, ROUNDS * REQUESTS)
-    made = Replicate(
-        ready=Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=0.02),
-        samples=samples(latencies),
-        rounds=(REQUESTS,) * ROUNDS,
-        host_samples=(QUIET,) * ROUNDS,
-        width=0.001,
-        audit=Audited(samples=samples([0.021, 0.02, 0.022])),
-    )
-    return replace(made, **changes)
-
-
-def seen(**changes: Any) -> Replicate:
-    """A replicate that went through four equal rounds with this to be seen."""
-    return replicate(host_samples=(replace(QUIET, **changes),) * ROUNDS)
-
-
-def verdict(
-    *replicates: Replicate, job: JobSpec | None = None, metrics: Mapping[str, MetricSummary] | None = None
-) -> Verdict:
-    """Three replicates unless it is said otherwise, so that nothing but the detectors speaks."""
-    job = job or spec()
-    quiet = [replicate()] * (3 - len(replicates))
-    return judge(job, variants_of(job)[0], [*quiet, *replicates], metrics or {})
+from tests.unit.made_replicates import (
+    QUIET,
+    REQUESTS,
+    ROUNDS,
+    evidence,
+    replicate,
+    samples,
+    seen,
+    spec,
+    verdict,
+)
 
 
 def test_a_quiet_run_is_valid_without_a_mark() -> None:
@@ -77,23 +34,18 @@ def test_a_quiet_run_is_valid_without_a_mark() -> None:
     ("found", "reason", "words"),
     [
         (
-            {"foreign_s": 0.25, "named": {"hog": 0.2, "ls": 0.001}},
+            {"foreign_s": 1.25, "named": {"hog": 1.2, "ls": 0.001}},
             "foreign_process",
-            "Other processes used 0.20 of 2 cores (hog 0.16) during",
+            "Other processes used 1.00 of 2 cores (hog 0.96) during",
         ),
         (
             {"foreign_s": 1.25, "named": {}},
             "foreign_process",
             "used 1.00 of 2 cores during replicate 3; stop them",
         ),
-        (
-            {"crowding": frozenset({(7, 1, "miner")})},
-            "foreign_process",
-            "processes (miner) ran or waited for a CPU",
-        ),
         ({"heat_slowdowns": 2}, "throttled", "The CPU slowed down 8 times because of heat"),
-        ({"quota_wait_s": 0.02}, "throttled", "wait for 0.08 s of 5.0 s"),
-        ({"gpu_heat_s": 0.1}, "throttled", "Heat lowered the GPU's clock for 0.40 s of 5.0 s"),
+        ({"quota_wait_s": 0.9}, "throttled", "wait for 3.60 s of 5.0 s"),
+        ({"gpu_heat_s": 0.9}, "throttled", "Heat lowered the GPU's clock for 3.60 s of 5.0 s"),
         ({"gpu_slowdowns": frozenset({"hw_power_brake_slowdown"})}, "throttled", "hw_power_brake_slowdown"),
         ({"suspended_s": 30.0}, "interrupted", "The machine was suspended for 120.0 s"),
     ],
@@ -109,7 +61,7 @@ def test_what_disturbs_makes_a_result_invalid(found: dict[str, Any], reason: str
 @pytest.mark.parametrize(
     ("found", "warning", "words"),
     [
-        ({"steal_s": 0.05}, "shared_host", "2.0% of the CPUs' time"),
+        ({"steal_s": 0.03}, "shared_host", "1.2% of the CPUs' time"),
         ({"others": True}, "shared_host", "Another job was measured"),
         ({"wall_jump_s": -3600.0}, "clock_unstable", "changed by -3600.0 s"),
         ({"gpu_power_cap_s": 0.5}, "clock_unstable", "2.00 s of 5.0 s"),
@@ -126,11 +78,13 @@ def test_what_a_reader_should_know_only_marks_it(found: dict[str, Any], warning:
 @pytest.mark.parametrize(
     "found",
     [
-        {"foreign_s": 0.18, "named": {"cron": 0.15}},
+        {"foreign_s": 0.05, "named": {"cron": 0.05}},
         {"foreign_s": -0.03},
         {"foreign_s": None, "idle_s": None, "steal_s": None},
         {"cpus": 64, "foreign_s": 0.6},
-        {"quota_wait_s": 0.01},
+        {"quota_wait_s": 0.01, "foreign_s": 0.0},
+        {"probe_s": 0.003},
+        {"crowding": frozenset({(7, 1, "tee")})},
         {"gpu_heat_s": 0.01, "gpu_power_cap_s": 0.01},
         {"gpu_slowdowns": frozenset({"gpu_idle", "applications_clocks_setting"})},
         {"suspended_s": 2e-6, "wall_jump_s": 0.05},
@@ -142,27 +96,23 @@ def test_what_a_quiet_machine_shows_is_no_finding(found: dict[str, Any]) -> None
     assert verdict(seen(**found)) == Verdict(valid=True)
 
 
-def test_others_are_judged_over_all_rounds_and_only_where_these_last() -> None:
-    busy = replace(QUIET, foreign_s=1.0)
-    once = replicate(host_samples=(*(QUIET,) * 9, busy))
-    assert verdict(once).valid, "0.09 cores over ten rounds"
-    burst = replace(busy, wall_s=0.2, foreign_s=0.06)
-    assert verdict(replicate(host_samples=(burst,) * 4)).valid, "a daemon's burst within less than a second"
-    short = replace(busy, wall_s=0.1, foreign_s=0.1)
-    assert verdict(replicate(host_samples=(short,) * ROUNDS)).valid, "0.4 s are too few ticks"
-    assert verdict(replicate(host_samples=(short,) * 6)).reasons == (VerdictReason.FOREIGN_PROCESS,)
-
-
 def test_one_process_that_never_rests_is_found_among_many_cpus() -> None:
     assert verdict(seen(cpus=256, foreign_s=1.25)).reasons == (VerdictReason.FOREIGN_PROCESS,)
 
 
-def test_a_process_that_rested_once_does_not_crowd() -> None:
-    crowded = replace(QUIET, crowding=frozenset({(7, 1, "cc1plus")}))
-    assert verdict(replicate(host_samples=(*(crowded,) * 3, QUIET))).valid
-    assert verdict(replicate(host_samples=(crowded,) * (disturbance.CROWDED_ROUNDS - 1))).valid, (
-        "too few to tell"
+def test_a_process_that_never_rests_is_found_however_little_it_gets() -> None:
+    crowded = replace(QUIET, crowding=frozenset({(7, 1, "miner")}), named={"miner": 0.01})
+    judged = verdict(replicate(host_samples=(crowded,) * ROUNDS))
+    assert judged.warnings == (VerdictWarning.DISTURBED,)
+    assert (
+        "Other processes (miner) ran or waited for a CPU all the time during replicate 3; stop"
+        in judged.notes[0]
     )
+    once = replicate(host_samples=(*(crowded,) * 3, QUIET))
+    assert verdict(once) == Verdict(valid=True), "it rested once"
+    few = disturbance.CROWDED_ROUNDS - 1
+    short = replicate(host_samples=(crowded,) * few, rounds=(REQUESTS * ROUNDS // few,) * few)
+    assert verdict(short) == Verdict(valid=True), "too few rounds to tell"
 
 
 def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_shared() -> None:
@@ -177,10 +127,10 @@ def test_a_job_on_a_gpu_is_disturbed_only_where_no_cpu_is_left_or_the_gpu_is_sha
 
 def test_a_clock_that_differs_between_rounds_is_a_mark() -> None:
     host_samples = [replace(QUIET, clock_hz=hz) for hz in (3.0e9, 3.1e9, 2.7e9)]
-    judged = verdict(replicate(host_samples=tuple(host_samples)))
+    judged = verdict(replicate(host_samples=tuple(host_samples), rounds=(40,) * 3))
     assert judged.warnings == (VerdictWarning.CLOCK_UNSTABLE,)
     assert "between 2700 and 3100 MHz" in judged.notes[0]
-    assert verdict(replicate(host_samples=tuple(host_samples[:2]))) == Verdict(valid=True)
+    assert verdict(replicate(host_samples=tuple(host_samples[:2]), rounds=(60,) * 2)) == Verdict(valid=True)
 
 
 def test_every_replicate_is_named_in_one_note() -> None:
@@ -206,22 +156,44 @@ def test_a_machine_that_slows_down_half_way_is_drift() -> None:
     assert verdict(*(replace(each, host_samples=within_a_second) for each in (fast, slowing, slow))).valid
 
 
-def stopped_for(seconds: float, request_s: float) -> Replicate:
-    latencies = [request_s] * 119 + [request_s + seconds]
+def stopped_for(seconds: float, request_s: float, requests: int = ROUNDS * REQUESTS) -> Replicate:
+    """The last of its requests stood still."""
+    latencies = [request_s] * (requests - 1) + [request_s + seconds]
     ready = Ready(load_s=1, compile_s=None, steady=True, warmup_requests=3, request_s=request_s)
     audit = Audited(samples=samples([request_s]))
-    return replicate(samples=samples(latencies), ready=ready, audit=audit)
+    return replicate(
+        samples=samples(latencies), ready=ready, audit=audit, rounds=(requests // ROUNDS,) * ROUNDS
+    )
 
 
-def test_a_request_that_stood_still_is_an_interruption() -> None:
+def test_a_request_that_stood_still_among_many_is_a_mark() -> None:
     judged = verdict(stopped_for(3.0, request_s=0.02))
+    assert judged.valid
+    assert judged.warnings == (VerdictWarning.DISTURBED,)
+    assert "A request stood still for 3.0 s during replicate 3; do not stop" in judged.notes[0]
+    assert judged.notes[0].endswith(
+        "This can have cost less than 1% of the speed, and the intervals reach that far."
+    )
+
+
+def test_a_figure_that_is_made_of_such_requests_is_interrupted() -> None:
+    stopped = stopped_for(3.0, request_s=0.02)
+    half = samples([0.02, 3.02] * (ROUNDS * REQUESTS // 2))
+    several = [replace(stopped, samples=half, request_s=half["latency_s"])] * 3
+    assert verdict(*several).valid, "half of the requests are none that take far longer than the median"
+    few = samples([0.02] * 65 + [3.02] * 55)
+    rates = few | {"tokens_per_s": tuple(1 / (each * 100) for each in (*[0.02] * 55, *[3.02] * 65))}
+    judged = verdict(*[replace(stopped, samples=rates)] * 3)
     assert judged.reasons == (VerdictReason.INTERRUPTED,)
-    assert "about 3.0 s" in judged.notes[0]
+    assert (
+        "A request stood still for 3.0 s during replicate 1 (and during replicates 2 and 3)"
+        in judged.notes[0]
+    )
 
 
 @pytest.mark.parametrize(("seconds", "request_s"), [(0.9, 0.001), (3.0, 0.2)])
 def test_a_slow_request_is_none(seconds: float, request_s: float) -> None:
-    assert verdict(stopped_for(seconds, request_s)).valid
+    assert verdict(stopped_for(seconds, request_s)) == Verdict(valid=True)
 
 
 def test_a_pause_before_the_first_token_is_one_too() -> None:
@@ -229,15 +201,25 @@ def test_a_pause_before_the_first_token_is_one_too() -> None:
     stopped = stopped_for(3.0, request_s=0.02)
     steady = replicate().samples["tokens_per_s"]
     judged = verdict(replace(stopped, samples=stopped.samples | {"tokens_per_s": steady}))
-    assert judged.reasons == (VerdictReason.INTERRUPTED,)
+    assert judged.warnings == (VerdictWarning.DISTURBED,)
 
 
-def test_a_sample_that_is_a_share_of_its_request_is_scaled_to_it() -> None:
-    """A matmul's latency is one product's, of hundreds in a request."""
+def test_the_seconds_of_a_stop_are_the_clock_s_and_never_a_ratio_of_a_warm_request() -> None:
+    """A matmul's latency is one product's, of hundreds in a request, and a warm request may itself have been slow."""
     stopped = stopped_for(0.01, request_s=1e-4)
-    longer = stopped.ready.model_copy(update={"request_s": 0.05})
-    assert verdict(stopped).valid
-    assert verdict(replace(stopped, ready=longer)).reasons == (VerdictReason.INTERRUPTED,)
+    slow_to_warm_up = stopped.ready.model_copy(update={"request_s": 2.0})
+    assert verdict(replace(stopped, ready=slow_to_warm_up)) == Verdict(valid=True)
+    by_the_clock = (0.05,) * 119 + (5.05,)
+    judged = verdict(replace(stopped, request_s=by_the_clock))
+    assert "stood still for 5.0 s" in judged.notes[0]
+
+
+def test_a_stop_that_others_explain_is_not_told_twice() -> None:
+    busy = replace(QUIET, wall_s=4.0, foreign_s=4.0)
+    stopped = replace(stopped_for(3.0, request_s=0.02), host_samples=(busy,) * ROUNDS)
+    judged = verdict(stopped)
+    assert judged.reasons == (VerdictReason.FOREIGN_PROCESS,)
+    assert judged.warnings == ()
 
 
 def test_fresh_inputs_that_take_longer_give_a_cache_away() -> None:
@@ -281,7 +263,7 @@ def test_a_wrong_output_is_told_once_whenever_it_is_found() -> None:
     later = Audited(samples={}, problem="2 logits are NaN.")
     judged = verdict(replicate(ready=ready), replicate(ready=ready), replicate(audit=later))
     assert judged.reasons == (VerdictReason.OUTPUT_INVALID,)
-    assert judged.notes == ("3 of 8 tokens 2 logits are NaN.",)
+    assert judged.notes == ("3 of 8 tokens. 2 logits are NaN.",)
 
 
 def quality(name: str, value: float | None, reason: str | None = None) -> MetricSummary:
@@ -308,17 +290,21 @@ def test_a_gate_that_could_not_be_checked_is_not_passed() -> None:
     assert verdict(job=spec(min_top1=0.5)).reasons == (VerdictReason.QUALITY_BELOW_GATE,)
 
 
-def test_several_findings_each_have_their_note() -> None:
-    judged = verdict(seen(heat_slowdowns=1, foreign_s=2.0, steal_s=0.5))
+def test_several_findings_each_have_their_note_and_each_cause_one() -> None:
+    judged = verdict(seen(heat_slowdowns=1, foreign_s=2.0, steal_s=0.5, others=True))
     assert judged.reasons == (VerdictReason.THROTTLED, VerdictReason.FOREIGN_PROCESS)
     assert judged.warnings == (VerdictWarning.SHARED_HOST,)
     assert len(judged.notes) == 3
+    assert "used 1.60 of 2 cores" in judged.notes[1]
+    assert "The hypervisor gave 20.0% of the CPUs' time" in judged.notes[1]
+    assert "Another job" in judged.notes[2]
+    assert judged.reason_notes == judged.notes[:2]
 
 
 def test_few_and_unsettled_samples_are_marked_as_before() -> None:
     job = spec()
-    few = replicate(samples=samples([0.02] * 4), rounds=(4,), width=0.5, audit=None)
-    judged = judge(job, variants_of(job)[0], [few], {})
+    few = replicate(samples=samples([0.02] * 4), rounds=(1,) * 4, width=0.5, audit=None)
+    judged = judge(job, variants_of(job)[0], evidence([few], job), {})
     assert judged.valid
     assert judged.warnings == (
         VerdictWarning.SINGLE_REPLICATE,

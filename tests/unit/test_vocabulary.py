@@ -80,6 +80,7 @@ def test_what_a_database_cannot_hold_is_named_by_its_place(document: Any, place:
         check_document(document)
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 def test_every_other_document_has_one_text(document: Any) -> None:
     text = canonical_json(document)

@@ -52,6 +52,17 @@ def test_goals_are_ratios_of_pairs_of_processes() -> None:
     assert not prefill["reached"]
 
 
+@pytest.mark.parametrize("name", SPEED)
+def test_a_short_run_measures_what_the_goals_are_about_and_names_the_rest(name: str) -> None:
+    whole, short = SPEED[name], SPEED[name].of_goals()
+    measured = {Q4_0.name, *(stack.name for stack in short.stacks)}
+    assert {IN_GOALS.name, *(goal.against.name for goal in whole.goals)} <= measured
+    assert len(short.stacks) < len(whole.stacks)
+    assert not short.elsewhere
+    every = {stack.name for stack in whole.stacks} | {peer.name for peer in whole.elsewhere}
+    assert every - measured <= set(short.left_out)
+
+
 @pytest.mark.parametrize("ours", [line(IN_GOALS.name, ()), line(IN_GOALS.name, (900.0, 900.0), group=1)])
 def test_what_was_not_measured_in_the_same_job_is_not_reached(ours: dict[str, Any]) -> None:
     (goal,) = speed_goals("decode-llama-3.2-1b", [line(Q4_0.name, (100.0, 100.0)), ours])
@@ -189,7 +200,8 @@ def test_a_row_of_a_job_has_its_rates_and_the_ratio_to_the_first_stack(
     assert ours.ratio == pytest.approx(2.1)
     assert ours.ratio_interval == pytest.approx((2.1, 2.1)), "in pairs the processes differ by nothing"
     if measure == "prefill":
-        assert ours.interval is None, "the seconds of two such processes may as well be 0"
+        assert ours.interval is not None
+        assert ours.interval[1] > 50 * 157.5, "two such processes say next to nothing"
     else:
         assert ours.interval is not None
         assert ours.interval[0] < 157.5 < ours.interval[1]

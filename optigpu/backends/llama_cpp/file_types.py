@@ -21,3 +21,8 @@ def file_type_of(stack: tuple[Technique, ...]) -> FileType:
     for technique in stack:
         options = technique.load(options)
     return FileType(options.gguf or "F32")
+
+
+def product_dtypes_of(kind: FileType) -> tuple[str, ...]:
+    """What llama.cpp multiplies besides floats: weights of 8 bits and fewer meet activations that it rounds to int8."""
+    return () if kind in (FileType.F32, FileType.F16) else ("int8",)

@@ -6,26 +6,24 @@ The least recently used are removed when the folder holds more than the bound.
 
 import hashlib
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.file_types import FileType
+from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
 from optigpu.models import facts, families
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.paths import cache_dir
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
-MOST_GIB = "OPTIGPU_GGUF_CACHE_GB"
-"""The environment variable for another bound, in GiB; 0 keeps no file longer than its job."""
-MOST_BYTES = 40 * 2**30
-KEPT, UNFINISHED = ".gguf", ".unfinished"
+BOUND = Bound("OPTIGPU_GGUF_CACHE_GB", default=40 * 2**30, files="GGUF files")
+"""With a bound of 0 a file lives as long as its job."""
+SUFFIX = ".gguf"
 _WRITERS = ("convert", "file_types", "gguf_families", "gguf_file", "gguf_tensors")
 _SOURCES = (
     *(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
@@ -48,44 +46,20 @@ def gguf_of(
     A preset's random weights are drawn from `seed`. Raises UnsupportedError for a model that cannot be written or
     quantized, OptiGPUError when writing fails.
     """
-    from filelock import FileLock  # torch depends on it, and so is there
-
-    most = most_bytes()
-    folder = (cache_dir() if most else job_folder) / "gguf"
-    folder.mkdir(parents=True, exist_ok=True)
+    most = BOUND.most_bytes()
+    parent, most_kept = (cache_dir(), most) if most else (job_folder, math.inf)
+    folder = BoundedFolder(parent / "gguf", SUFFIX, most_kept)
     stem = f"{reference.kind}-{reference.name}-{_digest(reference, seed)}"
-    target = folder / f"{stem}-{file_type.value}{KEPT}"
+    target = folder.path / f"{stem}-{file_type.value}{SUFFIX}"
     if not target.exists():
-        with FileLock(folder / "gguf.lock"):
-            _clean(folder)
-            _make(target, stem, file_type, reference, seed, threads, progress)
-            if most:
-                _make_room(target, most)
-    with suppress(OSError):  # who may only read it uses it all the same
-        os.utime(target)
+        with folder.locked():
+            _make(folder, target, stem, file_type, reference, seed, threads, progress)
+    mark_used(target)
     return target
 
 
-def most_bytes() -> int:
-    """What the folder may hold; 0 where nothing is kept. A file that was just made stays, however large it is.
-
-    Raises UnsupportedError when the environment's bound is no number, or negative.
-    """
-    text = os.environ.get(MOST_GIB)
-    if not text:
-        return MOST_BYTES
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = math.nan
-    if not 0 <= gib < math.inf:
-        raise UnsupportedError(
-            f"{MOST_GIB} must be the number of GiB that GGUF files may take, not {text!r}; 0 keeps none."
-        )
-    return int(gib * 2**30)
-
-
 def _make(
+    folder: BoundedFolder,
     target: Path,
     stem: str,
     file_type: FileType,
@@ -97,52 +71,32 @@ def _make(
     """Writes the file, and before it the F16 file that llama.cpp quantizes; who held the lock before may have."""
     common = ("--threads", str(threads))
     converted = file_type in (FileType.F32, FileType.F16)
-    plain = target if converted else target.with_name(f"{stem}-{FileType.F16.value}{KEPT}")
+    plain = target if converted else target.with_name(f"{stem}-{FileType.F16.value}{SUFFIX}")
     if not plain.exists():
         progress("writing the GGUF file")
         plain_type = file_type if converted else FileType.F16
         model = ("--model", str(reference), "--seed", str(seed))
-        _run(plain, ("--type", plain_type.value, *model, *common))
+        _run(folder, plain, ("--type", plain_type.value, *model, *common))
     if not target.exists():
         progress("quantizing the GGUF file")
-        _run(target, ("--type", file_type.value, "--plain", str(plain), *common))
+        _run(folder, target, ("--type", file_type.value, "--plain", str(plain), *common))
 
 
-def _run(target: Path, arguments: Sequence[str]) -> None:
-    """Runs the converter. The file gets its name when it is whole; only who holds the lock calls this."""
-    draft = target.with_suffix(UNFINISHED)
-    command = [sys.executable, "-P", "-m", convert.__name__, "--output", str(draft), *arguments]
-    try:
+def _run(folder: BoundedFolder, target: Path, arguments: Sequence[str]) -> None:
+    """Runs the converter; only who holds the lock calls this."""
+    with folder.draft_of(target) as draft:
+        command = [sys.executable, "-P", "-m", convert.__name__, "--output", str(draft), *arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode == convert.REFUSED:
             raise UnsupportedError(_last_line(done.stdout))
         if done.returncode:
             why = _last_line(done.stderr) or f"status {done.returncode}"
             raise OptiGPUError(f"The GGUF file could not be written: {why}")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _clean(folder: Path) -> None:
-    """Removes what a process that was killed left unfinished."""
-    for draft in folder.glob(f"*{UNFINISHED}"):
-        draft.unlink(missing_ok=True)
+        folder.admit(draft)
 
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].strip()
-
-
-def _make_room(kept: Path, most: int) -> None:
-    """Removes the least recently used files until the folder holds at most `most` bytes, `kept` left in place."""
-    others = [(path, path.stat()) for path in kept.parent.glob(f"*{KEPT}") if path != kept]
-    size = kept.stat().st_size + sum(status.st_size for _, status in others)
-    for path, status in sorted(others, key=lambda item: item[1].st_mtime_ns):
-        if size <= most:
-            return
-        path.unlink(missing_ok=True)
-        size -= status.st_size
 
 
 def _digest(reference: ModelReference, seed: int) -> str:

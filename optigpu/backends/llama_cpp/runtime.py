@@ -9,7 +9,7 @@ import llama_cpp
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.llama_cpp.file_types import FileType, file_type_of
+from optigpu.backends.llama_cpp.file_types import FileType, file_type_of, product_dtypes_of
 from optigpu.backends.llama_cpp.gguf_cache import gguf_of
 from optigpu.backends.llama_cpp.gguf_contents import contents_of
 from optigpu.backends.llama_cpp.gguf_families import written_family
@@ -91,7 +91,10 @@ class LlamaCppRuntime:
 
     def footprint(self) -> Footprint:
         """A step reads every tensor in the type that it is stored in, and a row of the tables."""
-        return Footprint(self.facts, self._contents.streamed_bytes, self._contents.row_bytes)
+        contents = self._contents
+        return Footprint(
+            self.facts, contents.streamed_bytes, contents.row_bytes, product_dtypes_of(self._type)
+        )
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """There is no accelerator; the host's memory is the meter's own affair."""

@@ -35,13 +35,17 @@ class TorchBackend:
         return None
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
-        """Loads the model for the workload's task and applies the stack."""
+        """Loads the model for the workload's task and applies the stack; without a model, the bare device."""
+        if order.model is None:
+            from optigpu.backends.torch.operators import TorchOperatorRuntime  # loads no transformers
+
+            return TorchOperatorRuntime(order.device, order.seed)
         from optigpu.backends.torch.prepare import prepare
 
-        return prepare(order, progress)
+        return prepare(order, order.model, progress)
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
-        """About three seconds of reading, copying and multiplying."""
+        """Less than ten seconds of reading, copying and multiplying."""
         from optigpu.backends.torch.peak_rates import measured_peaks
 
         return measured_peaks(device, threads)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
 from optigpu.backends.torch.decoding import GreedyDecoder, LeanDecoder, LibraryDecoder, whole_passes
@@ -41,6 +42,40 @@ class AppliedModel(TorchDevice):
         require_kernel(self.modes.attention_kernel, names)
         return names
 
+    def _change_model(self, stack: tuple[Technique, ...]) -> None:
+        """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""
+        for technique in stack:
+            technique.modules(self.model, self.notes)
+        for technique in stack:
+            technique.finish(self.model, self.notes)
+
+    def _record_options(self, options: LoadOptions) -> None:
+        self.notes.record(
+            dtype=options.dtype,
+            autograd=self.modes.autograd,
+            versions={"transformers": transformers.__version__},
+            **({"autocast": self.modes.autocast} if self.modes.autocast else {}),
+        )
+
+
+def load_decoder(
+    reference: ModelReference, options: LoadOptions, device: DeviceKind, seed: int
+) -> PreTrainedModel:
+    """A decoder loaded as a stack asks for."""
+    return load_model(
+        reference,
+        device=place_of(options, device).value,
+        dtype=options.dtype,
+        attention=options.attention,
+        seed=seed,
+        packed=options.packed,
+    )
+
+
+def place_of(options: LoadOptions, device: DeviceKind) -> DeviceKind:
+    """Where a model is loaded that will run on `device`."""
+    return device if options.placement == "device" else DeviceKind.CPU
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -65,28 +100,18 @@ class DecodingModel(AppliedModel):
         self.reference = parse_reference(model)
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
-        place = device if options.placement == "device" else DeviceKind.CPU
-        self.model = load_model(
-            self.reference,
-            device=place.value,
-            dtype=options.dtype,
-            attention=options.attention,
-            seed=seed,
-            packed=options.packed,
-        )
+        self.model = load_decoder(self.reference, options, device, seed)
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
         progress("applying")
         self._mode = mode_of(self.modes, device)
         require_cacheable(self.model, cache)
-        for technique in stack:
-            technique.modules(self.model, self.notes)
-        for technique in stack:
-            technique.finish(self.model, self.notes)
+        self._change_model(stack)
         self._decoder = self._make_decoder(stack, cache)
         self._decode = self._loop(stack)
         self._replacing = overriding(stack, "loop")
-        self._record(options, cache)
+        self._record_options(options)
+        self._record_decoding(cache)
         self.decoded: tuple[int, int] | None = None
 
     def generate(self, prompt: torch.Tensor, new_tokens: int) -> Decoded:
@@ -161,13 +186,9 @@ class DecodingModel(AppliedModel):
             loop = technique.loop(loop, self.model, self.notes)
         return loop
 
-    def _record(self, options: LoadOptions, cache: CacheOptions) -> None:
+    def _record_decoding(self, cache: CacheOptions) -> None:
         self.notes.record(
-            dtype=options.dtype,
             attn_implementation=self.model.config._attn_implementation,
-            autograd=self.modes.autograd,
             decode_loop=self._decoder.name,
-            versions={"transformers": transformers.__version__},
             **cache_facts(cache, self.facts),
-            **({"autocast": self.modes.autocast} if self.modes.autocast else {}),
         )

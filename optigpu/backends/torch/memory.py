@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from optigpu.backends.runtime import MemoryPeaks
 from optigpu.hardware.memory import free_host_bytes
-from optigpu.models.loading.footprint import storages
+from optigpu.models.loading.storages import storages
 from optigpu.vocabulary import DeviceKind
 
 NO_ACCELERATOR = "a CPU has no accelerator memory; see host_peak_bytes"

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from optigpu.backends.torch.applied import AppliedModel
+from optigpu.backends.torch.applied import AppliedModel, load_decoder, place_of
 from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.modes import mode_of
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
@@ -16,7 +15,6 @@ from optigpu.models.facts import Facts
 from optigpu.models.loading.load import (
     count_weights,
     load_image_model,
-    load_model,
     loaded_facts,
     loaded_image_facts,
 )
@@ -64,12 +62,10 @@ class PassModel(AppliedModel):
             self.facts, plain = loaded_image_facts(self.model), ImagePass(self.model)
         else:
             self.facts, plain = loaded_facts(self.model), self._prefill(cache_options(stack))
-        for technique in stack:
-            technique.modules(self.model, self.notes)
-        for technique in stack:
-            technique.finish(self.model, self.notes)
+        self._change_model(stack)
         self._forward = self._wrapped(stack, plain)
-        self._record(options)
+        self._record_options(options)
+        self.notes.record(**self._arithmetic())
 
     def forward(self, inputs: torch.Tensor) -> Passed:
         """One pass over ids [batch, length] with an empty cache, or over images [batch, channels, height, width].
@@ -96,15 +92,6 @@ class PassModel(AppliedModel):
         for technique in stack:
             forward = technique.forward(forward, self.notes)
         return forward
-
-    def _record(self, options: LoadOptions) -> None:
-        self.notes.record(
-            dtype=options.dtype,
-            autograd=self.modes.autograd,
-            versions={"transformers": transformers.__version__},
-            **({"autocast": self.modes.autocast} if self.modes.autocast else {}),
-            **self._arithmetic(),
-        )
 
     def _arithmetic(self) -> dict[str, Any]:
         """The attention implementation; for a model without attention, cuDNN's precision of float32 convolutions."""
@@ -150,16 +137,9 @@ class ImagePass:
 def _load(
     task: Task, reference: ModelReference, options: LoadOptions, device: DeviceKind, seed: int
 ) -> PreTrainedModel:
-    place = device if options.placement == "device" else DeviceKind.CPU
-    if task is Task.IMAGES:
-        return load_image_model(
-            reference, device=place.value, dtype=options.dtype, attention=options.attention, seed=seed
-        )
-    return load_model(
-        reference,
-        device=place.value,
-        dtype=options.dtype,
-        attention=options.attention,
-        seed=seed,
-        packed=options.packed,
+    if task is not Task.IMAGES:
+        return load_decoder(reference, options, device, seed)
+    place = place_of(options, device)
+    return load_image_model(
+        reference, device=place.value, dtype=options.dtype, attention=options.attention, seed=seed
     )

@@ -1,15 +1,18 @@
-"""The machine's peak rates: how fast it reads, copies and multiplies matrices through torch's operators.
+"""The machine's peak rates: the fastest that it is found to read, copy and multiply.
 
-Bandwidth is measured as STREAM does (McCalpin, Memory Bandwidth and Machine Balance, 1995): arrays of at least four
-times the last cache, bytes counted once for each read and write that the program asks for. Smaller arrays are read as
-well, since a small model's weights stay in a cache. All figures are medians of repetitions after a first call.
+A peak is the best of repetitions, as STREAM's figures are (McCalpin, Memory Bandwidth and Machine Balance, 1995), and
+the best of several ways: torch's operators, and on a CPU the loops of `ops/rates`, which wait for nothing else. So
+whatever a variant computes with, the roof that it is held against was measured by something that is at least as fast.
+Arrays are read in all sizes from those of a core's own cache to at least four times the last cache; bytes count once
+for each read and write that the program asks for.
 """
 
+import logging
 import math
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 
@@ -18,18 +21,23 @@ from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.memory import free_bytes
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
-from optigpu.vocabulary import DeviceKind, utc_now
+from optigpu.ops.decode.cpu.arena import Arena
+from optigpu.ops.rates.rates import PRODUCTS, WAYS, RateLoops
+from optigpu.vocabulary import DeviceKind, UnsupportedError, utc_now
 
-SAMPLE_S = 0.005
-"""A sample repeats the work for at least this long, so that the cost of the clock and of launches is negligible."""
-SAMPLES = (3, 15)
-"""The fewest and the most samples of a median; fewer if they take far longer than planned."""
-READ_S, COPY_S, MATMUL_S = 0.08, 0.2, 0.4
-"""Time to spend on each array size, on copying, and on each dtype."""
-MOST_TIMES_PLANNED = 4
-"""At most this many times the planned time is spent on a slow or busy machine."""
-SMALLEST_ARRAY_BYTES, LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**20, 2**28, 2**31
-"""Bytes of the smallest array, and the bounds of the largest one."""
+SWEEPS = 3
+"""Everything is measured so many times, one after the other: what disturbs a machine for a while spoils one sweep."""
+OPERATOR_SAMPLE_S, LOOP_SAMPLE_S = 0.004, 0.0005
+"""A sample repeats the work for at least this long: an operator until the cost of the clock and of launches is
+negligible; a loop of ours has none, and a short sample more often has all cores for itself."""
+READ_S, COPY_S, MATMUL_S, LOOP_S = 0.005, 0.005, 0.03, 0.03
+"""Time to spend in a sweep on each array size and way, on torch's products of each side, and on each loop of products.
+At least one sample is taken."""
+LEAST_LARGEST_ARRAY_BYTES, MOST_LARGEST_ARRAY_BYTES = 2**28, 2**31
+"""Bounds of the largest array's bytes."""
+SMALLEST_TORCH_BYTES, SMALLEST_THREAD_BYTES = 2**20, 2**14
+"""Bytes of the smallest array that torch reads, and of a thread's part of the smallest that the loops read: half of
+most first caches."""
 LARGEST_MEMORY_SHARE = 0.25
 """The largest array takes at most this share of the free memory."""
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
@@ -41,14 +49,10 @@ DTYPES: dict[DeviceKind, tuple[str, ...]] = {
     DeviceKind.CUDA: ("float32", "tf32", "bfloat16", "float16", "int8", "float8_e4m3fn"),
 }
 """Dtypes of matrix products by device, as torch names them; tf32 is float32 rounded in NVIDIA's tensor cores."""
+NARROW = ("bfloat16", "float16", "int8", "float8_e4m3fn")
+"""Numbers that float32 holds exactly: their products may be computed in float32, and so are at least as fast."""
 
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """Bytes per second: of reading, by the array's bytes in rising order; of copying, both read and written."""
-
-    reads: dict[int, float]
-    copy_bytes_per_s: float
+_log = logging.getLogger(__name__)
 
 
 def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
@@ -56,62 +60,137 @@ def measured_peaks(device: DeviceKind, threads: int) -> Peaks:
 
     Raises UnsupportedError when there is no such device.
     """
-    found = bandwidth(device)
-    rates, reasons = matmul_rates(device)
+    clock = TorchDevice(device, seed=0).clock
+    loops = _loops(device, threads)
+    array = _array(device)
+    reads, copies = read_rates(array, clock, loops), copy_rates(array, clock, loops)
+    del array
+    rates, ways, reasons = matmul_rates(device, loops)
     return Peaks(
         device=device,
         threads=threads,
         measured_at=utc_now(),
         torch=torch.__version__,
-        reads=tuple(ReadRate(array_bytes=size, bytes_per_s=rate) for size, rate in found.reads.items()),
-        copy_bytes_per_s=found.copy_bytes_per_s,
+        reads=reads,
+        copies=copies,
+        copy_bytes_per_s=copies[-1].bytes_per_s,
         matmul_flops_per_s=rates,
+        ways=ways,
         reasons=reasons,
     )
 
 
-def bandwidth(device: DeviceKind) -> Bandwidth:
-    """How fast arrays are read and copied. A read is a sum over float32: one pass, nothing written.
-
-    Raises UnsupportedError when there is no such device.
-    """
-    clock = TorchDevice(device, seed=0).clock
-    largest = _largest_bytes(device)
-    array = torch.ones(largest // 4, dtype=torch.float32, device=device.value)
-    reads = {}
-    for size in _sizes(largest):
+def read_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
+    """How fast the first bytes of a float32 array are read. torch reads it by a sum: one pass, nothing written."""
+    trials: dict[int, list[Trial]] = {}
+    for size in _sizes(array.nbytes, loops):
         part = array[: size // 4]
-        reads[size] = size / _typical_s(part.sum, clock, READ_S)
-    half = array.numel() // 2
-    target, source = array[:half], array[half : 2 * half]
-    copy_s = _typical_s(lambda: target.copy_(source), clock, COPY_S)
-    return Bandwidth(reads, 2 * half * 4 / copy_s)
+        trials[size] = [_of_loop(partial(loops.read_s, part, way=way)) for way in WAYS] if loops else []
+        if size >= SMALLEST_TORCH_BYTES:
+            trials[size].append(_of_operator(part.sum, clock))
+    return _rates(trials, READ_S)
 
 
-def matmul_rates(device: DeviceKind) -> tuple[dict[str, float], dict[str, str]]:
-    """The best rate of square matrix products for each dtype in operations per second, and why a dtype has none.
+def copy_rates(array: torch.Tensor, clock: Clock, loops: RateLoops | None) -> tuple[ReadRate, ...]:
+    """How fast one half of the first bytes of an array is copied to the other."""
+    trials: dict[int, list[Trial]] = {}
+    for size in _sizes(array.nbytes, loops):
+        target, source = array[: size // 8], array[size // 8 : size // 4]
+        both = (target, source)
+        trials[size] = [_of_loop(partial(loops.copy_s, *both, way=way)) for way in WAYS] if loops else []
+        if size >= SMALLEST_TORCH_BYTES:
+            trials[size].append(_of_operator(partial(target.copy_, source), clock))
+    return _rates(trials, COPY_S)
 
-    A product of side n counts 2 n^3. Raises UnsupportedError when there is no such device.
+
+def matmul_rates(
+    device: DeviceKind, loops: RateLoops | None
+) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
+    """The best rate of products of each dtype in operations per second, the way to it, and why a dtype has none.
+
+    A product of square matrices of side n counts 2 n^3. Raises UnsupportedError when there is no such device.
     """
     clock = TorchDevice(device, seed=0).clock
-    rates, reasons = {}, {}
-    for dtype in DTYPES[device]:
-        try:
-            rates[dtype] = _matmul_rate(device, dtype, clock)
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-            reasons[dtype] = f"torch cannot multiply {dtype} here: {str(error).strip().splitlines()[0]}"
-    return rates, reasons
+    products = {name: _of_loop(partial(loops.multiply_s, name)) for name in PRODUCTS} if loops else {}
+    rates: dict[str, float] = {}
+    ways, reasons = {}, {}
+    for _ in range(SWEEPS):
+        for dtype in DTYPES[device]:
+            try:
+                rate = _matmul_rate(device, dtype, clock)
+            except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+                reasons[dtype] = f"torch cannot multiply {dtype} here: {str(error).strip().splitlines()[0]}"
+                continue
+            if rate > rates.get(dtype, 0.0):
+                rates[dtype], ways[dtype] = rate, "torch"
+        for way, dtype, rate in _loop_rates(loops, products):
+            if rate > rates.get(dtype, 0.0):
+                rates[dtype], ways[dtype] = rate, f"loop: {way}"
+    for dtype in NARROW:
+        if rates.get("float32", 0.0) > rates.get(dtype, math.inf):
+            rates[dtype], ways[dtype] = rates["float32"], "computed in float32"
+    return rates, ways, {dtype: reason for dtype, reason in reasons.items() if dtype not in rates}
+
+
+class Trial:
+    """The best of all samples of one work.
+
+    `sample` returns the seconds of so many calls, one after the other; a sample lasts `least_s` or longer.
+    """
+
+    def __init__(self, sample: Callable[[int], float], least_s: float) -> None:
+        self.best_s = math.inf
+        self._sample, self._least_s = sample, least_s
+        self._calls = 1
+
+    def go_on(self, seconds: float) -> float:
+        """Samples for about so long, one of enough calls at least; returns the best of a call until now."""
+        until = time.monotonic() + seconds
+        while True:
+            took_s = self._sample(self._calls)
+            self.best_s = min(self.best_s, took_s / self._calls)
+            if took_s < self._least_s:
+                more = min(10.0, 1.2 * self._least_s / max(took_s, 1e-9))
+                self._calls = math.ceil(self._calls * more)
+            elif time.monotonic() >= until:
+                return self.best_s
+
+
+def _of_loop(sample: Callable[[int], float]) -> Trial:
+    return Trial(sample, LOOP_SAMPLE_S)
+
+
+def _of_operator(work: Callable[[], object], clock: Clock) -> Trial:
+    return Trial(lambda calls: calls_s(work, calls, clock), OPERATOR_SAMPLE_S)
+
+
+def _rates(trials: Mapping[int, Sequence[Trial]], seconds: float) -> tuple[ReadRate, ...]:
+    """The best rate of each size of array; `seconds` are those of a trial in a sweep."""
+    for _ in range(SWEEPS):
+        for trial in chain(*trials.values()):
+            trial.go_on(seconds)
+    return tuple(
+        ReadRate(array_bytes=size, bytes_per_s=size / min(trial.best_s for trial in ways))
+        for size, ways in trials.items()
+    )
 
 
 def _matmul_rate(device: DeviceKind, dtype: str, clock: Clock) -> float:
-    until = time.monotonic() + MATMUL_S
     rates = []
     for side in MATRIX_SIDES:
-        product_s = _typical_s(_product(device, dtype, side), clock, MATMUL_S / len(MATRIX_SIDES))
+        product_s = _of_operator(_product(device, dtype, side), clock).go_on(MATMUL_S)
         rates.append(2 * side**3 / product_s)
-        if product_s > LONG_S or time.monotonic() > until:
+        if product_s > LONG_S:
             break
     return max(rates)
+
+
+def _loop_rates(loops: RateLoops | None, products: Mapping[str, Trial]) -> Iterator[tuple[str, str, float]]:
+    """The name of each loop that this CPU has the instructions for, what it multiplies, and its rate."""
+    for name, trial in products.items():
+        operations = loops.operations(name) if loops else 0
+        if operations:
+            yield name, PRODUCTS[name][0], operations / trial.go_on(LOOP_S)
 
 
 def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
@@ -131,31 +210,40 @@ def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
     return lambda: torch.mm(a, b, out=c)
 
 
-def _typical_s(work: Callable[[], object], clock: Clock, seconds: float) -> float:
-    """Median seconds of one call, over samples of at least SAMPLE_S, for about `seconds` in all."""
-    calls_s(work, 1, clock)  # the first pays for memory and for choosing a kernel
-    calls = max(1, math.ceil(SAMPLE_S / calls_s(work, 1, clock)))
-    fewest, most = SAMPLES
-    samples = [calls_s(work, calls, clock)]
-    while len(samples) < most and sum(samples) < (
-        seconds if len(samples) >= fewest else MOST_TIMES_PLANNED * seconds
-    ):
-        samples.append(calls_s(work, calls, clock))
-    return statistics.median(samples) / calls
+def _loops(device: DeviceKind, threads: int) -> RateLoops | None:
+    """None on a GPU, and where there is no compiler: torch's operators alone are measured then."""
+    if device is not DeviceKind.CPU:
+        return None
+    try:
+        return RateLoops(threads)
+    except UnsupportedError as error:
+        _log.warning("peak rates are measured by torch's operators alone: %s", error)
+        return None
 
 
-def _sizes(largest: int) -> list[int]:
-    """Bytes from SMALLEST_ARRAY_BYTES on, each twice the one before, and `largest`."""
-    steps = range(int(math.log2(largest / SMALLEST_ARRAY_BYTES)) + 1)
-    return sorted({*(SMALLEST_ARRAY_BYTES * 2**step for step in steps), largest})
+def _array(device: DeviceKind) -> torch.Tensor:
+    """A float32 array of ones, on a CPU in huge pages as a decoder's weights are."""
+    count = _largest_bytes(device) // 4
+    if device is not DeviceKind.CPU:
+        return torch.ones(count, dtype=torch.float32, device=device.value)
+    return Arena(4 * count).take((count,), torch.float32).fill_(1)
+
+
+def _sizes(largest: int, loops: RateLoops | None) -> list[int]:
+    """Bytes from the smallest size on, each twice the one before, and `largest`."""
+    smallest = SMALLEST_TORCH_BYTES
+    if loops is not None:
+        smallest = 2 ** math.ceil(math.log2(SMALLEST_THREAD_BYTES * loops.threads))
+    steps = range(int(math.log2(largest / smallest)) + 1) if largest > smallest else range(0)
+    return sorted({*(smallest * 2**step for step in steps), largest})
 
 
 def _largest_bytes(device: DeviceKind) -> int:
-    """Four times the last cache, within what the memory allows; a multiple of SMALLEST_ARRAY_BYTES."""
+    """Four times the last cache, within what the memory allows; a multiple of SMALLEST_TORCH_BYTES."""
     if device is DeviceKind.CUDA:
         cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:
         cache = last_level_cache_bytes() or 0
     allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
     wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
-    return max(wanted // SMALLEST_ARRAY_BYTES, 1) * SMALLEST_ARRAY_BYTES
+    return max(wanted // SMALLEST_TORCH_BYTES, 1) * SMALLEST_TORCH_BYTES

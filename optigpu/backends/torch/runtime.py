@@ -1,7 +1,6 @@
-"""The runtimes of the torch backend: numpy arrays outside, torch tensors inside, converted outside of timed parts."""
+"""The runtimes of models: numpy arrays outside, torch tensors inside, converted outside of timed parts."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -15,51 +14,16 @@ from optigpu.backends.runtime import (
     Ids,
     Images,
     Logits,
-    MemoryPeaks,
     Pass,
-    Profile,
 )
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
-from optigpu.backends.torch.device import TorchDevice
-from optigpu.backends.torch.memory import peaks_of
+from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.passes import PassModel
-from optigpu.backends.torch.profile import profiled
-from optigpu.backends.torch.ranges import nvtx_range
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer
 from optigpu.models.loading.weights import origin_of
-
-
-class TorchRuntime:
-    """The methods that need no model. `place` is the device; a profiler replaces its clock."""
-
-    def __init__(self, place: TorchDevice) -> None:
-        self._place = place
-        self.device = place.device
-        self.seed = place.seed
-        self.notes = place.notes
-
-    def weights(self) -> WeightFacts | None:
-        """None: there is no model."""
-        return None
-
-    def footprint(self) -> Footprint | ImageFootprint | None:
-        """None: there is no model."""
-        return None
-
-    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
-        """The peaks of CUDA's allocator while `run` ran."""
-        return peaks_of(run, self.device)
-
-    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
-        """The kernels that torch's profiler saw while `run` ran."""
-        return profiled(self._place, run, steps, trace)
-
-    def annotate(self, name: str) -> AbstractContextManager[None]:
-        """An NVTX range on CUDA."""
-        return nvtx_range(name, self.device)
 
 
 class TorchModelRuntime(TorchRuntime):

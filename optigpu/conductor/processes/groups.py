@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 
-from optigpu.conductor.outcome import outcome_of
+from optigpu.conductor.outcome import evidence_of, outcome_of
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.residents import Residents
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.session import Session
-from optigpu.documents.events import VariantFinished
-from optigpu.documents.result import Outcome, Samples
-from optigpu.job.spec import Variant
-from optigpu.vocabulary import UnsupportedError, VariantStatus
+from optigpu.documents.events import Estimated, VariantFinished
+from optigpu.documents.result import Outcome, Samples, VerdictWarning
+from optigpu.job.estimate import spoken
+from optigpu.job.spec import JobSpec, Variant
+from optigpu.vocabulary import OverdueError, StoppedError, UnsupportedError, VariantStatus
 
 
 class Group:
@@ -26,21 +27,55 @@ class Group:
         self.fit_together = True
         self._session = session
         self._members = tuple(variants)
+        self._variants = {variant.index: variant for variant in variants}
         self._replicates: dict[int, list[Replicate]] = {variant.index: [] for variant in variants}
         # For each variant, those that were resident together with it in every replicate so far.
-        self._together = {variant.index: {each.index for each in variants} for variant in variants}
+        self._together = {variant.index: set(self._variants) for variant in variants}
+        # Why variants have fewer replicates than were asked for.
+        self._shortened: dict[int, str] = {}
 
     def measure(self, preparation: Preparation) -> None:
-        """Raises CancelledError, and what the session's listener raises."""
-        for number in range(self._session.spec.measure.replicates):
+        """Fewer replicates than were asked for are measured where time is short.
+
+        Raises what the session's listener raises, and StoppedError when the job must stop: the variants that have a
+        whole replicate have their outcome by then.
+        """
+        try:
+            self._measure_replicates()
+        except StoppedError as stop:
+            self._end_members(preparation, str(stop))
+            raise
+        self._end_members(preparation)
+
+    def _measure_replicates(self) -> None:
+        for number in range(self._session.replicates):
             if number == 0:
                 self.waiting = self._take_turn(self._members, number)
-            else:
+            elif self._has_time(number):
                 self._measure_all(number)
+            else:
+                self._leave_out(number)
+                break
             self._members = tuple(v for v in self._members if len(self._replicates[v.index]) > number)
-        for variant in self._members:
-            replicates, together = self._replicates[variant.index], sorted(self._together[variant.index])
-            self._end(outcome_of(self._session, variant, replicates, together, preparation))
+
+    def _has_time(self, number: int) -> bool:
+        """Whether this replicate of the group still fits, together with one of each variant that waits."""
+        units = [(variant.index, number) for variant in self._members]
+        return self._session.progress.has_time_for([*units, *((each.index, 0) for each in self.waiting)])
+
+    def _leave_out(self, first: int) -> None:
+        """The group's replicates from this one on are not measured."""
+        session, numbers = self._session, range(first, self._session.replicates)
+        session.progress.leave_out([(each.index, number) for each in self._members for number in numbers])
+        session.on_event(
+            Estimated(
+                seconds=session.progress.expected_s,
+                limit_s=session.spec.limits.timeout_s,
+                replicates=first,
+                sentence=f"{_why_short(session.spec)} {first} of {session.spec.measure.replicates} replicates of "
+                f"{', '.join(each.label for each in self._members)} are measured.",
+            )
+        )
 
     def _measure_all(self, number: int) -> None:
         """One replicate of every member. If memory has become short, in several turns: each measures at least one."""
@@ -51,14 +86,40 @@ class Group:
 
     def _take_turn(self, variants: Sequence[Variant], number: int) -> tuple[Variant, ...]:
         """Measures those of the variants that fit into memory and returns the others."""
-        turn = Residents(self._session, number).measure(variants)
+        turn = Residents(self._session, number)
+        try:
+            turn.measure(variants)
+        except StoppedError:
+            self._keep(turn, variants)
+            raise
+        self._keep(turn, variants)
+        return turn.waiting
+
+    def _keep(self, turn: Residents, variants: Sequence[Variant]) -> None:
+        """Keeps a turn's whole replicates; ends the variants that failed, unless time alone was short."""
         for index, error in turn.errors.items():
             self._session.progress.give_up(index)
-            self._end(_without_result(index, error))
+            if isinstance(error, OverdueError) and self._replicates[index]:
+                self._shortened[index] = str(error)
+            else:
+                self._end(_without_result(index, error))
+        apart = {*turn.errors, *(variant.index for variant in turn.waiting)}
         for index, replicate in turn.replicates.items():
             self._replicates[index].append(replicate)
-            self._together[index] &= set(turn.replicates)
-        return turn.waiting
+            self._together[index] &= {variant.index for variant in variants} - apart
+
+    def _end_members(self, preparation: Preparation, why_stopped: str = "") -> None:
+        """The outcomes of the variants that have whole replicates. With fewer than were asked for, they say why."""
+        asked = self._session.spec.measure.replicates
+        for index, replicates in self._replicates.items():
+            if not replicates or index in self.outcomes:
+                continue
+            together = sorted(self._together[index])
+            outcome = outcome_of(self._session, self._variants[index], replicates, together, preparation)
+            if len(replicates) < asked:
+                why = self._shortened.get(index) or why_stopped or _why_short(self._session.spec)
+                outcome = _incomplete(outcome, len(replicates), asked, why)
+            self._end(outcome)
 
     def _end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.index] = outcome
@@ -66,9 +127,13 @@ class Group:
 
 
 def measure_again(session: Session, baseline: Variant) -> Samples:
-    """The baseline's primary samples, from one more process at the end; empty if that fails."""
-    turn = Residents(session, session.spec.measure.replicates).measure([baseline])
-    return tuple(each.samples[baseline.workload.primary] for each in turn.replicates.values())
+    """The baseline's primary samples, from one more process at the end; empty if that fails or time is short."""
+    number = session.spec.measure.replicates
+    if not session.progress.has_time_for([(baseline.index, number)]):
+        return ()
+    turn = Residents(session, number).measure([baseline])
+    again = evidence_of(session, list(turn.replicates.values()))
+    return tuple(each.selection.of(each.replicate.samples[baseline.workload.primary]) for each in again)
 
 
 def _without_result(index: int, error: Exception) -> Outcome:
@@ -76,3 +141,23 @@ def _without_result(index: int, error: Exception) -> Outcome:
     unsupported = isinstance(error, UnsupportedError)
     status = VariantStatus.UNSUPPORTED if unsupported else VariantStatus.FAILED
     return Outcome(index=index, status=status, reason=str(error))
+
+
+def _why_short(spec: JobSpec) -> str:
+    limit = spoken(spec.limits.timeout_s)
+    return f"The time limit of {limit} leaves no time for more; raise limits.timeout_s or measure less."
+
+
+def _incomplete(outcome: Outcome, count: int, asked: int, why: str) -> Outcome:
+    """The outcome with the warning that its result has only `count` of the replicates that were asked for."""
+    assert outcome.result is not None
+    verdict = outcome.result.verdict
+    was = "was" if count == 1 else "were"
+    marked = verdict.model_copy(
+        update={
+            "warnings": (*verdict.warnings, VerdictWarning.INCOMPLETE),
+            "notes": (*verdict.notes, f"Only {count} of {asked} replicates {was} measured. {why}"),
+        }
+    )
+    result = outcome.result.model_copy(update={"verdict": marked})
+    return outcome.model_copy(update={"result": result})

@@ -11,9 +11,10 @@ from typing import Self
 from optigpu.child.messages import Ready
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.rounds import METERED, READY, Replicate, TimedRounds, audit, read_meters
+from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit, read_meters
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantStarted
+from optigpu.job.estimate import START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -53,7 +54,8 @@ class Residents:
     def measure(self, variants: Sequence[Variant]) -> Self:
         """Measures as many of the variants as fit into memory together, always at least one.
 
-        Raises CancelledError, and what the session's listener raises; no process is left behind.
+        Raises StoppedError, and what the session's listener raises; no process is left behind. `replicates` then holds
+        those that are whole.
         """
         with self._processes:
             self._start(variants)
@@ -66,7 +68,7 @@ class Residents:
 
     def _start(self, variants: Sequence[Variant]) -> None:
         for position, variant in enumerate(variants):
-            if self._ready and not self._has_space():
+            if self._ready and not (self._has_space() and self._has_time(variant)):
                 self.waiting = tuple(variants[position:])
                 return
             if self._number == 0:
@@ -76,6 +78,11 @@ class Residents:
     def _has_space(self) -> bool:
         return len(self._ready) < MOST_RESIDENT and self._memory.has_space()
 
+    def _has_time(self, variant: Variant) -> bool:
+        """Whether those that are ready and one more can be measured, for their least time at least."""
+        indexes = [*(resident.variant.index for resident in self._ready), variant.index]
+        return self._session.progress.has_time_for([(index, self._number) for index in indexes])
+
     def _start_one(self, variant: Variant) -> None:
         session, progress = self._session, self._session.progress
         progress.begin(variant.index, self._number, "starting")
@@ -83,8 +90,9 @@ class Residents:
         with self._failing_alone(variant, process):
             child = process.enter_context(session.child(variant))
             assignment = session.assignment(variant, self._number)
-            with progress.advance(READY), progress.half_of_the_time_left("making a process ready"):
+            with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):
                 ready = ask(child, assignment, Ready, progress)
+            progress.compiled(ready.compile_s)
             self._memory.add(child.pid)
             rounds = TimedRounds(child, ready, assignment, session.monitor)
             self._ready.append(_Resident(variant, child, ready, rounds, process))
@@ -97,6 +105,8 @@ class Residents:
                 self._session.progress.begin(resident.variant.index, self._number, "measuring")
                 with self._failing_alone(resident.variant, resident.process):
                     resident.rounds.measure_one(self._session.progress)
+                    if resident.rounds.are_over:
+                        self._session.progress.end_rounds()
 
     def _is_active(self, resident: _Resident) -> bool:
         return resident.variant.index not in self.errors and not resident.rounds.are_over
@@ -106,11 +116,11 @@ class Residents:
         variant, progress = resident.variant, self._session.progress
         progress.begin(variant.index, self._number, "checking")
         with self._failing_alone(variant, resident.process):
-            with progress.advance(METERED):
-                audited = audit(resident.child, resident.ready, progress)
-                metered = read_meters(resident.child, self._meters(), progress)
-            replicate = resident.rounds.replicate()
-            self.replicates[variant.index] = replace(replicate, audit=audited, metered=metered)
+            audited, during = audit(resident.child, resident.ready, self._session.monitor, progress)
+            metered = read_meters(resident.child, self._meters(), progress)
+            self.replicates[variant.index] = replace(
+                resident.rounds.replicate(), audit=audited, audit_sample=during, metered=metered
+            )
             progress.end()
 
     def _meters(self) -> list[str]:

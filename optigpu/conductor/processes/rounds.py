@@ -1,6 +1,7 @@
 """One replicate: a ready process measures rounds until the median is known, then an audit and its meters.
 
-Between two rounds of a process other processes may measure one: that is how variants are interleaved.
+Between two rounds of a process other processes may measure one: that is how variants are interleaved. A round that was
+disturbed is set aside, and another one measured in its place.
 """
 
 import math
@@ -13,20 +14,30 @@ from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
-from optigpu.statistics.intervals import FEWEST_REQUESTS, relative_width
+from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.conductor.verdicts.selection import Goal, Selection, select
+from optigpu.job.estimate import AUDIT, SAMPLE
+from optigpu.statistics.intervals import relative_width
 from optigpu.vocabulary import METRICS, ReplicateError
 
 MOST_REQUESTS = 100_000
 """Of one replicate: more would fill memory and database without making an interval noticeably shorter."""
+ROUND_S = 0.4
+"""Seconds of a round: short, so that what disturbs a moment costs one round, and long enough for the kernel's ticks to
+show it. A request that takes longer is a round by itself."""
 FIRST_ROUNDS = 4
-"""The number of rounds in which the minimum time is spent, so that variants side by side take turns."""
-AUDIT_REQUESTS, AUDIT_SECONDS = 3, 4.0
+"""The fewest rounds in which the minimum time is spent, so that variants side by side take turns."""
+CHECKED_AGAIN = 1.5
+"""The interval is computed again when there are this many times the requests' seconds of the last time: checking more
+often would stop at the first interval that is narrow by chance."""
+PATIENCE = 2
+"""After this many times the minimum time it is asked whether `max_seconds` will give enough clean rounds."""
+AUDIT_REQUESTS, AUDIT_PAIRS, AUDIT_SECONDS = 3, 8, 4.0
 """An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
 
-Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon.
+Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon. There are so many
+of these pairs, if they fit, that not all of the fresh ones can be slow by chance.
 """
-READY, SAMPLED, METERED = 0.4, 0.9, 1.0
-"""The share of a replicate that the progress bar shows at the end of each part."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +51,19 @@ class Replicate:
     rounds: tuple[int, ...]
     # What other processes did on the machine during each round.
     host_samples: tuple[HostSample, ...]
-    # Width of the 95% interval of the primary metric's median, relative to the median, after the last round.
+    # Width of the 95% interval of the primary metric's median, relative to the median, over the rounds that figures
+    # come from.
     width: float
+    # Seconds of each request; empty where the process does not say.
+    request_s: tuple[float, ...] = ()
     audit: Audited | None = None
+    # What other processes did during the audit.
+    audit_sample: HostSample | None = None
     metered: tuple[Metered, ...] = ()
+
+    def selection(self, yardstick: Yardstick, goal: Goal) -> Selection:
+        """The rounds that figures come from."""
+        return select(self.rounds, self.host_samples, yardstick, goal)
 
 
 class TimedRounds:
@@ -56,38 +76,34 @@ class TimedRounds:
         self._primary = self._collected[self._workload.primary]
         self._rounds: list[int] = []
         self._host_samples: list[HostSample] = []
-        self._spent_s = 0.0
+        self._request_s: list[float] = []
+        self._goal = Goal.of(self._measure, ready.request_s)
+        self._spent_s, self._clean_s = 0.0, 0.0
+        self._checked_at_s = self._measure.min_seconds
         self._width = math.inf
-        affordable = int(self._measure.max_seconds / max(ready.request_s, 1e-9))
-        self._fewest = max(1, min(FEWEST_REQUESTS, affordable))
 
     @property
     def are_over(self) -> bool:
         """Whether the median is known as precisely as was asked for, or the time is up."""
-        has_time = self._left_s >= self._ready.request_s
-        if not self._rounds or (len(self._rounds) < FIRST_ROUNDS and has_time):
+        if not self._rounds:
             return False
-        enough = self._width <= self._measure.rel_ci or len(self._primary) >= MOST_REQUESTS
-        return enough or not has_time
+        return self._width <= self._measure.rel_ci or not self._can_go_on
 
     def measure_one(self, progress: JobProgress) -> None:
-        """Measures one round of requests.
-
-        The interval is computed after the first rounds, and from then on each round is half as long as all before it
-        together: checking more often would stop at the first interval that is narrow by chance.
-        """
+        """Measures one round of requests, and computes the interval when that is due."""
         seconds, fewest = self._next()
         order = RunRound(
             seconds=seconds, min_requests=fewest, max_requests=MOST_REQUESTS - len(self._primary)
         )
-        with progress.advance(self._share_after(seconds), max(seconds, fewest * self._ready.request_s)):
+        with progress.advance(SAMPLE, max(seconds, fewest * self._ready.request_s)):
             before, began = self._monitor.read(), time.monotonic()
             found = ask(self._child, order, Round, progress)
-            self._spent_s += time.monotonic() - began
+            spent_s = max(seconds, time.monotonic() - began)
             self._host_samples.append(self._monitor.between(before, self._monitor.read()))
             self._collect(found)
-            if len(self._rounds) >= FIRST_ROUNDS or self._left_s < self._ready.request_s:
-                self._width = relative_width(self._primary, self._assignment.seed)
+            self._spent_s += spent_s
+            self._clean_s += 0.0 if self._yardstick.marks(self._host_samples[-1]) else spent_s
+            self._check()
 
     def replicate(self) -> Replicate:
         """The measurements so far, without audit and meters."""
@@ -97,29 +113,52 @@ class TimedRounds:
             rounds=tuple(self._rounds),
             host_samples=tuple(self._host_samples),
             width=self._width,
+            request_s=tuple(self._request_s),
         )
 
     @property
     def _left_s(self) -> float:
         return self._measure.max_seconds - self._spent_s
 
+    @property
+    def _can_go_on(self) -> bool:
+        return self._left_s >= self._ready.request_s and len(self._primary) < MOST_REQUESTS
+
+    @property
+    def _yardstick(self) -> Yardstick:
+        return Yardstick(self._assignment.variant.device, self._monitor.fastest_probe_s)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether the time that is left will not give enough clean rounds, if they are as rare as they were."""
+        missing_s = self._measure.min_seconds - self._clean_s
+        if missing_s <= 0 or self._spent_s < PATIENCE * self._measure.min_seconds:
+            return False
+        return missing_s > self._left_s * self._clean_s / self._spent_s
+
     def _next(self) -> tuple[float, int]:
         """Seconds and the least number of requests of the next round."""
-        first_left = FIRST_ROUNDS - len(self._rounds)
-        if first_left > 0:
-            seconds = self._measure.min_seconds / FIRST_ROUNDS
-            return seconds, max(1, math.ceil((self._fewest - len(self._primary)) / first_left))
-        return min(self._spent_s / 2, self._left_s), 1
+        first = max(FIRST_ROUNDS, math.ceil(self._measure.min_seconds / ROUND_S))
+        if len(self._rounds) >= first:
+            return min(ROUND_S, self._left_s), 1
+        seconds = self._measure.min_seconds / first
+        fit = int(ROUND_S / max(self._ready.request_s, 1e-9))
+        due = math.ceil((self._goal.requests - len(self._primary)) / (first - len(self._rounds)))
+        return seconds, max(1, min(due, fit))
 
-    def _share_after(self, seconds: float) -> float:
-        """The share of the replicate that is done after so many more seconds.
+    def _check(self) -> None:
+        """Computes the interval where there are enough clean rounds, where there never will be, or at the end."""
+        basis_s = self._spent_s if self._is_hopeless else self._clean_s
+        # Rounding must not make the last of the first rounds one too few.
+        is_due = basis_s >= self._checked_at_s * (1 - 1e-9) and len(self._rounds) >= FIRST_ROUNDS
+        if is_due or not self._can_go_on:
+            counted = self._counted()
+            self._width = relative_width(counted) if len(counted) >= self._goal.requests else math.inf
+            self._checked_at_s = CHECKED_AGAIN * basis_s
 
-        Rounds are taken to end half way between `min_seconds` and `max_seconds`.
-        """
-        done = min(
-            1.0, 2 * (self._spent_s + seconds) / (self._measure.max_seconds + self._measure.min_seconds)
-        )
-        return READY + (SAMPLED - READY) * done
+    def _counted(self) -> tuple[float, ...]:
+        selection = select(self._rounds, self._host_samples, self._yardstick, self._goal)
+        return selection.of(self._primary)
 
     def _collect(self, found: Round) -> None:
         lengths = {len(values) for values in found.samples.values()}
@@ -133,14 +172,26 @@ class TimedRounds:
                 raise ReplicateError(f"The {name} of a request is {min(values):g}; it must be positive.")
             self._collected[name].extend(values)
         self._rounds.append(lengths.pop())
+        self._request_s.extend(found.request_s)
 
 
-def audit(child: Child, ready: Ready, progress: JobProgress) -> Audited:
-    """Requests with fresh inputs, and a last check of the output."""
+def audit(
+    child: Child, ready: Ready, monitor: HostMonitor, progress: JobProgress
+) -> tuple[Audited, HostSample]:
+    """Requests with fresh inputs, a last check of the output, and what other processes did meanwhile."""
     progress.show("checking with fresh inputs")
-    few = AUDIT_REQUESTS * ready.request_s > AUDIT_SECONDS
-    repeat = 2 * AUDIT_REQUESTS * ready.request_s < AUDIT_SECONDS
-    return ask(child, RunAudit(requests=AUDIT_REQUESTS - few, repeat=repeat), Audited, progress)
+    before = monitor.read()
+    with progress.advance(AUDIT):
+        audited = ask(child, _audit_order(ready.request_s), Audited, progress)
+    return audited, monitor.between(before, monitor.read())
+
+
+def _audit_order(request_s: float) -> RunAudit:
+    pairs = min(AUDIT_PAIRS, int(AUDIT_SECONDS / max(2 * request_s, 1e-9)))
+    if pairs >= AUDIT_REQUESTS:
+        return RunAudit(requests=pairs, repeat=True)
+    few = AUDIT_REQUESTS * request_s > AUDIT_SECONDS
+    return RunAudit(requests=AUDIT_REQUESTS - few)
 
 
 def read_meters(child: Child, meters: Sequence[str], progress: JobProgress) -> tuple[Metered, ...]:
@@ -148,7 +199,8 @@ def read_meters(child: Child, meters: Sequence[str], progress: JobProgress) -> t
     readings = []
     for meter in meters:
         progress.show(f"reading the {meter} meter")
-        readings.append(_checked(ask(child, RunMeter(meter=meter), Metered, progress)))
+        with progress.advance(meter):
+            readings.append(_checked(ask(child, RunMeter(meter=meter), Metered, progress)))
     return tuple(readings)
 
 

@@ -17,6 +17,8 @@ _PLAIN = {
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
+    # Not recorded: an address may hold a password. The facts of the energy meter name what was read.
+    "OPTIGPU_WALL_METER",
     # They select GPUs; the result's `accelerators` say which.
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 }

@@ -3,7 +3,10 @@ within.
 
 Our processes are those in the sessions of the measuring processes, and this process itself; every other one is foreign.
 The total comes from the kernel's count of the CPUs' time, so that it includes processes that ended in between or cannot
-be seen from inside a container. Names are known only for processes that are seen at the second reading.
+be seen from inside a container. Names are known only for processes that are seen at the second reading; threads of the
+kernel have none, and the processes of OptiGPU's own service share one.
+
+A counter that went backwards tells nothing of the time between its readings, and is named.
 """
 
 import os
@@ -11,6 +14,8 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from optigpu.conductor.verdicts.service import SERVICE, is_service
+from optigpu.conductor.verdicts.speed_probe import probe_s
 from optigpu.documents.result import Environment
 from optigpu.hardware.cgroup import quota_wait_s
 from optigpu.hardware.counters import (
@@ -20,6 +25,7 @@ from optigpu.hardware.counters import (
     ProcessTimes,
     clock_files,
     clocks,
+    command_line,
     cpu_times,
     gpu_counters,
     heat_files,
@@ -33,6 +39,11 @@ from optigpu.vocabulary import DeviceKind
 
 Key = tuple[int, int]
 """Identifies a process: its id, and when it was started."""
+
+COUNTER_NOISE_S = 0.05
+"""The kernel's counts of CPU time may go back by a few ticks, since it corrects them; by more they are wrong."""
+CPU_TIME, OWN_TIME = "of the CPUs' time", "of the measuring process's time"
+"""Counters, as a sentence names them after "the count"."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class HostReading:
     gpu: GpuCounters
     # Whether another job was measured on this host.
     others: bool
+    # Seconds that the probe took; None: it was not timed.
+    probe_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class HostSample:
     # CPU seconds of the other processes that can be seen, by their name.
     named: Mapping[str, float] = field(default_factory=dict)
     # Other processes (id, start, name) that ran or waited for one of our CPUs at both readings. At a low priority such
-    # a process uses little CPU time and never rests.
+    # a process uses little CPU time and never rests. One that only runs while the counters are read uses none at all.
     crowding: frozenset[tuple[int, int, str]] = frozenset()
     quota_wait_s: float = 0.0
     # How often cores and packages slowed down because of heat.
@@ -85,6 +98,10 @@ class HostSample:
     wall_jump_s: float = 0.0
     # Whether another job was measured on this host.
     others: bool = False
+    # Seconds that the probe took, before or after, whichever is longer; None: it was not timed.
+    probe_s: float | None = None
+    # The counters that went backwards, in words.
+    backwards: tuple[str, ...] = ()
 
 
 def no_other_job() -> bool:
@@ -113,9 +130,14 @@ class HostMonitor:
         self._clock_files = clock_files(self._cpus) if on_cpu else ()
         self._gpu = None if on_cpu else self._open_gpu(environment)
         self._on_gpu_before = self._gpu_now().pids or frozenset()
+        self._services: dict[Key, bool] = {}
+        # The probe's shortest time of this job; None before the first reading.
+        self.fastest_probe_s: float | None = None
 
     def read(self) -> HostReading:
-        """Takes about a millisecond."""
+        """Takes a few milliseconds, most of them for the probe."""
+        probed_s = probe_s()
+        self.fastest_probe_s = min(probed_s, self.fastest_probe_s or probed_s)
         gpu, clocks_khz = self._gpu_now(), numbers(self._clock_files)
         return HostReading(
             clocks=clocks(),
@@ -128,12 +150,14 @@ class HostMonitor:
             clock_hz=max(clocks_khz) * 1e3 if clocks_khz else gpu.clock_hz,
             gpu=gpu,
             others=self._others(),
+            probe_s=probed_s,
         )
 
     def between(self, before: HostReading, after: HostReading) -> HostSample:
         """What happened between the two readings."""
         suspended_s = after.clocks.suspended_s - before.clocks.suspended_s
-        spent = _spent(before.cpu, after.cpu)
+        backwards = _backwards(before, after)
+        spent = None if {CPU_TIME, OWN_TIME} & set(backwards) else _spent(before.cpu, after.cpu)
         return HostSample(
             wall_s=after.clocks.monotonic_s - before.clocks.monotonic_s,
             cpus=len(self._cpus) or os.cpu_count() or 1,
@@ -142,8 +166,8 @@ class HostMonitor:
             steal_s=spent.steal_s if spent else None,
             named=self._named(before, after),
             crowding=self._crowding(before, after),
-            quota_wait_s=after.quota_wait_s - before.quota_wait_s,
-            heat_slowdowns=after.heat_slowdowns - before.heat_slowdowns,
+            quota_wait_s=max(0.0, after.quota_wait_s - before.quota_wait_s),
+            heat_slowdowns=max(0, after.heat_slowdowns - before.heat_slowdowns),
             clock_hz=after.clock_hz,
             gpu_foreign=max(self._gpu_foreign(before), self._gpu_foreign(after)),
             gpu_heat_s=_grown(before.gpu.heat_s, after.gpu.heat_s),
@@ -152,6 +176,8 @@ class HostMonitor:
             suspended_s=suspended_s,
             wall_jump_s=after.clocks.wall_s - before.clocks.wall_s - suspended_s,
             others=before.others or after.others,
+            probe_s=max(filter(None, (before.probe_s, after.probe_s)), default=None),
+            backwards=backwards,
         )
 
     def _open_gpu(self, environment: Environment) -> Gpu | None:
@@ -186,8 +212,9 @@ class HostMonitor:
         for key, process in after.processes.items():
             earlier = before.processes.get(key)
             seconds = process.used_s - (earlier.used_s if earlier else 0.0)
-            if seconds > 0 and process.cpu in self._cpus and not _is_own(process, before, after):
-                used[process.name] = used.get(process.name, 0.0) + seconds
+            if seconds > 0 and process.cpu in self._cpus and _is_foreign(process, before, after):
+                name = SERVICE if self._is_service(process) else process.name
+                used[name] = used.get(name, 0.0) + seconds
         return used
 
     def _crowding(self, before: HostReading, after: HostReading) -> frozenset[tuple[int, int, str]]:
@@ -196,12 +223,18 @@ class HostMonitor:
             for key, process in after.processes.items()
             if (earlier := before.processes.get(key))
             and all(each.waiting and each.cpu in self._cpus for each in (earlier, process))
-            and not _is_own(process, before, after)
+            and _is_foreign(process, before, after)
+            and not self._is_service(process)
         )
+
+    def _is_service(self, process: ProcessTimes) -> bool:
+        if process.key not in self._services:
+            self._services[process.key] = is_service(command_line(process.pid))
+        return self._services[process.key]
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before
+    return None if before is None or after is None or after < before else after - before
 
 
 def _spent(before: CpuTimes | None, after: CpuTimes | None) -> CpuTimes | None:
@@ -212,6 +245,24 @@ def _spent(before: CpuTimes | None, after: CpuTimes | None) -> CpuTimes | None:
         idle_s=after.idle_s - before.idle_s,
         steal_s=after.steal_s - before.steal_s,
     )
+
+
+def _backwards(before: HostReading, after: HostReading) -> tuple[str, ...]:
+    """The counters that went backwards by more than the kernel's own corrections."""
+    spent = _spent(before.cpu, after.cpu)
+    own = [key for key, each in after.processes.items() if _is_own(each, before, after)]
+    used_s = [
+        _used_s(after.processes[key]) - _used_s(before.processes[key])
+        for key in own
+        if key in before.processes
+    ]
+    found = {
+        CPU_TIME: spent is not None and min(spent.work_s, spent.idle_s, spent.steal_s) < -COUNTER_NOISE_S,
+        OWN_TIME: min(used_s, default=0.0) < -COUNTER_NOISE_S,
+        "of the waits for the CPU quota": after.quota_wait_s < before.quota_wait_s,
+        "of the slow-downs for heat": after.heat_slowdowns < before.heat_slowdowns,
+    }
+    return tuple(name for name, is_so in found.items() if is_so)
 
 
 def _own_s(before: HostReading, after: HostReading) -> float:
@@ -230,3 +281,8 @@ def _used_s(process: ProcessTimes) -> float:
 
 def _is_own(process: ProcessTimes, before: HostReading, after: HostReading) -> bool:
     return process.pid == os.getpid() or process.session in before.own or process.session in after.own
+
+
+def _is_foreign(process: ProcessTimes, before: HostReading, after: HostReading) -> bool:
+    """Whether it is a program of somebody else's: neither ours nor a thread of the kernel."""
+    return not process.kernel and not _is_own(process, before, after)

@@ -1,7 +1,7 @@
 """The bytes that a step reads of a loaded model: all of its weights, but only the used rows of lookup tables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn import Embedding, Module
@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.models.loading.storages import address, storages
 
 
 def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequence[int]) -> ImageFootprint:
@@ -21,7 +22,8 @@ def image_footprint_of(model: PreTrainedModel, facts: ImageFacts, shape: Sequenc
         # Attention in separate products: the counter does not know every fused kernel.
         plain = AutoModelForImageClassification.from_config(model.config, attn_implementation="eager")
         plain.eval()(pixel_values=torch.empty(1, *shape))
-    return ImageFootprint(facts, weight_bytes(model), counter.get_total_flops(), math.prod(shape))
+    flops, pixels = counter.get_total_flops(), math.prod(shape)
+    return ImageFootprint(facts, weight_bytes(model), flops, pixels, product_dtypes(model))
 
 
 def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
@@ -30,12 +32,21 @@ def footprint_of(model: PreTrainedModel, facts: ModelFacts) -> Footprint:
     tables.add(model.get_input_embeddings())
     others = (module for module in model.modules() if module not in tables)
     streamed = storages(tensor for module in others for tensor in _tensors(module))
-    rows = [tensor for table in tables for tensor in _tensors(table) if _address(tensor) not in streamed]
+    rows = [tensor for table in tables for tensor in _tensors(table) if address(tensor) not in streamed]
     return Footprint(
         facts=facts,
         streamed_bytes=sum(streamed.values()),
         row_bytes=sum(tensor.nbytes // max(1, tensor.shape[0]) for tensor in rows),
+        product_dtypes=product_dtypes(model),
     )
+
+
+def product_dtypes(model: Module) -> tuple[str, ...]:
+    """The dtypes that layers say they multiply in `product_dtypes`: those of quantized layers with operators for it."""
+    said: set[str] = set()
+    for module in model.modules():
+        said.update(getattr(module, "product_dtypes", ()))
+    return tuple(sorted(said))
 
 
 def weight_bytes(model: Module) -> int:
@@ -46,12 +57,3 @@ def weight_bytes(model: Module) -> int:
 def _tensors(module: Module) -> list[torch.Tensor]:
     """A module's own parameters and buffers, without those of its children."""
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
-def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes of each storage by its address; what is shared is there once."""
-    return {_address(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())

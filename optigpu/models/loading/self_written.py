@@ -14,19 +14,23 @@ def sampled(
 ) -> torch.Tensor:
     """Sequences drawn from a causal model at temperature 1, int64 [rows, length] on its device.
 
-    Each begins with the model's start token, which is not drawn; or with its end token, or with any.
+    Each begins with the model's start token, which is not drawn; or with its end token, or with any. Leaves torch's
+    random state as it was.
     """
-    torch.manual_seed(seed)
     tokens = (model.config.bos_token_id, model.config.eos_token_id)
     known = [token for token in tokens if _is_id(token, vocabulary)]
-    first = known[0] if known else int(torch.randint(vocabulary, (1,)))
-    drawn = []
     generate: Any = model.generate
-    for done in range(0, rows, at_once):
-        start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
-        drawn.append(
-            generate(start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
-        )
+    drawn = []
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        first = known[0] if known else int(torch.randint(vocabulary, (1,)))
+        for done in range(0, rows, at_once):
+            start = torch.full((min(at_once, rows - done), 1), first, device=model.device)
+            drawn.append(
+                generate(
+                    start, max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+                )
+            )
     return torch.cat(drawn)
 
 

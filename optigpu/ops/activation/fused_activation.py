@@ -65,11 +65,6 @@ def activation_reason(device: torch.device | str) -> str | None:
     return f"The activations' kernels for {kind} need Triton: install the version that belongs to this torch."
 
 
-def supports_activation(backend: ActivationBackend) -> bool:
-    """Whether this CPU can run a backend of ACTIVATION_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return _NATIVE.supports(backend)
-
-
 def bias_gelu(
     x: torch.Tensor,
     bias: torch.Tensor | None = None,

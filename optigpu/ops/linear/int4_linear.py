@@ -16,6 +16,7 @@ import torch
 from optigpu.ops.four_bits.quantize import dequantize_groups
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
+from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
 
@@ -84,11 +85,6 @@ def native_reason() -> str | None:
     return _NATIVE.reason
 
 
-def supports(backend: Int4Backend) -> bool:
-    """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
-
-
 def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
     """Lays out 4-bit weights for `int4_linear` on their device.
 
@@ -117,6 +113,13 @@ def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
         offset = None if packed.offset is None else packed.offset[ids]
         return dequantize_groups(Int4Weights(q, packed.scale[ids], offset))
     raise ValueError("int4_rows cannot read weights in the layout of torch's own int4 operators.")
+
+
+def int4_product_dtype(packed: PackedInt4) -> str | None:
+    """What `int4_linear` multiplies: int8 digits of the activations, bfloat16, or (None) numbers of x's own dtype."""
+    if packed.numbers.dim() == 3:
+        return "int8"
+    return None if packed.scale.dim() == 2 else "bfloat16"
 
 
 def int4_linear(
@@ -196,10 +199,7 @@ def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:
 
 
 def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> None:
-    if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"int4_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
-        )
+    check_activations(x, "int4_linear")
     numbers, scale = packed.numbers, packed.scale
     inner = {
         3: BLOCK * numbers.shape[1],
@@ -210,8 +210,7 @@ def _check(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> No
         raise ValueError(f"The weights take {inner.get(numbers.dim())} inputs; x has {x.shape[-1]}.")
     if scale.dtype != torch.bfloat16 or (packed.offset is not None and packed.offset.dtype != torch.bfloat16):
         raise ValueError(f"int4_linear needs bfloat16 scales and offsets, not {named(scale)}.")
-    if bias is not None and (bias.dtype != torch.float32 or bias.shape != (packed.outputs,)):
-        raise ValueError(f"int4_linear needs one float32 bias per output, not {named(bias)}.")
+    check_bias(bias, packed.outputs, "int4_linear")
 
 
 def _fake(  # the operator's own signature

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
 
@@ -67,11 +68,6 @@ def int8_dynamic_backend(device: torch.device | str) -> DynamicBackend:
 def dynamic_native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
     return _NATIVE.reason
-
-
-def dynamic_supports(backend: DynamicBackend) -> bool:
-    """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack_dynamic(q: torch.Tensor) -> torch.Tensor:
@@ -146,10 +142,7 @@ def _filled(q: torch.Tensor, outputs: int, inner: int) -> torch.Tensor:
 
 
 def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"int8_dynamic needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
-        )
+    check_activations(x, "int8_dynamic")
     if (packed.dim(), packed.dtype) not in ((2, torch.int8), (4, torch.uint8)):
         raise ValueError(
             f"int8_dynamic needs the weights as pack_dynamic() returns them, not {named(packed)}."
@@ -163,8 +156,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     fits = scale.dim() == 1 and 0 <= outputs - scale.shape[0] < (TILE if native else CUDA_STEP)
     if scale.dtype != torch.float32 or not fits:
         raise ValueError(f"int8_dynamic needs one float32 scale per output, not {named(scale)}.")
-    if bias is not None and (bias.dtype != torch.float32 or bias.shape != scale.shape):
-        raise ValueError(f"int8_dynamic needs one float32 bias per output, not {named(bias)}.")
+    check_bias(bias, scale.shape[0], "int8_dynamic")
 
 
 def _fake(  # the operator's own signature

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
 
@@ -67,11 +68,6 @@ def int8_linear_backend(device: torch.device | str) -> Int8Backend:
 def native_reason() -> str | None:
     """Why the C++ operator cannot be used here, in one sentence; None where it can. Builds it when needed."""
     return _NATIVE.reason
-
-
-def supports(backend: Int8Backend) -> bool:
-    """Whether this CPU can run `backend` (a newer CPU can run all older ones)."""
-    return backend not in INSTRUCTION_SETS or _NATIVE.supports(backend)
 
 
 def pack(q: torch.Tensor) -> torch.Tensor:
@@ -130,10 +126,7 @@ def _torch_linear(
 
 
 def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if x.dim() == 0 or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"int8_linear needs float32, bfloat16 or float16 activations [..., inner], not {named(x)}."
-        )
+    check_activations(x, "int8_linear")
     if packed.dtype != torch.int8 or packed.dim() not in (2, 3):
         raise ValueError(f"int8_linear needs the weights as pack() returns them, not {named(packed)}.")
     if packed.shape[1] != x.shape[-1]:
@@ -141,8 +134,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: tor
     unit = 1 if packed.dim() == 2 else TILE
     if scale.dtype != torch.float32 or scale.dim() != 1 or -(-scale.shape[0] // unit) != packed.shape[0]:
         raise ValueError(f"int8_linear needs one float32 scale per output, not {named(scale)}.")
-    if bias is not None and (bias.dtype != torch.float32 or bias.shape != scale.shape):
-        raise ValueError(f"int8_linear needs one float32 bias per output, not {named(bias)}.")
+    check_bias(bias, scale.shape[0], "int8_linear")
 
 
 def _fake(  # the operator's own signature

@@ -53,11 +53,6 @@ def native_norm_reason() -> str | None:
     return _NATIVE.reason
 
 
-def supports_norm(backend: NormBackend) -> bool:
-    """Whether this CPU can run a backend of NORM_INSTRUCTION_SETS (a newer CPU can run all older ones)."""
-    return _NATIVE.supports(backend)
-
-
 def add_layer_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import ON_MODELS, LoadOptions, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Expected, LoadOptions, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
 
@@ -15,7 +15,12 @@ class EagerAttention(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "attention as separate operators; what fused_attention is compared with"
     citation: ClassVar[str] = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
-    expected: ClassVar[str] = "slower than the library's default, which is already fused"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.AIM,
+            "slower than the library's default, which is already fused",
+        ),
+    )
     conflicts: ClassVar[Mapping[str, str]] = {"fused_attention": "attention is fused or it is not"}
     cautionary: ClassVar[bool] = True
 

@@ -8,6 +8,8 @@ from optigpu.hardware.capability import needs_capability
 from optigpu.techniques.base import (
     ON_MODELS,
     AttentionKernel,
+    Basis,
+    Expected,
     LoadOptions,
     ModeOptions,
     Notes,
@@ -38,8 +40,15 @@ class FusedAttention(Technique):
     citation: ClassVar[str] = (
         "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"
     )
-    expected: ClassVar[str] = (
-        "no change for short sequences; memory grows linearly with the length instead of quadratically"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.LITERATURE,
+            "memory grows linearly with the length instead of quadratically",
+        ),
+        Expected(
+            Basis.AIM,
+            "no change for short sequences",
+        ),
     )
     compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
     later: ClassVar[tuple[str, ...]] = ("kernel",)

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.techniques.base import ON_MODELS, CacheOptions, Choice, ModeOptions, Notes, Phase, Technique
+from optigpu.techniques.base import (
+    ON_MODELS,
+    Basis,
+    CacheOptions,
+    Choice,
+    Expected,
+    ModeOptions,
+    Notes,
+    Phase,
+    Technique,
+)
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -24,9 +34,16 @@ class Autocast(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "matrix products in a narrower type than the weights, which stay float32"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
-    expected: ClassVar[str] = (
-        "the speed of half precision, less the time to convert all weights before each request's first token, at one "
-        "and a half times fp32's memory; slower for short requests, and wherever each token converts the weights"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "one and a half times fp32's memory",
+        ),
+        Expected(
+            Basis.AIM,
+            "the speed of half precision, less the time to convert all weights before each request's first "
+            "token; slower for short requests, and wherever each token converts the weights",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("int8_weight_only", "int8_dynamic", "fp8"),

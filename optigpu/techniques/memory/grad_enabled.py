@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
 if TYPE_CHECKING:
@@ -23,7 +23,16 @@ class GradEnabled(Technique):
     citation: ClassVar[str] = (
         "Paszke et al., PyTorch, NeurIPS 2019, arXiv:1912.01703 (automatic differentiation)"
     )
-    expected: ClassVar[str] = "slower, with memory that grows with the square of the number of tokens"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "memory grows with the square of the number of tokens",
+        ),
+        Expected(
+            Basis.AIM,
+            "slower",
+        ),
+    )
     conflicts: ClassVar[Mapping[str, str]] = {
         "static_kv_cache": "a cache that is kept and written in place would keep every earlier request's gradients",
         "torch_compile": "the compiled decode step writes its cache in place, which would keep every gradient",

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import ON_MODELS, Choice, ModeOptions, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, ModeOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
@@ -19,7 +19,12 @@ class InferenceMode(Technique):
     citation: ClassVar[str] = (
         "PyTorch 1.9, 2021, pytorch.org/docs/stable/notes/autograd.html (inference mode)"
     )
-    expected: ClassVar[str] = "a few percent where operators are tiny, no change where they are large"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.AIM,
+            "a few percent where operators are tiny, no change where they are large",
+        ),
+    )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.AUTOGRAD,)
 
     name: Literal["inference_mode"] = "inference_mode"

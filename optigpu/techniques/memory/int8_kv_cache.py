@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import ON_TEXT, CacheOptions, Phase, Technique
+from optigpu.techniques.base import ON_TEXT, Basis, CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
@@ -18,9 +18,15 @@ class Int8KvCache(Technique):
     citation: ClassVar[str] = (
         "Hooper et al., KVQuant, 2024, arXiv:2401.18079 (their keys have a scale per channel)"
     )
-    expected: ClassVar[str] = (
-        "a cache of about a quarter of fp32's size, so longer contexts and larger batches fit; converting it back "
-        "costs time at every step, most of all on a CPU"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a cache of about a quarter of fp32's size, so longer contexts and larger batches fit",
+        ),
+        Expected(
+            Basis.AIM,
+            "converting it back costs time at every step, most of all on a CPU",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -18,8 +18,15 @@ class KvCache(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     summary: ClassVar[str] = "keys and values of earlier tokens are kept, so that a step computes one token"
     citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
-    expected: ClassVar[str] = (
-        "faster than without a cache, and more so for longer sequences; no change from the default"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "the work of a token stays that of one token, but for attention",
+        ),
+        Expected(
+            Basis.AIM,
+            "faster than without a cache, and more so for longer sequences; no change from the default",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it",

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -13,7 +13,16 @@ class NoKvCache(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     summary: ClassVar[str] = "decodes without a cache: the whole sequence again for each token"
     citation: ClassVar[str] = "Pope et al., Efficiently Scaling Transformer Inference, 2022, arXiv:2211.05102"
-    expected: ClassVar[str] = "slower, and more so for longer sequences"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "the work of a token grows with its position",
+        ),
+        Expected(
+            Basis.AIM,
+            "slower, and more so for longer sequences",
+        ),
+    )
     cautionary: ClassVar[bool] = True
 
     name: Literal["no_kv_cache"] = "no_kv_cache"

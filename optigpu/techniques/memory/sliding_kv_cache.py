@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -22,8 +22,11 @@ class SlidingKvCache(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     summary: ClassVar[str] = "only the keys and values of the first and the last tokens are kept"
     citation: ClassVar[str] = "Xiao et al., StreamingLLM, 2023, arXiv:2309.17453"
-    expected: ClassVar[str] = (
-        "memory and time per token stop growing at the window; the model forgets the tokens between"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "memory and time per token stop growing at the window; the model forgets the tokens between",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it"

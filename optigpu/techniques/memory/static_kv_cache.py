@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import CacheOptions, Phase, Technique
+from optigpu.techniques.base import Basis, CacheOptions, Expected, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -14,7 +14,12 @@ class StaticKvCache(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     summary: ClassVar[str] = "keys and values in buffers allocated once, so that shapes never change"
     citation: ClassVar[str] = "gpt-fast, pytorch.org/blog/accelerating-generative-ai-2, 2023"
-    expected: ClassVar[str] = "little alone; it makes one compiled decode step possible"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.AIM,
+            "little alone; it makes one compiled decode step possible",
+        ),
+    )
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it"
     }

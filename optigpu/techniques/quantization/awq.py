@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
-
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.surgery.extras import missing
-from optigpu.surgery.gptqmodel.recipe import Calibration, Recipe, check_text, conv1d_reason
-from optigpu.techniques.base import ON_TEXT, Choice, LoadOptions, Notes, Phase, Technique
+from optigpu.surgery.gptqmodel.recipe import RecipeParameters, conv1d_reason
+from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Awq(Technique):
+class Awq(RecipeParameters, Technique):
     """Computes with the 4-bit layers of an AWQ checkpoint; any other model is quantized first, which takes minutes.
 
     The parameters are for quantizing, which GPTQModel does: `samples` sequences of `length` tokens that the model draws
@@ -30,24 +28,24 @@ class Awq(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     summary: ClassVar[str] = "4-bit weights, rounded more finely where calibration text has large activations"
     citation: ClassVar[str] = "Lin et al., AWQ, 2023, arXiv:2306.00978"
-    expected: ClassVar[str] = (
-        "an eighth of the fp32 bytes with less loss than rounding to nearest; the speed of int4_weight_only"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a sixth to a seventh of the fp32 bytes of the layers that it replaces",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "less loss than rounding to nearest",
+        ),
+        Expected(
+            Basis.AIM,
+            "the speed of int4_weight_only",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
 
     name: Literal["awq"] = "awq"
-    bits: Literal[4] = 4
-    group_size: Literal[32, 64, 128] = 32
-    calibration: str = Field("self", max_length=200)
-    samples: int = Field(32, ge=1, le=1024)
-    length: int = Field(128, ge=2, le=8192)
-    seed: int = Field(0, ge=0, lt=2**63)
-
-    @field_validator("calibration")
-    @classmethod
-    def _is_a_text(cls, calibration: str) -> str:
-        return check_text(calibration)
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
@@ -71,5 +69,4 @@ class Awq(Technique):
         """
         from optigpu.surgery.gptqmodel.checkpoints import compute_in_four_bits
 
-        calibration = Calibration(self.calibration, self.samples, self.length, self.seed)
-        compute_in_four_bits(model, Recipe("awq", self.group_size, calibration), notes)
+        compute_in_four_bits(model, self.recipe("awq"), notes)

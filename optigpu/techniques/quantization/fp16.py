@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import ON_MODELS, Choice, LoadOptions, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, LoadOptions, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
@@ -15,7 +15,12 @@ class Fp16(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "weights and activations in IEEE half precision"
     citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
-    expected: ClassVar[str] = "half the bytes; about 2x where decoding is bound by memory"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "half the bytes, so up to 2x where decoding is bound by memory",
+        ),
+    )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
 
     name: Literal["fp16"] = "fp16"

@@ -8,7 +8,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.extras import missing
-from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -30,9 +30,16 @@ class LlmInt8(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "int8 weights and activations, and columns of outliers in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339"
-    expected: ClassVar[str] = (
-        "a quarter of the fp32 bytes with next to no loss of quality; slower than fp16 for small models and batches, "
-        "since looking for outliers costs more than int8 saves"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a quarter of the fp32 bytes of the layers that it replaces",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "no loss of quality up to 175 billion weights; slower than fp16 for models of fewer than 6.7 "
+            "billion",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "autocast": "the int8 operators compute in the dtype of their inputs, which autocast does not change",

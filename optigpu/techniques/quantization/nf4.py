@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.extras import missing
-from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -27,9 +27,20 @@ class Nf4(Technique):
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     summary: ClassVar[str] = "4-bit NormalFloat weights in blocks of 64, products in the model's dtype"
     citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
-    expected: ClassVar[str] = (
-        "an eighth of the fp32 bytes with smaller errors than 4-bit integers; faster than bf16 at small batches with "
-        "fused kernels, slower where each product widens the weights first"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "an eighth of the fp32 bytes of the layers that it replaces",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "smaller errors than 4-bit integers",
+        ),
+        Expected(
+            Basis.AIM,
+            "faster than bf16 at small batches with fused kernels, slower where each product widens the "
+            "weights first",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = {
         "autocast": "not all 4-bit operators compute in the dtype that autocast asks for",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -28,9 +28,15 @@ class Tf32(Technique):
         "Choquette et al., NVIDIA A100 Tensor Core GPU: Performance and Innovation, IEEE Micro, 2021, "
         "doi:10.1109/MM.2021.3061394"
     )
-    expected: ClassVar[str] = (
-        "prompts and batches several times as fast (the A100's rate is 8x that of fp32); no change where decoding is "
-        "bound by memory"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.LITERATURE,
+            "the A100 multiplies matrices 8x as fast as in fp32",
+        ),
+        Expected(
+            Basis.AIM,
+            "prompts and batches several times as fast; no change where decoding is bound by memory",
+        ),
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)

@@ -36,7 +36,7 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class OperatorShape:
-    """One call of an operator without a model: the least bytes that it moves, and its operations.
+    """One call of an operator without a model: the least bytes that it reads and writes, and its operations.
 
     Operations of attention are apart from those of other matrix products.
     """

@@ -7,7 +7,11 @@ from optigpu.job.spec import JobSpec
 from optigpu.run import run
 from tests.engine.processes import program
 
-SPEC = {"workload": {"kind": "generate"}, "model": "preset:tiny-llama-test"}
+SPEC = {
+    "workload": {"kind": "generate"},
+    "model": "preset:tiny-llama-test",
+    "limits": {"wait_for_quiet_s": 0},
+}
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

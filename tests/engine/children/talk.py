@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 READY = {
@@ -53,11 +54,12 @@ def samples(tokens_per_s: float, count: int) -> dict[str, list[float]]:
     }
 
 
-def obey(tokens_per_s: float, **ready_fields: Any) -> None:
-    """Does everything that it is asked for, until its stdin closes."""
+def obey(tokens_per_s: float, before: Callable[[str], None] = lambda _: None, **ready_fields: Any) -> None:
+    """Does everything that it is asked for, until its stdin closes; calls `before` with the kind of each command."""
     ready(**ready_fields)
     while True:
         command = hear()
+        before(command["kind"])
         if command["kind"] == "run_round":
             say("round", samples=samples(tokens_per_s, max(command["min_requests"], 20)))
         elif command["kind"] == "run_audit":

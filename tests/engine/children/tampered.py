@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from optigpu.backends import BACKENDS
 from optigpu.child import replicate
-from optigpu.techniques.base import Loop, Notes, Phase, Technique
+from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique
 from optigpu.vocabulary import Layer
 
 
@@ -17,7 +17,7 @@ class Tampering(Technique):
     phase: ClassVar[Phase] = Phase.COMPILATION
     summary: ClassVar[str] = "tampers"
     citation: ClassVar[str] = "none"
-    expected: ClassVar[str] = "to be found out"
+    expected: ClassVar[tuple[Expected, ...]] = (Expected(Basis.AIM, "to be found out"),)
 
     name: str = "tampering"
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from optigpu.backends.operators import AttentionShape, NormShape
 from optigpu.backends.runtime import MemoryPeaks
 from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.memory import free_bytes, operator_peaks_of
 from optigpu.backends.torch.operators.attention import TorchAttention
 from optigpu.backends.torch.operators.base import TorchOperator
 from optigpu.backends.torch.operators.matmul import TorchMatmul
 from optigpu.backends.torch.operators.norm import TorchNorm
-from optigpu.backends.torch.runtime import TorchRuntime
 from optigpu.vocabulary import DeviceKind
 
 

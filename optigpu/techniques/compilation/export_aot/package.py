@@ -103,20 +103,23 @@ def _build(exported: torch.export.ExportedProgram, target: Path) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _digest(exported: torch.export.ExportedProgram) -> str:
-    """Digest of all that the code depends on: the graph, its tensors' layouts, the compiler and the device."""
+def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
+    """All that the code depends on: the graph, its tensors' layouts, the compiler and the device."""
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     layouts = [(str(value.dtype), str(value.device), value.shape, value.stride()) for value in values]
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    parts = [
-        str(exported.graph),
-        str(exported.graph_signature),
-        str(layouts),
-        torch.__version__,
-        str(torch._inductor.config.get_hash()),
-        str(CONFIG),
-        str(pick_vec_isa()),
-        f"{torch.get_num_threads()} threads",
-        f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu else "no GPU",
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return {
+        "graph": str(exported.graph),
+        "signature": str(exported.graph_signature),
+        "layouts": str(layouts),
+        "torch": torch.__version__,
+        "inductor": str(torch._inductor.config.get_hash()),
+        "config": str(CONFIG),
+        "instructions": str(pick_vec_isa()),
+        "threads": str(torch.get_num_threads()),
+        "gpu": f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu else "none",
+    }
+
+
+def _digest(exported: torch.export.ExportedProgram) -> str:
+    return hashlib.sha256("\0".join(made_of(exported).values()).encode()).hexdigest()[:32]

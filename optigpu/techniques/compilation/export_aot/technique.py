@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.techniques.base import Choice, Notes, Phase, Step, Technique
+from optigpu.techniques.base import Basis, Choice, Expected, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -25,9 +25,16 @@ class ExportAot(Technique):
         "PyTorch documentation, torch.export and AOTInductor (since torch 2.6, 2025); Ansel et al., PyTorch 2, ASPLOS "
         "2024, doi:10.1145/3620665.3640366"
     )
-    expected: ClassVar[str] = (
-        "the speed of torch_compile or a little more, since the step has no guards and no Python; the next process "
-        "with the same graph loads the library without compiling; no second copy of the weights"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "no second copy of the weights; the next process with the same graph loads the library without "
+            "compiling",
+        ),
+        Expected(
+            Basis.AIM,
+            "the speed of torch_compile or a little more, since the step has no guards and no Python",
+        ),
     )
     requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
     conflicts: ClassVar[Mapping[str, str]] = {

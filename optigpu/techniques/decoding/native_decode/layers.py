@@ -57,6 +57,12 @@ class DecodeLinear(torch.nn.Module):
         about = (self.kind, self.outputs, self.inputs, self.group)
         return Matrix(*about, self.numbers, self.scale, self.bias, self.unit)
 
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """What the decoder multiplies: many tokens at once go through bfloat16 on CUDA, where a CPU widens it."""
+        quantized = () if self.kind == "bf16" else ("int8",)
+        return quantized if self.numbers.device.type == "cpu" else (*quantized, "bfloat16")
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias[: self.outputs].to(x.dtype)
         return torch.nn.functional.linear(x, _unpack(self.matrix).to(x.dtype), bias)

@@ -7,8 +7,6 @@ The entry of a key depends on the key's model, options and sources alone. A lock
 
 import hashlib
 import json
-import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock  # torch itself depends on it
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
 from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.layers import packed_tensors
@@ -32,17 +30,14 @@ from optigpu.techniques.decoding.native_decode.packing import (
     restore_layers,
 )
 from optigpu.techniques.decoding.native_decode.sources import sources_of
-from optigpu.vocabulary import UnsupportedError
 
-STORED_GIB_VARIABLE = "OPTIGPU_DECODE_CACHE_GB"
-"""The environment variable for the bound of the store in GiB; 0 turns the store off."""
-MOST_STORED_BYTES = 20 * 2**30
-"""The default bound of the folder. The least recently used files are removed first."""
+BOUND = Bound("OPTIGPU_DECODE_CACHE_GB", default=20 * 2**30, files="packed weights")
+"""With a bound of 0 the store is off, and no key is needed either."""
 LOCK_TIMEOUT_S = 60
 """Writers of other processes need a few GB each; after the timeout the weights are not stored."""
 AT_ONCE = 2**22
 """Bytes that are hashed at once: the size of the pieces that are copied from the accelerator."""
-STORED_SUFFIX, LOCK_SUFFIX, UNFINISHED_SUFFIX = ".safetensors", ".lock", ".unfinished"
+SUFFIX = ".safetensors"
 
 PACKING_MODULE = "optigpu.techniques.decoding.native_decode.packing"
 """The module that decides how weights are packed. A change of its file, or of a file that it imports, changes all
@@ -70,7 +65,7 @@ def pack_or_restore(
 
     Only 4-bit weights are kept: making others anew takes no longer than reading them.
     """
-    is_kept = options.weights == "w4" and most_bytes() > 0
+    is_kept = options.weights == "w4" and BOUND.most_bytes() > 0
     key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None
     kept = load(key) if key else None
     if kept is not None:
@@ -81,25 +76,6 @@ def pack_or_restore(
     if key:
         save(key, packed_tensors(model, list(packed.kinds)), {"kinds": packed.kinds, "facts": packed.facts})
     return packed.facts
-
-
-def most_bytes() -> int:
-    """The bound of the folder; 0 if the store is off, and then no key is needed either.
-
-    Raises UnsupportedError when the environment's bound is not a number from 0 on.
-    """
-    text = os.environ.get(STORED_GIB_VARIABLE)
-    if not text:
-        return MOST_STORED_BYTES
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = math.nan
-    if not 0 <= gib < math.inf:
-        raise UnsupportedError(
-            f"{STORED_GIB_VARIABLE} must be a number of GiB from 0 on, not {text!r}; 0 keeps no packed weights."
-        )
-    return int(gib * 2**30)
 
 
 def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
@@ -119,12 +95,12 @@ def key_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
 def load(key: str) -> StoredPacking | None:
     """The entry of a key, mapped into memory and marked as the most recently used; None if there is none.
 
-    A file that is not what was saved is removed and counts as none. Raises UnsupportedError as `most_bytes` does.
+    A file that is not what was saved is removed and counts as none. Raises UnsupportedError as the bound does.
     """
     folder = _folder()
     if folder is None:
         return None
-    path = folder / f"{key}{STORED_SUFFIX}"
+    path = folder.path / f"{key}{SUFFIX}"
     try:
         found = _read(path)
     except OSError:
@@ -133,8 +109,7 @@ def load(key: str) -> StoredPacking | None:
         with suppress(OSError):
             path.unlink()
         return None
-    with suppress(OSError):  # a folder that can only be read is used without the update
-        os.utime(path)
+    mark_used(path)
     return found
 
 
@@ -143,17 +118,16 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
 
     False, with nothing kept, where the store is off, more than it may hold is asked for, the folder cannot be written,
     the disk is full, or others write for too long. Raises RuntimeError when two tensors overlap in memory, and
-    UnsupportedError as `most_bytes` does.
+    UnsupportedError as the bound does.
     """
-    folder, most = _folder(), most_bytes()
-    if folder is None or sum(tensor.nbytes for tensor in tensors.values()) > most:
+    folder = _folder()
+    if folder is None or sum(tensor.nbytes for tensor in tensors.values()) > folder.most:
         return False
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     about = json.dumps(facts)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with FileLock(folder / f"decode{LOCK_SUFFIX}", timeout=LOCK_TIMEOUT_S):
-            return _write(folder / f"{key}{STORED_SUFFIX}", whole, about, most)
+        with folder.locked(LOCK_TIMEOUT_S):
+            return _write(folder, folder.path / f"{key}{SUFFIX}", whole, about)
     except (
         OSError,
         NotImplementedError,
@@ -162,12 +136,13 @@ def save(key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
         return False
 
 
-def _folder() -> Path | None:
+def _folder() -> BoundedFolder | None:
     """The folder of the store; None if the store is off."""
-    if not most_bytes():
+    most = BOUND.most_bytes()
+    if not most:
         return None
     try:
-        return cache_dir() / "decode"
+        return BoundedFolder(cache_dir() / "decode", SUFFIX, most)
     except RuntimeError:  # there is no home folder
         return None
 
@@ -183,41 +158,14 @@ def _read(path: Path) -> StoredPacking:
     return StoredPacking(tensors, json.loads(about))
 
 
-def _write(path: Path, tensors: Tensors, about: str, most: int) -> bool:
-    """Whether the file is not larger than `most` bytes and so was kept. Only who holds the lock calls this.
-
-    Written under another name and renamed, so that half a file is never read.
-    """
-    _clean(path.parent)
-    unfinished = path.with_suffix(UNFINISHED_SUFFIX)
-    try:
-        save_file(tensors, unfinished, {"facts": about, "digest": _digest(tensors, about)})
-        size = unfinished.stat().st_size
-        if size > most:
+def _write(folder: BoundedFolder, path: Path, tensors: Tensors, about: str) -> bool:
+    """Whether the file is not larger than the bound and so was kept. Only who holds the lock calls this."""
+    with folder.draft_of(path) as draft:
+        save_file(tensors, draft, {"facts": about, "digest": _digest(tensors, about)})
+        if draft.stat().st_size > folder.most:
             return False
-        _make_room(path, most - size)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return True
-
-
-def _clean(folder: Path) -> None:
-    """Removes what a process that was killed left unfinished, under safetensors' name for it or ours."""
-    for path in folder.iterdir():
-        if path.suffix not in (STORED_SUFFIX, LOCK_SUFFIX):
-            path.unlink(missing_ok=True)
-
-
-def _make_room(path: Path, room: int) -> None:
-    """Removes the least recently used until others than `path`, which is about to be replaced, have `room` bytes."""
-    others = [(other, other.stat()) for other in path.parent.glob(f"*{STORED_SUFFIX}") if other != path]
-    size = sum(known.st_size for _, known in others)
-    for other, known in sorted(others, key=lambda item: item[1].st_mtime_ns):
-        if size <= room:
-            return
-        other.unlink(missing_ok=True)
-        size -= known.st_size
+        folder.admit(draft)
+        return True
 
 
 def _digest(tensors: Tensors, about: str) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.techniques.base import ON_TEXT, Notes, Phase, Technique
+from optigpu.techniques.base import ON_TEXT, Basis, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -28,8 +28,15 @@ class FusedSwiglu(Technique):
         "grad_enabled": "the fused activation has no gradient",
         "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
     }
-    expected: ClassVar[str] = (
-        "a few percent of an eager step: three operators fewer for each layer; the weights keep their size"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "three operators fewer for each layer; the weights keep their size",
+        ),
+        Expected(
+            Basis.AIM,
+            "a few percent of an eager step",
+        ),
     )
 
     name: Literal["fused_swiglu"] = "fused_swiglu"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import ON_TEXT, LoadOptions, Notes, Phase, Technique
+from optigpu.techniques.base import ON_TEXT, Basis, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -24,9 +24,15 @@ class CpuOffload(Technique):
         "weights of decoder layers stay on the host and visit the GPU one layer at a time"
     )
     citation: ClassVar[str] = "Sheng et al., FlexGen, 2023, arXiv:2303.06865"
-    expected: ClassVar[str] = (
-        "runs models that do not fit the GPU; every step waits for all weights to cross the bus, which is 10x slower "
-        "and more at small batches"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "every step waits for all weights to cross the bus",
+        ),
+        Expected(
+            Basis.AIM,
+            "runs models that do not fit the GPU, 10x slower and more at small batches",
+        ),
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     conflicts: ClassVar[Mapping[str, str]] = {

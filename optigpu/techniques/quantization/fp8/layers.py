@@ -31,6 +31,7 @@ class Fp8Linear(torch.nn.Module):
     """y = (q(x) @ q.T) * scale of x * scale + bias, in the dtype of x. Sums are float32."""
 
     holds_quantized_weights = True
+    product_dtypes = ("float8_e4m3fn",)
     q: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.techniques.base import ON_MODELS, Choice, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -28,9 +28,20 @@ class Fp8(Technique):
         "e4m3 weights and activations with scales for each output and token, on fp8 tensor cores"
     )
     citation: ClassVar[str] = "Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv:2209.05433"
-    expected: ClassVar[str] = (
-        "a quarter of the fp32 bytes; twice the matrix rate of bf16; decoding gains less, since small products are "
-        "bound by launches"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a quarter of the fp32 bytes of the layers that it replaces",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "twice the matrix rate of bf16",
+            "NVIDIA H100 Tensor Core GPU data sheet",
+        ),
+        Expected(
+            Basis.AIM,
+            "decoding gains less, since small products are bound by launches",
+        ),
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)

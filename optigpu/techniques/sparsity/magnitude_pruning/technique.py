@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from optigpu.techniques.base import ON_MODELS, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
 if TYPE_CHECKING:
@@ -26,9 +26,21 @@ class MagnitudePruning(Technique):
         "Han et al., Learning both Weights and Connections, 2015, arXiv:1506.02626; Mishra et al., Accelerating Sparse "
         "Deep Neural Networks, 2021, arXiv:2104.08378 (2:4)"
     )
-    expected: ClassVar[str] = (
-        "no gain in speed or size where zeros are multiplied like other numbers; up to 2x for large products with 2:4 "
-        "on sparse tensor cores; at 50% a clear loss of quality (Frantar & Alistarh, SparseGPT, 2023, arXiv:2301.00774)"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "no gain in speed or size where zeros are multiplied like other numbers",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "up to 2x for large products with 2:4 on sparse tensor cores",
+            "Mishra et al., 2021, arXiv:2104.08378",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "at 50% a clear loss of quality",
+            "Frantar and Alistarh, SparseGPT, 2023, arXiv:2301.00774",
+        ),
     )
     cautionary: ClassVar[bool] = True
 

@@ -1,0 +1,70 @@
+"""Checks the filters of the leaderboard: a name that is unknown is refused with those that are known.
+
+Known is what this version can measure and what the database holds results of.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from api.fields import Entry, unknown
+from api.problems import ProblemError, summary
+from optigpu.backends import BACKENDS
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.store import filters
+from optigpu.store.database import Session
+from optigpu.store.filters import LeaderboardQuery
+from optigpu.techniques import TECHNIQUES
+from optigpu.workloads import WORKLOADS
+
+MODELS = (
+    *(f"preset:{name}" for name in PRESETS | IMAGE_PRESETS),
+    *(f"bundled:{name}" for name in BUNDLED),
+)
+"""The models that have a name of their own; repositories and folders are known once they have results."""
+
+
+class Names(NamedTuple):
+    """The names that a filter can have: those of this version, those of stored results, and how they are compared."""
+
+    ours: Iterable[str]
+    stored: Callable[[Session], list[str]]
+    fits: Callable[[str, str], bool] = str.__eq__
+
+
+def _is_part(wanted: str, name: str) -> bool:
+    return wanted.lower() in name.lower()
+
+
+def _is_same(wanted: str, name: str) -> bool:
+    return wanted.lower() == name
+
+
+NAMES = {
+    "workload": Names(WORKLOADS, filters.workloads),
+    "model": Names(MODELS, filters.models),
+    "hardware": Names((), filters.hardware, _is_part),
+    "technique": Names(TECHNIQUES, filters.techniques, _is_same),
+    "backend": Names(BACKENDS, filters.backends),
+    "source": Names(("worker",), filters.sources),
+}
+
+
+def check_filters(session: Session, query: LeaderboardQuery) -> None:
+    """Raises ProblemError 422 that names each filter that fits nothing known, with what is known, close names first."""
+    given = query.model_dump(include=set(NAMES), exclude_none=True)
+    entries = [entry for field, name in given.items() if (entry := _refusal(session, field, name))]
+    if entries:
+        raise ProblemError(422, summary(entries), entries)
+
+
+def _refusal(session: Session, field: str, given: str) -> Entry | None:
+    names = NAMES[field]
+    if any(names.fits(given, name) for name in names.ours):
+        return None
+    if field == "workload" and filters.has_workload(session, given):
+        return None
+    known = {*names.ours, *names.stored(session)}
+    if any(names.fits(given, name) for name in known):
+        return None
+    return unknown([field], field, given, known)

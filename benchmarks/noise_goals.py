@@ -1,0 +1,218 @@
+"""What the runs of `benchmarks.noise` must show, and their table."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
+
+from benchmarks.load import NAME, Load, Pattern
+from optigpu.documents.result import VerdictReason
+from optigpu.report import Column, Grid
+from optigpu.report.numbers import MISSING, short
+
+T = TypeVar("T")
+
+RATIO_WITHIN, RATIO_UP_TO_CORES = 0.05, 0.5
+COVERED = 0.95
+"""19 of 20."""
+BURSTS_WITHIN, BURSTS_OF_CORES = 0.03, 0.2
+DISTURBED = "disturbed"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One variant's primary metric in one run, and its verdict."""
+
+    label: str
+    value: float
+    ci: tuple[float, float] | None
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def names_the_load(self) -> bool:
+        """Whether it is marked as disturbed by others, and says by whom."""
+        marked = VerdictReason.FOREIGN_PROCESS in self.reasons or DISTURBED in self.warnings
+        return marked and any(NAME in note for note in self.notes)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The fast variant over the baseline, as the job's attribution has it."""
+
+    value: float
+    ci: tuple[float, float] | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One ladder beside a load (None: quiet), which used so many cores. `ratio` is None where none was given."""
+
+    load: Load | None
+    used_cores: float
+    figures: tuple[Figure, ...]
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How often something held, of how many cases, and how often it must."""
+
+    name: str
+    held: int
+    of: int
+    least: int
+
+    @property
+    def met(self) -> bool:
+        return self.of > 0 and self.held >= self.least
+
+    def line(self) -> str:
+        """The counts beside the goal."""
+        return f"{'met' if self.met else 'NOT MET':7}  {self.held} of {self.of} (goal: {self.least})  {self.name}"
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """The means of the quiet runs."""
+
+    figures: dict[str, float]
+    ratio: float | None
+
+    @classmethod
+    def of(cls, runs: Iterable[Run]) -> "Quiet":
+        """Of all runs the quiet ones."""
+        quiet = [run for run in runs if run.load is None]
+        values: dict[str, list[float]] = {}
+        for figure in _figures(quiet):
+            values.setdefault(figure.label, []).append(figure.value)
+        ratios = [run.ratio.value for run in quiet if run.ratio]
+        return cls(
+            {label: fmean(found) for label, found in values.items()}, fmean(ratios) if ratios else None
+        )
+
+    def change(self, figure: Figure) -> float:
+        """Relative to the quiet mean of the same variant."""
+        return figure.value / self.figures[figure.label] - 1 if figure.label in self.figures else float("inf")
+
+    def ratio_change(self, run: Run) -> float:
+        """Relative to the quiet mean; infinite where either has none."""
+        return run.ratio.value / self.ratio - 1 if run.ratio and self.ratio else float("inf")
+
+    def is_inside(self, figure: Figure) -> bool:
+        """Whether the figure's interval contains the quiet mean."""
+        known = self.figures.get(figure.label)
+        return known is not None and figure.ci is not None and figure.ci[0] <= known <= figure.ci[1]
+
+
+def goals_of(runs: Sequence[Run]) -> list[Goal]:
+    """All goals, by what the runs showed."""
+    quiet = Quiet.of(runs)
+    loaded = [run for run in runs if run.load and not run.load.nice]
+    light = [run for run in loaded if run.load and run.load.cores <= RATIO_UP_TO_CORES]
+    bursts = [run for run in light if run.load == Load(BURSTS_OF_CORES, Pattern.BURSTS)]
+    heavy = [run for run in loaded if run.load and run.load.cores > RATIO_UP_TO_CORES]
+    restless = [run for run in runs if run.load and run.load.nice]
+    return [
+        _counted(
+            f"ratios within {RATIO_WITHIN:.0%} of the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
+            light,
+            lambda run: abs(quiet.ratio_change(run)) <= RATIO_WITHIN,
+        ),
+        _counted(
+            f"intervals of figures that contain the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
+            _figures(light),
+            quiet.is_inside,
+            share=COVERED,
+        ),
+        _counted(
+            f"figures within {BURSTS_WITHIN:.0%} of the quiet mean, bursts of {BURSTS_OF_CORES:g} cores",
+            _figures(bursts),
+            lambda figure: abs(quiet.change(figure)) <= BURSTS_WITHIN,
+        ),
+        _counted("ratios printed, beyond that", heavy, lambda run: run.ratio is not None),
+        _counted(
+            "figures beyond that with no wrong reason, and with the right one unless clean rounds were enough",
+            [(run, figure) for run in heavy for figure in run.figures],
+            lambda case: is_judged_rightly(*case, quiet),
+        ),
+        _counted(
+            "figures beside a process that never rests that name it",
+            _figures(restless),
+            lambda figure: figure.names_the_load,
+        ),
+        _counted(
+            "quiet figures without a reason and a warning",
+            _figures(run for run in runs if run.load is None),
+            lambda figure: not figure.reasons and not figure.warnings,
+        ),
+    ]
+
+
+def is_judged_rightly(run: Run, figure: Figure, quiet: Quiet) -> bool:
+    """Bursts leave rounds that are clean, and figures from these need no mark if they are right."""
+    if set(figure.reasons) - {VerdictReason.FOREIGN_PROCESS}:
+        return False
+    rests = run.load is not None and run.load.pattern is Pattern.BURSTS
+    unmarked = not figure.reasons and DISTURBED not in figure.warnings
+    return figure.names_the_load or (rests and unmarked and quiet.is_inside(figure))
+
+
+def _counted(name: str, cases: Iterable[T], holds: Callable[[T], bool], share: float = 1.0) -> Goal:
+    found = [holds(case) for case in cases]
+    return Goal(name, sum(found), len(found), math.ceil(share * len(found)))
+
+
+def _figures(runs: Iterable[Run]) -> list[Figure]:
+    return [figure for run in runs for figure in run.figures]
+
+
+def grid_of(runs: Sequence[Run]) -> Grid:
+    """A line for each load: the means of its runs, and how far the worst is from quiet."""
+    quiet = Quiet.of(runs)
+    labels = list(dict.fromkeys(figure.label for figure in _figures(runs)))
+    loads = dict.fromkeys(run.load for run in runs)
+    return Grid(
+        title="The same ladder beside the work of others",
+        columns=(
+            Column("load"),
+            Column("cores used", right=True),
+            *(Column(label, right=True) for label in labels),
+            Column("ratio", right=True),
+            Column("reasons"),
+            Column("warnings"),
+        ),
+        rows=tuple(_cells(load, [run for run in runs if run.load == load], labels, quiet) for load in loads),
+        notes=("In brackets: the farthest of the runs from the mean of the quiet ones.",),
+    )
+
+
+def _cells(load: Load | None, runs: Sequence[Run], labels: Sequence[str], quiet: Quiet) -> tuple[str, ...]:
+    by_label = {label: [figure for figure in _figures(runs) if figure.label == label] for label in labels}
+    ratios = [run.ratio.value for run in runs if run.ratio]
+    return (
+        load.label if load else "quiet",
+        f"{fmean(run.used_cores for run in runs):.2f}",
+        *(
+            _mean([each.value for each in found], [quiet.change(each) for each in found])
+            for found in by_label.values()
+        ),
+        _mean(ratios, [quiet.ratio_change(run) for run in runs if run.ratio]),
+        _tally(reason for figure in _figures(runs) for reason in figure.reasons),
+        _tally(warning for figure in _figures(runs) for warning in figure.warnings),
+    )
+
+
+def _mean(values: Sequence[float], changes: Sequence[float]) -> str:
+    return f"{short(fmean(values))} ({max(changes, key=abs):+.1%})" if values else MISSING
+
+
+def _tally(names: Iterable[str]) -> str:
+    """Each name with how often it occurs."""
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return ", ".join(f"{name} {count}" for name, count in found.items())

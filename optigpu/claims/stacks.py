@@ -1,0 +1,100 @@
+"""Whether a measured stack is the one that a claim is about: the same precision, the same techniques beside it."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from optigpu.claims.model import Claim
+from optigpu.claims.terms import Precision
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import Document
+
+CARRIERS: Mapping[str, Precision] = MappingProxyType({"fp16": "fp16", "bf16": "bf16"})
+"""Precisions of computation, which leave quantized weights at the precision that they have."""
+UNCLAIMED = frozenset({"tf32", "autocast", "fp8"})
+"""Techniques that give a precision of which there is no claim."""
+PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
+    {
+        "int8_weight_only": frozenset({"int8"}),
+        "int8_dynamic": frozenset({"int8"}),
+        "llm_int8": frozenset({"llm_int8"}),
+        "int4_weight_only": frozenset({"int4"}),
+        "nf4": frozenset({"nf4", "int4"}),
+        "gptq": frozenset({"gptq", "int4"}),
+        "awq": frozenset({"awq", "int4"}),
+    }
+)
+"""The claimed precisions that a technique's weights have, whatever its parameters."""
+PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Precision]]]] = MappingProxyType(
+    {
+        "int8_hybrid": ("bits", {8: frozenset({"int8"}), 4: frozenset({"int4"})}),
+        "native_decode": (
+            "weights",
+            {"w4": frozenset({"int4"}), "w8": frozenset({"int8"}), "bf16": frozenset({"bf16"})},
+        ),
+        "gguf": (
+            "type",
+            {
+                "Q4_0": frozenset({"int4"}),
+                "Q4_K_M": frozenset({"q4_k_m", "int4"}),
+                "Q8_0": frozenset({"int8"}),
+                "F16": frozenset({"fp16"}),
+            },
+        ),
+    }
+)
+"""The parameter that decides a technique's bits, and the claimed precisions of its values."""
+PRECISION_ALONE = (CARRIERS.keys() | PRECISIONS.keys() | UNCLAIMED | PRECISIONS_BY_PARAMETER.keys()) - {
+    "native_decode"
+}
+"""Techniques that change nothing beside the precision, so that claims name the precision instead."""
+
+Stack = tuple[Document, ...]
+"""Techniques as a result holds them: each with its name and parameters."""
+
+
+def same_stack(claim: Claim, stack: Stack) -> bool:
+    """Whether the precision is equal, and the other techniques if the claim names them."""
+    if claim.precision is not None and not has_precision(claim.precision, stack):
+        return False
+    return claim.techniques is None or _same_names(frozenset(claim.techniques), stack)
+
+
+def _same_names(claimed: frozenset[str], stack: Stack) -> bool:
+    """Whether the techniques are those of the claim; what they bring along may be there as well."""
+    used = {technique["name"] for technique in stack} - PRECISION_ALONE
+    return claimed <= used <= claimed | brought_along(claimed)
+
+
+def brought_along(names: Iterable[str]) -> frozenset[str]:
+    """The techniques that a stack gets because others require them."""
+    found: frozenset[str] = frozenset()
+    new = frozenset(names)
+    while new:
+        kinds = [TECHNIQUES[name] for name in new if name in TECHNIQUES]
+        new = frozenset(name for kind in kinds for name in kind.requires) - found
+        found |= new
+    return found
+
+
+def has_precision(claimed: Precision, stack: Stack) -> bool:
+    """Whether the weights of a stack have a claimed precision."""
+    names = {technique["name"] for technique in stack}
+    if names & UNCLAIMED:
+        return False
+    carriers = {CARRIERS[name] for name in names & CARRIERS.keys()}
+    weights = [precisions for technique in stack if (precisions := _weights_of(technique))]
+    if claimed == "fp32":
+        return not carriers and not weights
+    if claimed in CARRIERS.values():
+        return carriers.union(*weights) == {claimed}
+    return bool(weights) and all(claimed in precisions for precisions in weights)
+
+
+def _weights_of(technique: Document) -> frozenset[Precision]:
+    """The claimed precisions of a technique's weights; none if it leaves them as they are."""
+    name = technique["name"]
+    if name not in PRECISIONS_BY_PARAMETER:
+        return PRECISIONS.get(name, frozenset())
+    parameter, precisions = PRECISIONS_BY_PARAMETER[name]
+    default = TECHNIQUES[name].model_fields[parameter].default
+    return precisions.get(technique.get(parameter, default), frozenset())

@@ -1,0 +1,114 @@
+"""What disturbed a round, by what the counters and the probe showed, and what that can have cost at most.
+
+A computation that keeps all threads in step waits for the slowest of them. So one second of one core that others used
+costs it one second at most: that much where others use one core after the other, and less where they use several at
+once or a core that waits. Measured on two cores: a fifth of a core cost 12%, two fifths cost 26%.
+"""
+
+from dataclasses import dataclass
+
+from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.documents.rounds import RoundMark
+from optigpu.vocabulary import DeviceKind
+
+JUDGED_FROM_S = 0.1
+"""A shorter round has too few of the kernel's ticks, and is marked only by what needs none."""
+TICKS_S = 0.02
+"""The kernel counts CPU time in steps of a hundredth of a second; two of them are noise."""
+OTHERS_CORES, OTHERS_SHARE, OTHERS_CORES_AT_MOST = 0.05, 0.01, 0.5
+"""So many cores' time may be lost unmarked: a hundredth of the host's, within these bounds. The daemons of a quiet host
+take less. On a few cores it costs less than 3%, by what was measured on two."""
+FREE_CORES = 0.5
+"""A job on a GPU is not disturbed by others' load while this much of the CPUs is idle."""
+SLOWED_SHARE = 0.02
+"""Of a round's time, in which a quota or heat slowed the device."""
+SLOW_PROBE = 1.25
+"""A probe that takes this many times the job's fastest shows a slow machine; from one moment to the next it varies by
+a tenth."""
+SUSPENDED_S = 0.1
+GPU_BRAKES = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Seconds of a round that each kind of disturbance can have cost at most."""
+
+    others_s: float = 0.0
+    stolen_s: float = 0.0
+    quota_s: float = 0.0
+    heat_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.others_s + self.stolen_s + self.quota_s + self.heat_s
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What rounds are judged by: the device, and the probe's fastest time in the job, where it was timed."""
+
+    device: DeviceKind
+    fastest_probe_s: float | None = None
+
+    def lost(self, sample: HostSample) -> Lost:
+        """What the counted disturbances can have cost."""
+        has_free_cores = self.device is DeviceKind.CUDA and (
+            sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s
+        )
+        return Lost(
+            others_s=0.0 if has_free_cores else max(0.0, sample.foreign_s or 0.0),
+            stolen_s=0.0 if has_free_cores else max(0.0, sample.steal_s or 0.0),
+            quota_s=sample.quota_wait_s,
+            heat_s=sample.gpu_heat_s or 0.0,
+        )
+
+    def slowness(self, sample: HostSample) -> float | None:
+        """The probe's time relative to the fastest of the job."""
+        if sample.probe_s is None or not self.fastest_probe_s:
+            return None
+        return sample.probe_s / self.fastest_probe_s
+
+    def lost_share(self, sample: HostSample) -> float:
+        """The share of a round's time that what disturbed it can have cost at most, from 0 to 1.
+
+        The probe shows the machine's speed and what others use shows itself in it: the greater of the two counts.
+        """
+        return max(self.counted_share(sample), 1 - 1 / self.slow(sample))
+
+    def counted_share(self, sample: HostSample) -> float:
+        """The same by the counters alone."""
+        return min(1.0, self.lost(sample).total_s / sample.wall_s) if sample.wall_s > 0 else 0.0
+
+    def marks(self, sample: HostSample) -> tuple[RoundMark, ...]:
+        """What disturbed the round; empty for a clean one."""
+        lost, wall_s = self.lost(sample), sample.wall_s
+        allowed_s = allowed_cores(sample.cpus) * wall_s + TICKS_S
+        is_judged = wall_s >= JUDGED_FROM_S
+        found = {
+            RoundMark.OTHERS: is_judged and lost.others_s > allowed_s,
+            RoundMark.OTHERS_ON_GPU: sample.gpu_foreign > 0,
+            RoundMark.STEAL: is_judged and lost.stolen_s > allowed_s,
+            RoundMark.QUOTA: lost.quota_s > SLOWED_SHARE * wall_s,
+            RoundMark.HEAT: lost.heat_s > SLOWED_SHARE * wall_s or is_hot(sample),
+            RoundMark.SUSPENDED: sample.suspended_s > SUSPENDED_S,
+            RoundMark.SLOW_PROBE: is_judged and self.slow(sample) > 1,
+            RoundMark.UNCOUNTED: bool(sample.backwards),
+        }
+        return tuple(mark for mark, is_so in found.items() if is_so)
+
+    def slow(self, sample: HostSample) -> float:
+        """How many times slower the probe was, 1 where that is no more than it always varies."""
+        slowness = self.slowness(sample) or 1.0
+        return slowness if self.device is DeviceKind.CPU and slowness > SLOW_PROBE else 1.0
+
+
+def allowed_cores(cpus: int) -> float:
+    """How many cores' time may be lost on a host of so many."""
+    return min(max(OTHERS_CORES, OTHERS_SHARE * cpus), OTHERS_CORES_AT_MOST)
+
+
+def is_hot(sample: HostSample) -> bool:
+    """Whether heat or a brake of the board slowed the device for a time that is not counted."""
+    return sample.heat_slowdowns > 0 or bool(GPU_BRAKES & sample.gpu_slowdowns)

@@ -1,0 +1,1 @@
+"""How fast a CPU reads, copies and multiplies in loops of our own."""

@@ -1,0 +1,161 @@
+"""Quality figures with their intervals over windows (images, items): divergence, perplexity, accuracy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.documents.facts import QualityFacts
+from optigpu.documents.result import MetricSummary
+from optigpu.quality.divergence import Agreement
+from optigpu.quality.hellaswag import ENDINGS, Item, chosen_right
+from optigpu.quality.passages import Passage
+from optigpu.quality.perplexity import perplexity
+from optigpu.statistics.jackknife import (
+    FEWEST_PARTS,
+    Statistic,
+    leave_one_out,
+    part_bounds,
+    parts_of,
+    share_bounds,
+)
+from optigpu.vocabulary import OptiGPUError
+
+Array = NDArray[np.float64]
+Units = NDArray[np.int64]
+"""The number from 0 of the window (image, item) that each observation belongs to."""
+
+SHARES = ("top1_agreement", "accuracy")
+NO_TAIL_INTERVAL = "A 99th percentile has no interval: a few positions decide it."
+
+SAME_ANSWERS = (
+    "An interval needs an item that fp32 answers otherwise; there is none. Ask for more quality.items."
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Some of the metrics. `without` are each metric's values without one part; `about` fills fields of TextQuality."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    without: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    no_interval: dict[str, str] = field(default_factory=dict)
+    about: dict[str, float | None] = field(default_factory=dict)
+
+    def __or__(self, other: "Figures") -> "Figures":
+        return Figures(
+            self.values | other.values,
+            self.reasons | other.reasons,
+            self.intervals | other.intervals,
+            self.without | other.without,
+            self.no_interval | other.no_interval,
+            self.about | other.about,
+        )
+
+
+def windows_of(passages: Sequence[Passage]) -> Units:
+    """The passage of each predicted token [positions]."""
+    return np.repeat(np.arange(len(passages)), [passage.positions for passage in passages])
+
+
+def divergence_figures(agreement: Agreement, units: Units) -> Figures:
+    """kld_mean, kld_p99 and top1_agreement of positions whose windows are `units` [positions, or more]."""
+    values = agreement.metrics()
+    divergences, agreeing = agreement.divergences, agreement.agreeing
+    figures = _measured(
+        {
+            "kld_mean": lambda kept: float(divergences[kept].mean()),
+            "top1_agreement": lambda kept: float(agreeing[kept].mean()),
+        },
+        units[agreement.positions],
+        len(agreement),
+    )
+    tail = Figures({"kld_p99": values["kld_p99"]}, no_interval={"kld_p99": NO_TAIL_INTERVAL})
+    return figures | tail | Figures(about={"kld_standard_error": agreement.standard_error()})
+
+
+def perplexity_figures(found: Array, expected: Array, units: Units) -> Figures:
+    """perplexity and perplexity_delta from log-likelihoods of a variant and of fp32, [positions] each.
+
+    Raises OptiGPUError when one is not finite.
+    """
+    figures = _measured(
+        {
+            "perplexity": lambda kept: perplexity(found[kept]),
+            "perplexity_delta": lambda kept: perplexity(found[kept]) - perplexity(expected[kept]),
+        },
+        units,
+        len(found),
+    )
+    return figures | Figures(about={"fp32_perplexity": perplexity(expected)})
+
+
+def accuracy_figures(items: Sequence[Item], found: Array, expected: Array) -> Figures:
+    """accuracy and accuracy_loss_percent from the endings' log-likelihoods [4 * items] of a variant and of fp32."""
+    ours, theirs = chosen_right(items, found), chosen_right(items, expected)
+    units = np.arange(len(items))
+    share = float(theirs.mean())
+    error = float(ours.std(ddof=1) / np.sqrt(len(items))) if len(items) > 1 else None
+    about = Figures(about={"accuracy_standard_error": error, "fp32_accuracy": share, "items": len(items)})
+    figures = about | _measured({"accuracy": lambda kept: float(ours[kept].mean())}, units, len(items))
+    if share == 0:
+        why = "The fp32 model answers no item correctly, so the accuracy loss is undefined; ask for more quality.items."
+        return figures | Figures(reasons={"accuracy_loss_percent": why})
+
+    if (ours == theirs).all():
+        value = Figures(
+            values={"accuracy_loss_percent": 0.0}, no_interval={"accuracy_loss_percent": SAME_ANSWERS}
+        )
+        return figures | value
+
+    def loss(kept: NDArray[np.bool_]) -> float:
+        right = theirs[kept].mean()
+        return float(100 * (right - ours[kept].mean()) / right) if right else float("nan")
+
+    return figures | _measured({"accuracy_loss_percent": loss}, units, len(items))
+
+
+def with_windows(
+    metrics: Mapping[str, MetricSummary], quality: QualityFacts | None
+) -> dict[str, MetricSummary]:
+    """Summaries with the intervals over windows that quality figures have, or the reason why they have none."""
+    if quality is None:
+        return dict(metrics)
+    found = {name: {"ci": bounds} for name, bounds in quality.intervals.items()}
+    missing = {name: {"reason": reason} for name, reason in quality.no_interval.items()}
+    return {
+        name: summary.model_copy(update=found.get(name) or missing.get(name))
+        for name, summary in metrics.items()
+    }
+
+
+def item_windows(passages: Sequence[Passage]) -> Units:
+    """The item of each predicted token of a multiple-choice test's passages."""
+    return windows_of(passages) // ENDINGS
+
+
+def _measured(statistics: Mapping[str, Statistic], units: Units, count: int) -> Figures:
+    parts, everything = parts_of(units), np.ones(count, dtype=np.bool_)
+    values, intervals, without, no_interval = {}, {}, {}, {}
+    for name, statistic in statistics.items():
+        values[name] = statistic(everything)
+        try:
+            left = leave_one_out(statistic, parts)
+        except OptiGPUError as error:
+            no_interval[name] = str(error)
+            continue
+        bounds = (
+            share_bounds(values[name], count, left) if name in SHARES else part_bounds(values[name], left)
+        )
+        if bounds is None:
+            no_interval[name] = _too_few(int(parts.max()) + 1)
+        else:
+            intervals[name], without[name] = bounds, left
+    return Figures(values, {}, intervals, without, no_interval)
+
+
+def _too_few(parts: int) -> str:
+    return f"An interval needs {FEWEST_PARTS} windows, images or items; there are {parts}. Ask for more quality.tokens."

@@ -1,0 +1,151 @@
+"""The median of one process's requests, which resemble their neighbours: its interval and how many requests count.
+
+The interval is read from the sorted requests: the median of the process lies between the quantiles 0.5 - h and 0.5 + h.
+h is Student's t times the standard error of the share of requests below the median. That error comes from the first few
+cosine transforms of "above or below" (equal-weighted cosines: Lazarus, Lewis, Stock and Watson, HAR Inference, 2018),
+each divided by what a first-order autoregression with the requests' own correlation says of its frequency
+(prewhitening: Andrews and Monahan, 1992). Only low frequencies count, so that noise on a slow wave does not hide it.
+
+Assumed: the requests of a process vary about one level. A lasting change is left to the verdict (`drift`). Everything
+works along the last axis.
+"""
+
+import math
+
+import numpy as np
+
+from optigpu.statistics.student import Array, t_quantile
+
+FEWEST_REQUESTS = 6
+"""With fewer requests of a process nothing is known of how much they vary."""
+FEWEST_FOR_INTERVAL = 24
+"""With fewer, a correlation of 0.9 cannot be told from none, and an interval would hold too rarely."""
+
+_STRONGEST = 0.97
+"""A higher correlation of neighbours cannot be told from a trend."""
+_REACH = 0.42
+"""Beyond the quantiles 0.5 +- 0.42 the sorted requests are too few, and the interval goes on in a straight line."""
+_TERMS = 64
+
+
+def freedom_of(count: int) -> int:
+    """The number of cosine transforms for so many requests: few, so that each is slower than their correlation."""
+    if count < 30:
+        return 2
+    return 3 if count < 60 else min(max(4, count // 50), 16)
+
+
+def median_bounds(values: Array) -> tuple[Array, Array]:
+    """The 95% interval of the median of the process that `values` [..., requests] come from."""
+    freedom = freedom_of(values.shape[-1])
+    return _quantiles_around(values, t_quantile(0.975, freedom) * share_error(values, freedom))
+
+
+def median_error(values: Array) -> Array:
+    """The standard error of the median: half of what lies between the quantiles one standard error away from 0.5."""
+    low, high = _quantiles_around(values, share_error(values, freedom_of(values.shape[-1])))
+    return np.asarray((high - low) / 2)
+
+
+def usual_bounds(values: Array, deviations: float = 1.96) -> tuple[Array, Array]:
+    """The median -+ so many standard errors: as wide as an interval would be if the error were known exactly."""
+    return _quantiles_around(values, deviations * share_error(values, max(4, freedom_of(values.shape[-1]))))
+
+
+def dependence(values: Array) -> Array:
+    """How many of `values` [..., requests] in a row count as one: around 1 for independent ones, and not always above.
+
+    One process's own figure is known badly; the mean of several is better.
+    """
+    count = values.shape[-1]
+    # What equals the median is on neither side: of a coarse clock that may be most requests.
+    aside = (values != np.median(values, axis=-1, keepdims=True)).mean(axis=-1)
+    variance = count * share_error(values, max(4, freedom_of(count))) ** 2
+    return np.asarray(np.divide(4 * variance, aside, out=np.ones_like(variance), where=aside > 0))
+
+
+def share_error(values: Array, freedom: int) -> Array:
+    """The standard error of the share of `values` [..., n] below the true median, by so many cosine transforms."""
+    count = values.shape[-1]
+    correlation = neighbour_correlation(values)
+    sides = np.sign(values - np.median(values, axis=-1, keepdims=True)) / 2
+    frequencies = np.pi * np.arange(1, freedom + 1) / count
+    cosines = np.sqrt(2 / count) * np.cos(np.outer(np.arange(count) + 0.5, frequencies))
+    power = (sides @ cosines) ** 2
+    whole = _spectrum(correlation, np.zeros(1))
+    level = (power * whole / _spectrum(correlation, frequencies)).mean(axis=-1)
+    # A stretch of correlated requests varies less than its process does.
+    varies = np.maximum(1 - _mean_variance(correlation, count), 0.1)
+    return np.asarray(np.sqrt(level / count / varies))
+
+
+def neighbour_correlation(values: Array) -> Array:
+    """The correlation of neighbours [...], from 0 to 0.97, from ranks: a few long requests do not hide it.
+
+    Of n numbers it comes out too low by (1 + 4 r) / n (Kendall, Note on Bias in the Estimation of Autocorrelation,
+    1954), which is added.
+    """
+    count = values.shape[-1]
+    ranks = mid_ranks(values)
+    ranks = ranks - ranks.mean(axis=-1, keepdims=True)
+    spread = (ranks**2).sum(axis=-1)
+    product = (ranks[..., 1:] * ranks[..., :-1]).sum(axis=-1)
+    by_rank = np.divide(product, spread, out=np.zeros_like(product), where=spread > 0)
+    found = 2 * np.sin(np.pi / 6 * by_rank)
+    corrected = (count * found + 1) / (count - 4) if count > 8 else found + (1 + 4 * found) / count
+    return np.asarray(np.clip(corrected, 0.0, _STRONGEST))
+
+
+def mid_ranks(values: Array) -> Array:
+    """Ranks from 1 along the last axis; equal values share the middle of theirs."""
+    return (_ranks(values) + _ranks(values[..., ::-1])[..., ::-1]) / 2
+
+
+def _ranks(values: Array) -> Array:
+    """Ranks from 1 along the last axis; of equal values the earlier one has the smaller rank."""
+    order = np.argsort(values, axis=-1, kind="stable")
+    return np.asarray(np.argsort(order, axis=-1, kind="stable") + 1.0)
+
+
+def _spectrum(correlation: Array, frequencies: Array) -> Array:
+    """The spectrum of "above or below" of a Gaussian autoregression, [..., frequencies]; it is 1 without correlation.
+
+    The correlation of the signs is 2 / pi arcsin(r ** lag) (Sheppard, 1899); the terms of arcsin's series are geometric
+    in the lag and are summed in closed form.
+    """
+    term = np.arange(_TERMS)
+    log_weight = np.array([math.lgamma(2 * m + 1) - 2 * math.lgamma(m + 1) - m * math.log(4) for m in term])
+    weight = 2 / np.pi * np.exp(log_weight) / (2 * term + 1)
+    power = correlation[..., None, None] ** (2 * term + 1)  # [..., 1, terms]
+    cosine = np.cos(frequencies)[:, None]  # [frequencies, 1]
+    return np.asarray(((1 - power**2) / (1 - 2 * power * cosine + power**2)) @ weight + 1 - weight.sum())
+
+
+def _mean_variance(correlation: Array, count: int) -> Array:
+    """The variance of the mean of so many neighbours, in terms of one's."""
+    rest = 1 - correlation
+    lags = correlation / rest - correlation * (1 - correlation**count) / (count * rest**2)
+    return np.asarray((1 + 2 * lags) / count)
+
+
+def _quantiles_around(values: Array, reach: Array) -> tuple[Array, Array]:
+    """The quantiles 0.5 - reach [...] and 0.5 + reach of `values` [..., n], continued in a straight line."""
+    count = values.shape[-1]
+    ordered = np.sort(values, axis=-1)
+    median = np.median(values, axis=-1)
+    inside = np.minimum(reach, min(0.5 - 0.5 / count, _REACH))
+    factor = np.divide(reach, inside, out=np.ones_like(reach), where=inside > 0)
+    low, high = (sorted_quantile(ordered, 0.5 + sign * inside) for sign in (-1, 1))
+    below, above = np.minimum(low, median) - median, np.maximum(high, median) - median
+    return np.asarray(median + factor * below), np.asarray(median + factor * above)
+
+
+def sorted_quantile(ordered: Array, share: Array) -> Array:
+    """The quantile at `share` [...] of `ordered` [..., n], whose k-th value stands at (k - 0.5) / n."""
+    count = ordered.shape[-1]
+    place = np.clip(share * count - 0.5, 0, count - 1)
+    below = np.minimum(np.floor(place).astype(np.int64), count - 2)
+    first, second = (
+        np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0] for index in (below, below + 1)
+    )
+    return np.asarray(first + (place - below) * (second - first))

@@ -1,0 +1,153 @@
+"""Withdrawing results and jobs: what was stored is removed, and a tombstone says who withdrew it, when and why.
+
+The results that follow it on the leaderboard take its place. Withdrawing the same thing again changes nothing.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from optigpu.documents.views import WithdrawalView, Withdrawn
+from optigpu.store import standings
+from optigpu.store.database import moment
+from optigpu.store.events import locked
+from optigpu.store.statements import take_turns
+from optigpu.store.tables import Job, JobEvent, LeaderboardEntry, ResultRow, Tombstone, VariantRow
+from optigpu.store.tombstones import absent
+from optigpu.vocabulary import ConflictError, Document, Frozen, JobState
+
+
+class Withdrawal(Frozen):
+    """Why something is withdrawn, and by whom: the name of a key, and its id, null for a caller without a key."""
+
+    reason: str
+    withdrawn_by: str
+    key_id: str | None = None
+
+
+def withdraw_result(session: Session, result_id: str, why: Withdrawal) -> WithdrawalView:
+    """Withdraws a result. Raises NotFoundError, ConflictError while its job has not ended."""
+    take_turns(session, "withdrawals")
+    if stone := _stone(session, Withdrawn.RESULT, result_id):
+        return stone
+    row = session.get(ResultRow, result_id)
+    if row is None:
+        raise absent(session, Withdrawn.RESULT, result_id)
+    if row.job_id is not None:
+        job = locked(session, row.job_id)
+        if not job.state.is_final:
+            raise ConflictError(
+                f"Job {job.id} of this result is {job.state}; cancel it or wait until it has ended, then withdraw "
+                "the result."
+            )
+        _forget(session, job, result_id, f"Its result was withdrawn: {why.reason}")
+    _remove(session, [result_id])
+    return _bury(session, Withdrawn.RESULT, result_id, row.job_id, why)
+
+
+def withdraw_job(session: Session, job_id: str, why: Withdrawal) -> WithdrawalView:
+    """Withdraws a job with all of its results; a queued one never runs. Raises NotFoundError, ConflictError while it
+    runs."""
+    take_turns(session, "withdrawals")
+    if stone := _stone(session, Withdrawn.JOB, job_id):
+        return stone
+    job = locked(session, job_id)
+    if job.state is JobState.RUNNING:
+        raise ConflictError(
+            f"Job {job_id} is running; cancel it and wait until it has ended, then withdraw it."
+        )
+    results = session.scalars(
+        select(ResultRow.id).where(ResultRow.job_id == job_id).order_by(ResultRow.id)
+    ).all()
+    session.execute(update(VariantRow).where(VariantRow.job_id == job_id).values(result_id=None))
+    _remove(session, results)
+    for result_id in results:
+        _bury(session, Withdrawn.RESULT, result_id, job_id, why)
+    session.execute(delete(Job).where(Job.id == job_id))
+    return _bury(session, Withdrawn.JOB, job_id, job_id, why)
+
+
+def _stone(session: Session, kind: Withdrawn, id_: str) -> WithdrawalView | None:
+    stone = session.get(Tombstone, id_)
+    return _view(stone) if stone is not None and stone.kind is kind else None
+
+
+def _bury(session: Session, kind: Withdrawn, id_: str, job_id: str | None, why: Withdrawal) -> WithdrawalView:
+    stone = Tombstone(id=id_, kind=kind, job_id=job_id, withdrawn_at=moment(session), **why.model_dump())
+    session.add(stone)
+    session.flush()
+    return _view(stone)
+
+
+def _view(stone: Tombstone) -> WithdrawalView:
+    return WithdrawalView(
+        kind=stone.kind,
+        id=stone.id,
+        job_id=stone.job_id,
+        withdrawn_at=stone.withdrawn_at,
+        withdrawn_by=stone.withdrawn_by,
+        reason=stone.reason,
+    )
+
+
+def _remove(session: Session, result_ids: Collection[str]) -> None:
+    """Removes results with all that belongs to them; their places settle in one order, so that none waits for ever."""
+    entries = session.scalars(select(LeaderboardEntry).where(LeaderboardEntry.result_id.in_(result_ids)))
+    places = sorted({standings.place_of(entry) for entry in entries})
+    session.execute(delete(ResultRow).where(ResultRow.id.in_(result_ids)))
+    for place in places:
+        standings.settle(session, place)
+
+
+def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:
+    """Removes a result from its job: from its variant, the events that hold it, and the gains computed from it."""
+    variant = session.scalars(
+        select(VariantRow).where(VariantRow.job_id == job.id, VariantRow.result_id == result_id)
+    ).one_or_none()
+    index = None
+    if variant is not None:
+        index = variant.index
+        variant.result_id, variant.reason = None, reason
+    told = JobEvent.job_id == job.id, JobEvent.kind.in_(("variant_finished", "finished"))
+    for event in session.scalars(select(JobEvent).where(*told)):
+        event.data = _without_result(event.data, result_id, reason)
+        if index is not None and event.data.get("attribution"):
+            event.data = event.data | {
+                "attribution": _without_gains(event.data["attribution"], index, reason)
+            }
+    if index is not None and job.attribution:
+        job.attribution = _without_gains(job.attribution, index, reason)
+    session.flush()
+
+
+def _without_result(data: Document, result_id: str, reason: str) -> dict[str, Any]:
+    outcome = data.get("outcome") or {}
+    if (outcome.get("result") or {}).get("id") != result_id:
+        return dict(data)
+    return dict(data) | {"outcome": outcome | {"result": None, "reason": reason}}
+
+
+def _without_gains(attribution: Document, index: int, reason: str) -> dict[str, Any]:
+    """The attribution without the gains of that variant, and without those that are relative to it."""
+    rows = []
+    for row in attribution["rows"]:
+        own = row["index"] == index
+        kept = {
+            name: None if _is_gain(value, None if own else index) else value for name, value in row.items()
+        }
+        rows.append(kept | {"reason": reason} if own else kept)
+    again = attribution.get("baseline_again")
+    return dict(attribution) | {
+        "rows": rows,
+        "best": None if attribution.get("best") == index else attribution.get("best"),
+        "baseline_again": None if _is_gain(again, index) else again,
+    }
+
+
+def _is_gain(value: object, compared_with: int | None) -> bool:
+    """Whether a value is a gain, relative to that variant; None is any."""
+    if not isinstance(value, dict) or "compared_with" not in value:
+        return False
+    return compared_with is None or value["compared_with"] == compared_with

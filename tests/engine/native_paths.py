@@ -1,0 +1,24 @@
+"""The paths of a C++ operator that this CPU can run; what it lacks, another machine tests."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=str)
+
+
+def paths_that_run(
+    numbers: Mapping[Name, int], reason: str | None, call: Callable[[int], object]
+) -> list[Name]:
+    """Those of `numbers` by which `call` runs the operator, which refuses what the CPU lacks; the newest last."""
+    assert reason is None, reason
+    return [name for name, number in numbers.items() if _runs(call, number)]
+
+
+def _runs(call: Callable[[int], object], number: int) -> bool:
+    try:
+        call(number)
+    except RuntimeError as error:
+        if f"this CPU lacks instruction set {number}" in str(error):
+            return False
+        raise
+    return True

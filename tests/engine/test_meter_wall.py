@@ -1,0 +1,254 @@
+"""Energy from a wall meter: a real file that grows, a real HTTP server, and meters that lie or stop."""
+
+import json
+import re
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from optigpu.conductor.processes.variables import child_variables, recorded_variables
+from optigpu.hardware import wall_meter
+from optigpu.hardware.sensors import SensorError, Ticker
+from optigpu.hardware.wall_meter import MOST_W, STALE_S, WALL_METER, WallFile, WallReading, wall_source
+from optigpu.meters.base import Reading
+from optigpu.meters.energy import EnergyMeter
+from optigpu.workloads.generate import Generate
+from tests.engine.meter_contexts import doing, tickers
+
+IDLE_W, REQUEST_J = 20.0, 3.0
+TOKENS = Generate(new_tokens=5, batch_size=2)
+
+Line = Callable[[float, float], str]
+"""What a meter says at a time when it has counted so many joules."""
+
+
+def as_json(at_s: float, joules: float) -> str:
+    return json.dumps({"time": at_s, "joules": joules, "volts": 230})
+
+
+def as_columns(at_s: float, joules: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC).isoformat()}, {joules}"
+
+
+class Plug:
+    """A machine at a plug that draws 20 W, and for each request 3 J more; `say` is called every 10 ms."""
+
+    def __init__(self, say: Callable[[str], object], line: Line = as_json, step_j: float = 0.001) -> None:
+        self._say, self._line, self._step_j = say, line, step_j
+        self._began_s = time.time()
+        self.spent_j = 0.0
+        self.error_s, self.error_j = 0.0, 0.0
+        self.stopped = False
+
+    def show(self) -> None:
+        if self.stopped:
+            return
+        now_s = time.time()
+        joules = IDLE_W * (now_s - self._began_s) + self.spent_j
+        whole = round(joules / self._step_j) * self._step_j
+        self._say(self._line(now_s + self.error_s, max(0.0, 1000 + whole + self.error_j)))
+
+    def request(self) -> None:
+        time.sleep(0.02)
+        self.spent_j += REQUEST_J
+
+
+@pytest.fixture(autouse=True)
+def close_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plug's clock is this machine's own, so that windows need not wait for a whole second."""
+    monkeypatch.setattr(wall_meter, "SLACK_S", 0.05)
+
+
+def appending(path: Path) -> Callable[[str], object]:
+    def say(line: str) -> None:
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+    return say
+
+
+@contextmanager
+def answering(answer: Callable[[], tuple[int, str]]) -> Iterator[str]:
+    """The address of a server on loopback that gives this status and text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == f"Basic {b64encode(b'user:word').decode()}"
+            status, text = answer() if known and self.path == "/meter?key=secret" else (401, "")
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://user:word@127.0.0.1:{server.server_port}/meter?key=secret"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def metered(
+    folder: Path, plug: Plug, work: Callable[[], object] | None = None, longest_s: float = 3
+) -> Reading:
+    context, _ = doing(folder, work or plug.request, TOKENS)
+    meter = EnergyMeter(rest_s=0, idle_s=0.2, window_s=0.6, longest_s=longest_s, root=folder)
+    plug.show()
+    with Ticker(plug.show, 0.01):
+        return meter.read(context)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(WALL_METER, str(tmp_path / "plug.log"))
+    return tmp_path / "plug.log"
+
+
+def reason_of(reading: Reading) -> str:
+    (reason,) = set(reading.reasons.values())
+    assert set(reading.reasons) == set(EnergyMeter.metrics)
+    assert reading.values == {}
+    assert reading.facts.energy is None
+    assert tickers() == 0
+    return reason
+
+
+@pytest.mark.parametrize("line", [as_json, as_columns])
+def test_a_file_that_grows_gives_joules_above_idle(tmp_path: Path, file: Path, line: Line) -> None:
+    reading = metered(tmp_path, Plug(appending(file), line))
+    facts = reading.facts.energy
+    assert facts is not None
+    assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.2)
+    assert reading.values["j_per_token"] == pytest.approx(reading.values["energy_j"] / 10)
+    assert facts.idle_w == pytest.approx(IDLE_W, rel=0.2)
+    assert reading.values["power_w"] > 2 * IDLE_W
+    assert facts.source == f"wall meter {file}"
+    assert "the whole machine" in facts.scope
+    assert facts.update_period_s == pytest.approx(0.1, rel=0.5), "it is looked at so often"
+
+
+def test_an_address_gives_joules_and_its_secrets_stay_out_of_the_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(wall_meter.WallAddress, "period_s", 0.05)
+    with answering(lambda: (200, said[-1])) as address:
+        monkeypatch.setenv(WALL_METER, address)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        reading = metered(tmp_path, Plug(said.append))
+    assert reading.reasons == {"j_per_image": "generate classifies no images"}
+    facts = reading.facts.energy
+    assert facts is not None
+    assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.2)
+    assert facts.source.startswith("wall meter http://127.0.0.1:")
+    assert facts.source.endswith("/meter")
+
+
+def test_a_coarse_counter_lengthens_the_windows(tmp_path: Path, file: Path) -> None:
+    """Steps of 3.9 J, which 20 W take 0.2 s for: ten of them are 2 s of rest instead of 0.2 s."""
+    reading = metered(tmp_path, Plug(appending(file), step_j=3.9), longest_s=10)
+    facts = reading.facts.energy
+    assert facts is not None
+    assert facts.idle_s > 1.5
+    assert facts.idle_w == pytest.approx(IDLE_W, rel=0.1)
+    assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.2)
+
+
+def test_a_counter_that_is_too_coarse_is_a_reason(tmp_path: Path, file: Path) -> None:
+    reason = reason_of(metered(tmp_path, Plug(appending(file), step_j=3600)))
+    assert "counted up 0 times in 0.3 s, too seldom" in reason
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"error_j": -900.0}, r"The joules of the wall meter .* fell from 1\d+\.\d to \d+\.\d"),
+        ({"error_j": 9 * MOST_W}, r"rose by 90\d+ J in 0\.\d+ s, which is more than 100 kW"),
+        ({"error_s": -1.0}, r"The time of the wall meter .* went back from 20.* to 20"),
+        ({"error_s": 300.0}, r"is 300 s ahead of this machine's"),
+        ({"stopped": True}, r"gave no new reading for 0\.\d s: it has stopped"),
+    ],
+)
+def test_a_meter_that_lies_or_stops_is_a_reason_and_no_guess(
+    tmp_path: Path, file: Path, error: dict[str, float], said: str
+) -> None:
+    plug = Plug(appending(file))
+
+    def lie() -> None:
+        plug.request()
+        vars(plug).update(error)
+
+    reading = metered(tmp_path, plug, lie)
+    assert re.search(said, reason_of(reading)), reading.reasons
+
+
+def test_a_meter_that_stopped_long_ago_is_a_reason_at_once(tmp_path: Path, file: Path) -> None:
+    file.write_text(as_json(time.time() - STALE_S - 5, 7.0) + "\n")
+    context, request = doing(tmp_path, lambda: None, TOKENS)
+    reason = reason_of(EnergyMeter(rest_s=3600).read(context))
+    assert "is 35 s old: it has stopped, or its clock is behind" in reason
+    assert request.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "There is no file of the wall meter"),
+        ("", "has no reading yet"),
+        ("time,joules\n", "has no reading yet"),
+        (as_json(1.76e9, 3.0), "has no reading yet"),
+        ("12:00,3\n", "gave '12:00,3', which is not a reading such as"),
+        ("2026-01-01T00:00:00,3\n", "which is not a reading"),
+        ('{"time": 1.76e9}\n', "which is not a reading"),
+        ('{"time": 1.76e9, "joules": NaN}\n', "which is not a reading"),
+        ("1.76e9,-3\n", "which is not a reading"),
+        ("1.76e9\n", "which is not a reading"),
+    ],
+)
+def test_a_file_without_a_reading_is_a_reason(file: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SensorError, match=said):
+        WallFile(file).newest()
+
+
+def test_the_last_complete_line_counts(file: Path) -> None:
+    file.write_text("time,joules\n" + "1760000000,1\n" * 1000 + "1760000009.5,8.25\n\n1760000010,9")
+    reading = WallFile(file).newest()
+    assert reading == WallReading(time=datetime.fromtimestamp(1760000009.5, UTC), joules=8.25)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [(500, "", "does not answer"), (200, "<html>", "gave '<html>', which is not a reading")],
+)
+def test_an_address_without_a_reading_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, status: int, text: str, said: str
+) -> None:
+    with answering(lambda: (status, text)) as address:
+        monkeypatch.setenv(WALL_METER, address)
+        source = wall_source()
+        assert source is not None
+        with pytest.raises(SensorError, match=said):
+            source.newest()
+    with pytest.raises(SensorError, match="does not answer"):
+        source.newest()
+
+
+def test_measuring_processes_know_the_meter_and_results_do_not_record_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(WALL_METER, "http://user:word@meter.local/")
+    assert child_variables(1)[WALL_METER] == "http://user:word@meter.local/"
+    assert WALL_METER not in recorded_variables()

@@ -1,0 +1,182 @@
+"""A job that is cancelled, or whose time is up, in the middle: what is whole is kept, and no process is left behind."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from optigpu.conductor import progress as progress_module
+from optigpu.documents.events import Event, Finished, Progressed, VariantFinished
+from optigpu.documents.result import Outcome, VerdictWarning
+from optigpu.job.spec import JobSpec
+from optigpu.run import Report, run
+from optigpu.vocabulary import AttemptEndedError, VariantStatus
+from tests.engine.processes import is_alive, program
+
+MEASURE = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
+SPEC: dict[str, Any] = {
+    "workload": {"kind": "generate"},
+    "model": "preset:tiny-llama-test",
+    "plan": "ladder",
+    "stack": [{"name": "bf16"}],
+    "measure": MEASURE,
+    "limits": {"wait_for_quiet_s": 0},
+}
+INCOMPLETE, SINGLE = VerdictWarning.INCOMPLETE, VerdictWarning.SINGLE_REPLICATE
+
+
+class Story:
+    """Runs a ladder of two variants, of which the second falls silent at one moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+
+    @property
+    def hangs(self) -> bool:
+        return any(isinstance(event, Progressed) and event.doing == "hanging" for event in self.events)
+
+    def cancelled(self, replicate: int, silent_at: str) -> Report:
+        return self.run(replicate, silent_at, cancelled=lambda: "Enough." if self.hangs else None)
+
+    def out_of_time(self, replicate: int, silent_at: str, monkeypatch: pytest.MonkeyPatch) -> Report:
+        """The clock jumps as soon as the process has fallen silent."""
+        story = self
+
+        class Clock:
+            @staticmethod
+            def monotonic() -> float:
+                return time.monotonic() + 10_000 * story.hangs
+
+        monkeypatch.setattr(progress_module, "time", Clock)
+        return self.run(replicate, silent_at)
+
+    def run(self, replicate: int, silent_at: str, **options: Any) -> Report:
+        return run(
+            JobSpec.model_validate(SPEC),
+            self.events.append,
+            lock_dir=self.folder,
+            program=program("pausing", replicate, silent_at),
+            **options,
+        )
+
+    @property
+    def told(self) -> list[Outcome]:
+        return [event.outcome for event in self.events if isinstance(event, VariantFinished)]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+def replicates(report: Report) -> list[int]:
+    return [len(outcome.samples.get("tokens_per_s", ())) for outcome in report.outcomes]
+
+
+def warnings(report: Report) -> list[tuple[VerdictWarning, ...]]:
+    """Those that say how many processes were measured; a machine may add others."""
+    return [
+        tuple(each for each in result.verdict.warnings if each in (SINGLE, INCOMPLETE))
+        for result in report.results
+    ]
+
+
+def no_process_is_left() -> bool:
+    return not [child for child in psutil.Process().children() if is_alive(child.pid)]
+
+
+def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story) -> None:
+    report = story.cancelled(1, "run_meter")
+    assert replicates(report) == [2, 1], "the second one's meter was still to come"
+    assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
+    assert warnings(report) == [(INCOMPLETE,), (SINGLE, INCOMPLETE)]
+    assert report.results[0].verdict.notes == ("Only 2 of 3 replicates were measured. Enough.",)
+    assert report.results[1].verdict.notes[-1] == "Only 1 of 3 replicates was measured. Enough."
+    assert report.results[0].metrics["tokens_per_s"].replicates == 2
+    assert report.cancelled
+    assert report.stopped == "Enough. Variants with all replicates: 0, with fewer: 2, with no result: 0."
+    assert story.told == list(report.outcomes)
+    assert story.events[-1] == Finished(attribution=report.attribution)
+    assert no_process_is_left()
+
+
+def test_replicates_that_both_have_are_compared(story: Story) -> None:
+    report = story.cancelled(2, "run_audit")
+    assert replicates(report) == [3, 2]
+    assert [result.facts.side_by_side for result in report.results] == [(0, 1)] * 2
+    gain = report.attribution.rows[1].speedup
+    assert gain is not None
+    assert gain.ratio == pytest.approx(1)
+    assert gain.ci is not None
+    assert gain.ci[1] / gain.ci[0] < 1.001, "pairs of equal processes"
+
+
+def test_a_variant_with_all_its_replicates_has_no_warning(story: Story) -> None:
+    report = story.cancelled(2, "run_meter")
+    assert warnings(report) == [(), (INCOMPLETE,)]
+    assert report.stopped == "Enough. Variants with all replicates: 1, with fewer: 1, with no result: 0."
+
+
+def test_a_time_limit_keeps_whole_replicates_too(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = story.out_of_time(1, "run_round", monkeypatch)
+    assert replicates(report) == [1, 1], "while rounds take turns neither is whole"
+    assert warnings(report) == [(SINGLE, INCOMPLETE)] * 2
+    limit = "The job reached its time limit of 1800 s; raise limits.timeout_s or measure less."
+    assert report.results[0].verdict.notes[-1] == f"Only 1 of 3 replicates was measured. {limit}"
+    assert report.attribution.rows[1].speedup is not None
+    assert not report.cancelled
+    assert (report.stopped or "").startswith(limit)
+    assert no_process_is_left()
+
+
+def test_a_variant_without_a_whole_replicate_ends_with_the_reason(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = story.cancelled(0, "run_round")
+    assert report.results == ()
+    ends = [(outcome.status, outcome.reason) for outcome in report.outcomes]
+    assert ends == [(VariantStatus.CANCELLED, "Enough. No replicate of this variant was whole by then.")] * 2
+    assert story.told == list(report.outcomes)
+    late = Story(story.folder).out_of_time(0, "run_audit", monkeypatch)
+    assert [outcome.status for outcome in late.outcomes] == [VariantStatus.SUCCEEDED, VariantStatus.FAILED]
+    assert "time limit" in (late.outcomes[1].reason or "")
+
+
+def test_groups_that_have_ended_are_kept(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optigpu.conductor.processes.residents.MOST_RESIDENT", 1)
+    report = story.cancelled(0, "run_audit")
+    assert replicates(report) == [3, 0]
+    assert warnings(report) == [()]
+    assert report.outcomes[1].status is VariantStatus.CANCELLED
+    assert len(story.told) == 2, "each of them once"
+
+
+def test_a_process_that_takes_too_long_to_be_ready_leaves_the_earlier_replicates(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the time that is left is over while the second replicate starts; the job itself has time."""
+    monkeypatch.setattr(
+        "tests.engine.test_stopping.SPEC", SPEC | {"limits": {"timeout_s": 15_000, "wait_for_quiet_s": 0}}
+    )
+    report = story.out_of_time(1, "assignment", monkeypatch)
+    assert replicates(report) == [3, 1]
+    assert warnings(report) == [(), (SINGLE, INCOMPLETE)]
+    assert "Making a process ready took half of the time" in report.results[1].verdict.notes[-1]
+    assert report.stopped is None
+
+
+def test_an_attempt_that_ends_leaves_no_outcome(story: Story) -> None:
+    """Another attempt follows, which measures all replicates."""
+
+    def ended() -> str | None:
+        if story.hangs:
+            raise AttemptEndedError("The worker was asked to stop.")
+        return None
+
+    with pytest.raises(AttemptEndedError):
+        story.run(1, "run_audit", cancelled=ended)
+    assert story.told == []
+    assert no_process_is_left()

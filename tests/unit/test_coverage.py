@@ -1,0 +1,197 @@
+"""Coverage by simulation: every 95% interval and bound holds in 93% to 97% of the draws, no less and no more."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from optigpu.documents.result import Measurement
+from optigpu.statistics.estimates import Estimate, difference, mean_of
+from optigpu.statistics.intervals import interval, paired_ratio, ratio, summarise
+from optigpu.statistics.jackknife import Statistic, leave_one_out, part_bounds, parts_of, share_bounds
+from optigpu.statistics.percentiles import fewest_for, process_percentile
+from optigpu.statistics.within import (
+    FEWEST_FOR_INTERVAL,
+    dependence,
+    freedom_of,
+    median_bounds,
+    median_error,
+)
+from tests.unit.simulated import TAILS, TRUE, Array, Tail, coverage, noise, positive, requests, series
+
+pytestmark = pytest.mark.slow
+DRAWS = 4000
+LEAST, MOST = 0.93, 0.97
+LOG_TRUE = float(np.log(TRUE))
+
+
+def logs(values: Array) -> Array:
+    """The logarithms of each process's median, [draws, processes]."""
+    return np.asarray(np.log(np.median(values, axis=-1)))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("processes", [2, 3, 5, 10])
+def test_an_interval_over_processes_holds(processes: int, correlation: float, tail: Tail) -> None:
+    rng = np.random.default_rng(processes)
+    for between in (0.1, 1.0, 10.0):
+        values = requests(rng, tail, (DRAWS, processes, 9), between, correlation)
+        assert LEAST <= coverage(mean_of(logs(values)).bounds(), LOG_TRUE) <= MOST, between
+        # What was simulated at once is what is computed of one result.
+        samples = tuple(map(tuple, values[0].tolist()))
+        low, high = mean_of(logs(values)).bounds()
+        assert interval(samples) == pytest.approx((np.exp(low[0]), np.exp(high[0])))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("count", [FEWEST_FOR_INTERVAL, 29, 45, 80, 200])
+def test_the_interval_of_one_process_holds_for_its_own_median(
+    count: int, correlation: float, tail: Tail
+) -> None:
+    rng = np.random.default_rng(count)
+    values = np.log(positive(tail, series(rng, tail, DRAWS, count, correlation)))
+    low, high = median_bounds(values)
+    assert LEAST <= coverage((low, high), LOG_TRUE) <= MOST
+    assert interval((tuple(np.exp(values[0]).tolist()),)) == pytest.approx((np.exp(low[0]), np.exp(high[0])))
+
+
+def test_the_interval_of_one_process_holds_beside_noise_that_hides_its_correlation() -> None:
+    """A slow wave under white noise of the same size: neighbours correlate by 0.45 only."""
+    rng = np.random.default_rng(1)
+    slow = series(rng, "normal", DRAWS, 300, 0.9)
+    covered = coverage(median_bounds(slow + rng.normal(size=slow.shape)), 0.0)
+    assert LEAST <= covered <= MOST
+
+
+def test_one_process_says_nothing_about_others() -> None:
+    rng = np.random.default_rng(3)
+    values = np.log(requests(rng, "normal", (DRAWS, 1, 50), between=10.0))[:, 0]
+    assert coverage(median_bounds(values), LOG_TRUE) < 0.5
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (2, 3), (3, 3), (3, 5), (5, 5), (6, 10), (10, 10)])
+def test_the_ratio_of_independent_processes_holds(ours: int, theirs: int, tail: Tail) -> None:
+    rng = np.random.default_rng(ours)
+    for between in (0.1, 10.0):
+        above, below = (
+            logs(requests(rng, tail, (DRAWS, count, 9), between, 0.5)) for count in (ours, theirs)
+        )
+        assert LEAST <= coverage(difference(mean_of(above), mean_of(below)).bounds(), 0.0) <= MOST, between
+
+
+@pytest.mark.parametrize(("ours", "theirs", "spread"), [(2, 2, 2.0), (3, 3, 3.0), (5, 5, 10.0), (6, 10, 0.5)])
+def test_the_ratio_holds_where_one_side_varies_more(ours: int, theirs: int, spread: float) -> None:
+    rng = np.random.default_rng(4)
+    above, below = rng.normal(size=(4 * DRAWS, ours)), spread * rng.normal(size=(4 * DRAWS, theirs))
+    assert LEAST <= coverage(difference(mean_of(above), mean_of(below)).bounds(), 0.0) <= MOST
+
+
+def of_process(values: Array) -> Estimate:
+    """The logarithm of each process's median, from its requests [draws, requests]."""
+    logarithms = np.log(values)
+    centres = np.median(logarithms, axis=-1)
+    return Estimate(
+        centres, median_error(logarithms), np.full(len(values), float(freedom_of(values.shape[-1])))
+    )
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("count", [24, 61, 201])
+def test_the_ratio_of_two_single_processes_holds_for_these_two(count: int, correlation: float) -> None:
+    rng = np.random.default_rng(count)
+    above, below = (positive("normal", series(rng, "normal", DRAWS, count, correlation)) for _ in range(2))
+    low, high = difference(of_process(above), of_process(below)).bounds()
+    assert LEAST <= coverage((low, high), 0.0) <= MOST
+    found = ratio((tuple(above[0].tolist()),), (tuple(below[0].tolist()),))[1]
+    assert found == pytest.approx((np.exp(low[0]), np.exp(high[0])))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("processes", [2, 3, 5, 10])
+def test_the_ratio_of_pairs_holds_however_much_disturbs_both(processes: int, tail: Tail) -> None:
+    rng = np.random.default_rng(processes)
+    common = rng.normal(size=(DRAWS, processes, 1))
+    sides = [
+        np.exp(common) * requests(rng, tail, (DRAWS, processes, 9), between, 0.5) for between in (0.1, 10)
+    ]
+    found = mean_of(logs(sides[0]) - logs(sides[1])).bounds()
+    assert LEAST <= coverage(found, 0.0) <= MOST
+    ours, theirs = (tuple(map(tuple, side[0].tolist())) for side in sides)
+    assert paired_ratio(ours, theirs)[1] == pytest.approx((np.exp(found[0][0]), np.exp(found[1][0])))
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "correlation", "between", "tail"),
+    [
+        (2, 64, 0.0, 0.1, "normal"),
+        (3, 64, 0.0, 10.0, "normal"),
+        (10, 64, 0.0, 0.1, "t3"),
+        (5, 200, 0.5, 0.1, "normal"),
+        (5, 200, 0.5, 1.0, "lognormal"),
+        (10, 600, 0.8, 0.1, "normal"),
+        (3, 900, 0.9, 1.0, "normal"),
+    ],
+)
+def test_the_upper_bound_of_a_percentile_holds(
+    processes: int, count: int, correlation: float, between: float, tail: Tail
+) -> None:
+    """The bound of p90 is above the percentile of a process in the middle of all processes."""
+    rng = np.random.default_rng(processes)
+    draws = min(DRAWS, 6_000_000 // (processes * count))
+    values = requests(rng, tail, (draws, processes, count), between, correlation)
+    z90 = {"normal": 1.28155, "lognormal": 1.28155, "t3": 1.63774}[tail] / np.hypot(1.0, between)
+    truth = float(positive(tail, np.array(z90)))
+    alike = np.maximum(1.0, np.mean(dependence(values), axis=-1))
+    uppers = np.exp(mean_of(np.log(process_percentile(values, 0.9, alike[:, None]))).upper())
+    known = count / alike >= fewest_for(90, 0.05)
+    assert known.mean() > 0.7
+    assert LEAST <= np.mean(uppers[known] >= truth) <= MOST
+    summary = summarise(Measurement(name="latency_s", samples=tuple(map(tuple, values[0].tolist()))))
+    assert summary.p90_upper == (pytest.approx(uppers[0]) if known[0] else None)
+
+
+def mean_of_kept(values: NDArray[Any]) -> Statistic:
+    """The mean as a statistic that windows are left out of."""
+    return lambda kept: float(values[kept].mean())
+
+
+@pytest.mark.parametrize(("windows", "positions"), [(5, 50), (6, 87), (11, 47), (40, 30)])
+def test_the_interval_of_a_divergence_over_windows_holds(windows: int, positions: int) -> None:
+    """Divergences of positions are lognormal, as wide as measured ones are, and windows differ."""
+    rng = np.random.default_rng(windows)
+    logarithms = 0.8 * rng.normal(size=(2000, windows, positions)) + 0.2 * rng.normal(size=(2000, windows, 1))
+    parts = parts_of(np.repeat(np.arange(windows), positions))
+    truth, covered = float(np.exp((0.8**2 + 0.2**2) / 2)), 0
+    for draw in np.exp(logarithms).reshape(2000, -1):
+        bounds = part_bounds(float(draw.mean()), leave_one_out(mean_of_kept(draw), parts))
+        assert bounds is not None
+        covered += bounds[0] <= truth <= bounds[1]
+    assert LEAST <= covered / 2000 <= MOST
+
+
+@pytest.mark.parametrize(("windows", "positions", "share"), [(6, 87, 0.9), (11, 47, 0.95), (64, 1, 0.8)])
+def test_the_interval_of_a_share_over_windows_holds(windows: int, positions: int, share: float) -> None:
+    rng = np.random.default_rng(windows)
+    spread = 0.3 if positions > 1 else 0.0
+    odds = np.log(share / (1 - share)) + spread * rng.normal(size=(400_000,))
+    truth = float(np.mean(1 / (1 + np.exp(-odds))))
+    parts = parts_of(np.repeat(np.arange(windows), positions))
+    covered = 0
+    for window_odds in odds[: 2000 * windows].reshape(2000, windows, 1):
+        agrees = (rng.random((windows, positions)) < 1 / (1 + np.exp(-window_odds))).ravel()
+        without = leave_one_out(mean_of_kept(agrees), parts)
+        bounds = share_bounds(float(agrees.mean()), len(agrees), without)
+        assert bounds is not None
+        covered += bounds[0] <= truth <= bounds[1]
+    assert LEAST <= covered / 2000 <= MOST
+
+
+def test_noise_of_the_simulation_is_what_it_says() -> None:
+    rng = np.random.default_rng(0)
+    values = series(rng, "normal", 200, 2000, 0.9)
+    assert np.mean(values[:, 1:] * values[:, :-1]) == pytest.approx(0.9, abs=0.02)
+    assert np.median(noise(rng, "t3", (100_000,))) == pytest.approx(0, abs=0.02)
