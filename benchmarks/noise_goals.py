@@ -102,6 +102,11 @@ class Quiet:
         """Relative to the quiet mean; infinite where either has none."""
         return run.ratio.value / self.ratio - 1 if run.ratio and self.ratio else float("inf")
 
+    def is_ratio_inside(self, run: Run) -> bool:
+        """Whether the interval of the run's ratio contains the quiet mean."""
+        found = run.ratio.ci if run.ratio else None
+        return self.ratio is not None and found is not None and found[0] <= self.ratio <= found[1]
+
     def is_inside(self, figure: Figure) -> bool:
         """Whether the figure's interval contains the quiet mean."""
         known = self.figures.get(figure.label)
@@ -148,6 +153,12 @@ def goals_of(runs: Sequence[Run]) -> list[Goal]:
             "quiet figures without a reason and a warning",
             _figures(run for run in runs if run.load is None),
             lambda figure: not figure.reasons and not figure.warnings,
+        ),
+        _counted(
+            f"intervals of ratios that contain the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
+            light,
+            quiet.is_ratio_inside,
+            share=COVERED,
         ),
     ]
 

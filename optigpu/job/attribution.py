@@ -65,6 +65,8 @@ class _Side:
     samples: Samples = ()
     # Why its own figure is not valid.
     reasons: frozenset[VerdictReason] = frozenset()
+    # What disturbances can have cost its speed at most; None: no bound is known.
+    cost: float | None = 0.0
     # The variants whose processes were resident together with this one's, replicate by replicate.
     together: frozenset[int] = frozenset()
 
@@ -114,7 +116,8 @@ class _Comparison:
         else:
             quotient, bounds = ratio(better.samples, worse.samples)
         listed = tuple(reason for reason in VerdictReason if reason in reasons)
-        return Gain(ratio=quotient, ci=bounds, compared_with=reference, reasons=listed)
+        reaching = _reaching(bounds, ours, theirs)
+        return Gain(ratio=quotient, ci=reaching, compared_with=reference, reasons=listed)
 
     def reference_of(self, technique: Technique) -> Variant | None:
         """The variant that a technique alone is compared with: the baseline, or the variant of its `compared_with`."""
@@ -180,8 +183,20 @@ def _side_of(outcome: Outcome) -> _Side:
     return _Side(
         samples=outcome.counted(result.variant.primary_metric),
         reasons=frozenset(result.verdict.reasons),
+        cost=result.verdict.cost_bound,
         together=frozenset(result.facts.side_by_side),
     )
+
+
+def _reaching(bounds: tuple[float, float] | None, ours: _Side, theirs: _Side) -> tuple[float, float] | None:
+    """A ratio's interval up to where it would be if one side alone had not been disturbed.
+
+    Turns share a load, and yet it costs the sides differently: the one whose threads meet more often loses more.
+    """
+    if bounds is None or ours.cost is None or theirs.cost is None:
+        return None
+    low, high = bounds
+    return low * (1 - theirs.cost), high / (1 - ours.cost)
 
 
 def _why_invalid(outcome: Outcome) -> str | None:

@@ -39,8 +39,10 @@ def measured(
     *reasons: VerdictReason,
     metric: str = "tokens_per_s",
     beside: tuple[int, ...] = (),
+    cost: float | None = 0.0,
 ) -> Outcome:
-    """A variant that was not valid for these reasons and took turns with those in `beside`."""
+    """A variant that was not valid for these reasons and took turns with those in `beside`; what disturbed it can have
+    cost that share of its speed."""
     result = Result(
         id=new_id(),
         created_at=utc_now(),
@@ -53,7 +55,10 @@ def measured(
             primary_metric=metric,
         ),
         verdict=Verdict(
-            valid=not reasons, reasons=reasons, notes=("A token is missing.",) if reasons else ()
+            valid=not reasons,
+            reasons=reasons,
+            notes=("A token is missing.",) if reasons else (),
+            cost_bound=cost,
         ),
         metrics={},
         facts=RunFacts(side_by_side=beside),
@@ -249,6 +254,41 @@ def test_a_ratio_is_always_there_and_has_a_verdict_of_its_own(
     assert row.speedup is not None
     assert row.speedup.reasons == (() if holds else (reason,))
     assert row.speedup.valid is holds
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    ("costs", "low", "high"),
+    [((0.0, 0.0), 1.0, 1.0), ((0.2, 0.0), 0.8, 1.0), ((0.0, 0.5), 1.0, 2.0), ((0.2, 0.5), 0.8, 2.0)],
+)
+def test_a_ratio_reaches_to_where_either_side_alone_would_be_undisturbed(
+    costs: tuple[float, float], low: float, high: float, together: bool
+) -> None:
+    reached, quiet = (ratio_of_two(each, together) for each in (costs, (0.0, 0.0)))
+    assert reached is not None
+    assert quiet is not None
+    assert reached == pytest.approx((low * quiet[0], high * quiet[1]))
+
+
+@pytest.mark.parametrize("costs", [(None, 0.0), (0.0, None)])
+def test_without_a_bound_of_the_cost_a_ratio_has_no_interval(
+    costs: tuple[float | None, float | None],
+) -> None:
+    assert ratio_of_two(costs, together=True) is None
+
+
+def ratio_of_two(costs: tuple[float | None, float | None], together: bool) -> tuple[float, float] | None:
+    """The interval of a variant's speed over that of a baseline half as fast; the costs are the baseline's and its."""
+    spec = job("bf16")
+    variants = variants_of(spec)
+    outcomes = {
+        variant.index: measured(variant, speed, beside=(0, 1) if together else (variant.index,), cost=cost)
+        for variant, speed, cost in zip(variants, (10.0, 20.0), costs, strict=True)
+    }
+    speedup = attribute(spec, variants, outcomes).rows[1].speedup
+    assert speedup is not None
+    assert speedup.ratio == pytest.approx(2.0)
+    return speedup.ci
 
 
 def test_a_ratio_that_is_not_valid_names_every_reason_of_both_sides() -> None:

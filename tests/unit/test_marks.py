@@ -7,7 +7,7 @@ import pytest
 
 from optigpu.conductor.verdicts.cost import together, widened
 from optigpu.conductor.verdicts.host_monitor import HostSample
-from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.conductor.verdicts.marks import INTERRUPTION, Yardstick
 from optigpu.conductor.verdicts.selection import Goal, select
 from optigpu.conductor.verdicts.service import SERVICE, is_service
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
@@ -131,10 +131,10 @@ def test_a_load_that_is_bounded_is_a_mark_that_says_who_used_how_much() -> None:
     judged = verdict(*loaded)
     assert judged.valid
     assert judged.warnings == (VerdictWarning.DISTURBED,)
-    assert judged.cost_bound == pytest.approx(0.2)
+    assert judged.cost_bound == pytest.approx(0.2 * INTERRUPTION)
     assert judged.notes == (
         "Other processes used 0.20 of 2 cores (cc1plus 0.19) during replicate 1 (and during replicates 2 and 3); stop "
-        "them and measure again. This can have cost up to 20% of the speed, and the intervals reach that far.",
+        "them and measure again. This can have cost up to 27% of the speed, and the intervals reach that far.",
     )
     above = verdict(*[seen(foreign_s=0.5)] * 3)
     assert above.reasons == (VerdictReason.FOREIGN_PROCESS,)
@@ -142,17 +142,17 @@ def test_a_load_that_is_bounded_is_a_mark_that_says_who_used_how_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "words", "cost"),
     [
-        ({"steal_s": 0.2}, "The hypervisor gave 8.0% of the CPUs' time"),
-        ({"quota_wait_s": 0.2}, "CPU quota made threads wait for 0.80 s of 5.0 s"),
-        ({"gpu_heat_s": 0.2}, "Heat lowered the GPU's clock for 0.80 s"),
+        ({"steal_s": 0.2}, "The hypervisor gave 8.0% of the CPUs' time", 0.16 * INTERRUPTION),
+        ({"quota_wait_s": 0.2}, "CPU quota made threads wait for 0.80 s of 5.0 s", 0.16),
+        ({"gpu_heat_s": 0.2}, "Heat lowered the GPU's clock for 0.80 s", 0.16),
     ],
 )
-def test_what_slowed_it_within_the_bound_is_a_mark(found: dict[str, Any], words: str) -> None:
+def test_what_slowed_it_within_the_bound_is_a_mark(found: dict[str, Any], words: str, cost: float) -> None:
     judged = verdict(*[seen(foreign_s=0.0, **found)] * 3)
     assert judged.warnings == (VerdictWarning.DISTURBED,)
-    assert judged.cost_bound == pytest.approx(0.16)
+    assert judged.cost_bound == pytest.approx(cost)
     assert words in judged.notes[0]
 
 

@@ -116,7 +116,7 @@ def a_run(
         )
         for label, value in SPEEDS.items()
     )
-    return Run(load, 0.0, figures, Ratio(ratio, None, ()) if ratio else None)
+    return Run(load, 0.0, figures, Ratio(ratio, (ratio * 0.9, ratio * 1.1), ()) if ratio else None)
 
 
 FOREIGN, DISTURBED = ("foreign_process",), ("disturbed",)
@@ -148,6 +148,7 @@ def test_good_runs_meet_every_goal_with_all_their_counts() -> None:
     goals = goals_of(good_runs())
     assert [(goal.held, goal.of, goal.least) for goal in goals] == [
         (20, 20, 20), (40, 40, 38), (10, 10, 10), (10, 10, 10), (20, 20, 20), (10, 10, 10), (10, 10, 10),
+        (20, 20, 19),
     ]  # fmt: skip
     assert missed(good_runs()) == []
 
@@ -189,8 +190,14 @@ def test_one_interval_of_twenty_may_miss_the_quiet_figure() -> None:
     assert missed([*runs, a_run(LIGHT, speed=0.7)]) == [1]
 
 
+def test_one_interval_of_twenty_of_a_ratio_may_miss_the_quiet_mean() -> None:
+    runs = with_one(good_runs(), LIGHT, a_run(LIGHT, ratio=7.0))
+    assert missed(runs) == [0]
+    assert missed(with_one(runs, BURSTS, a_run(BURSTS, ratio=7.0))) == [0, 7]
+
+
 def test_without_runs_no_goal_is_met() -> None:
-    assert missed([]) == list(range(7))
+    assert missed([]) == list(range(8))
     assert not Goal("", 0, 0, 0).met
 
 

@@ -26,7 +26,7 @@ JUDGED_FROM_S, LEAST_LOST_S = 0.5, 0.1
 """Shorter rounds of a replicate, all together, and less lost time are not judged by counters: the kernel's ticks are a
 large share of them."""
 SAID_SHARE = 0.2
-"""A kind of disturbance is named if it can have cost this share of what all kinds can have cost."""
+"""A kind of disturbance is named if it took this share of what all kinds took."""
 MOST = 0.95
 """Beyond this share a cost is taken to have no bound."""
 
@@ -46,7 +46,7 @@ class Evidence:
 
     @cached_property
     def lost(self) -> Lost:
-        """Seconds of those rounds that each kind of disturbance can have cost."""
+        """Seconds of those rounds that each kind of disturbance took."""
         found = [self.selection.yardstick.lost(sample) for sample in self.samples]
         return Lost(
             others_s=sum(each.others_s for each in found),
