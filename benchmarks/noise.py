@@ -41,6 +41,9 @@ def main(program: Sequence[str] = PROGRAM) -> int:
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--replicates", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of timed requests for each process")
+    parser.add_argument(
+        "--usual-priority", action="store_true", help="measure as someone without the right to a higher one"
+    )
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     options = parser.parse_args()
     runs: list[Run] = []
@@ -89,6 +92,7 @@ def spec_of(options: argparse.Namespace, wait_s: float) -> JobSpec:
                 "max_seconds": 4 * options.seconds,
                 "rel_ci": 0.1,
                 "meters": ["latency"],
+                "raise_priority": not options.usual_priority,
             },
             "limits": {"wait_for_quiet_s": wait_s},
         }

@@ -140,9 +140,9 @@ def goals_of(runs: Sequence[Run]) -> list[Goal]:
         ),
         _counted("ratios printed, beyond that", heavy, lambda run: run.ratio is not None),
         _counted(
-            "figures beyond that with no wrong reason, and with the right one unless clean rounds were enough",
-            [(run, figure) for run in heavy for figure in run.figures],
-            lambda case: is_judged_rightly(*case, quiet),
+            "figures beyond that with no wrong reason, and with the right one unless they are right themselves",
+            [figure for run in heavy for figure in run.figures],
+            lambda figure: is_judged_rightly(figure, quiet),
         ),
         _counted(
             "figures beside a process that never rests that name it",
@@ -163,13 +163,12 @@ def goals_of(runs: Sequence[Run]) -> list[Goal]:
     ]
 
 
-def is_judged_rightly(run: Run, figure: Figure, quiet: Quiet) -> bool:
-    """Bursts leave rounds that are clean, and figures from these need no mark if they are right."""
+def is_judged_rightly(figure: Figure, quiet: Quiet) -> bool:
+    """Bursts leave clean rounds, and a high priority keeps a steady load out: what is right then needs no mark."""
     if set(figure.reasons) - {VerdictReason.FOREIGN_PROCESS}:
         return False
-    rests = run.load is not None and run.load.pattern is Pattern.BURSTS
     unmarked = not figure.reasons and DISTURBED not in figure.warnings
-    return figure.names_the_load or (rests and unmarked and quiet.is_inside(figure))
+    return figure.names_the_load or (unmarked and quiet.is_inside(figure))
 
 
 def _counted(name: str, cases: Iterable[T], holds: Callable[[T], bool], share: float = 1.0) -> Goal:

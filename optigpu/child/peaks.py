@@ -8,6 +8,7 @@ from typing import NoReturn
 from optigpu.backends import BACKENDS
 from optigpu.child.connection import broken, connect
 from optigpu.child.messages import RunPeaks
+from optigpu.child.priority import raise_priority
 from optigpu.documents.peaks import Peaks
 
 
@@ -30,6 +31,7 @@ def measured(order: RunPeaks) -> Peaks:
     """
     backend = BACKENDS["torch"]
     backend.use_threads(order.threads)
+    raise_priority()
     return backend.peaks(order.device, order.threads)
 
 

@@ -33,6 +33,7 @@ from optigpu.child.messages import (
     RunReference,
     RunRound,
 )
+from optigpu.child.priority import nice, raise_priority
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_cores
@@ -151,6 +152,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     check = request.check()
     request.observe()
     progress("warming up")
+    priority = {"nice": raise_priority() if assignment.measure.raise_priority else nice()}
     warm = warm_up(request, check.request_s)
     ready = Ready(
         load_s=load_s,
@@ -158,7 +160,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        facts=_facts(variant, runtime.notes.facts | check.details | origin),
+        facts=_facts(variant, runtime.notes.facts | check.details | origin | priority),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready

@@ -207,6 +207,8 @@ class RunFacts(MeterFacts):
 
     # CPU threads of the measuring process.
     threads: int | None = None
+    # The nice value of timed requests: -20 is the highest priority, 0 the usual one.
+    nice: int | None = None
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 

@@ -67,6 +67,10 @@ class Measure(Frozen):
     meters: tuple[MeterName, ...] = Field(
         ("latency", "memory", "energy", "quality"), description="What is measured."
     )
+    raise_priority: bool = Field(
+        True,
+        description="Whether measuring processes get the highest priority, where the system allows it.",
+    )
     quality: QualityOptions = QualityOptions()
 
     @model_validator(mode="after")

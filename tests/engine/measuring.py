@@ -27,9 +27,15 @@ SPEC = JobSpec.model_validate(
     {
         "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 32},
         "model": "preset:tiny-llama-test",
-        "measure": {"min_seconds": ROUNDS * ROUND_S, "max_seconds": 60, "replicates": 1},
+        "measure": {
+            "min_seconds": ROUNDS * ROUND_S,
+            "max_seconds": 60,
+            "replicates": 1,
+            "raise_priority": False,
+        },
     }
 )
+"""At the usual priority: what the tests do to the process would be kept from it otherwise."""
 VARIANT = variants_of(SPEC)[0]
 
 Disturb = Callable[[int, Child], None]
