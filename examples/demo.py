@@ -20,13 +20,10 @@ from optigpu.client import Client
 from optigpu.documents.result import Attribution, Environment
 from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
-from optigpu.job.plan import default_stack
-from optigpu.models.facts import facts_of
-from optigpu.models.reference import parse_reference
+from optigpu.job.plan import default_beside, default_stack
 from optigpu.paths import data_dir
 from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
 from optigpu.report.charts import CHARTS
-from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 
@@ -36,8 +33,6 @@ MEASURE = {"replicates": 1, "min_seconds": 5, "max_seconds": 40, "rel_ci": 0.2}
 LIMITS = {"wait_for_quiet_s": 5}
 SLOW_AND_ALREADY_THERE = {"fused_attention"}
 """The baseline has it already, and its reference would cost a minute of the demo; `optigpu ladder` measures it."""
-FASTEST = {"name": "native_decode", "calibration": "none"}
-"""It replaces the whole step, so that it takes part beside the ladder. Random weights gain nothing by calibration."""
 CHART = "demo.svg"
 
 
@@ -144,23 +139,19 @@ def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[st
 
 
 def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> dict[str, Any]:
-    """The baseline, each technique alone, and each prefix of the stack."""
+    """The baseline, each technique alone, each prefix of the stack, and what excludes the others beside them."""
+    workload = WORKLOADS["generate"].model_validate(GENERATE)
+    beside = default_beside(probe(), device, workload, "torch", model)
     return {
         "workload": GENERATE,
         "model": model,
         "device": device,
         "stack": stack,
         "plan": "ladder",
-        "beside": [{"stack": [FASTEST]}] if _has_fastest(model, device) else [],
+        "beside": [each.model_dump(mode="json") for each in beside],
         "measure": MEASURE,
         "limits": LIMITS,
     }
-
-
-def _has_fastest(model: str, device: DeviceKind) -> bool:
-    """Whether our own decode step runs this model here."""
-    technique = TECHNIQUES[FASTEST["name"]].model_validate(FASTEST)
-    return technique.check(probe(), device, facts_of(parse_reference(model))) is None
 
 
 def matmul_spec(device: DeviceKind) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, SpecError, VariantStatus
 
 if TYPE_CHECKING:
-    from optigpu.documents.result import Environment
     from optigpu.job.spec import JobSpec
 
 
@@ -73,7 +72,7 @@ def ladder(
 ) -> None:
     """Measure the baseline, each technique alone, and each prefix of the stack.
 
-    Without --stack, the techniques that suit the device.
+    Without --stack, the techniques that suit the device, and beside them those that exclude the others.
     """
     spec = spec_of(given, default_device, spec_file, plan="ladder")
     if "stack" not in given and spec_file is None:
@@ -89,14 +88,13 @@ def default_device() -> DeviceKind:
 
 
 def with_default_stack(spec: "JobSpec") -> "JobSpec":
-    """The job with the techniques that suit its device on this machine."""
+    """The job with the techniques that suit its device on this machine, those that exclude the others beside them."""
     from optigpu.hardware import probe as probe_machine
-    from optigpu.job.plan import default_stack
+    from optigpu.job.plan import default_beside, default_stack
 
-    environment: Environment = probe_machine()
-    return spec.model_copy(
-        update={"stack": default_stack(environment, spec.device, spec.workload, spec.backend)}
-    )
+    about = (probe_machine(), spec.device, spec.workload, spec.backend)
+    beside = spec.beside or default_beside(*about, spec.model)
+    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
 
 
 def _refuse_other_gpus(spec: "JobSpec") -> None:

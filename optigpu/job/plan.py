@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 
 from optigpu.documents.result import Environment
-from optigpu.job.spec import JobSpec, PlanName, Variant, expand_workload, resolve
+from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, Role, SpecError
@@ -54,12 +56,32 @@ def default_stack(
     environment: Environment, device: DeviceKind, workload: Workload, backend: str
 ) -> tuple[Technique, ...]:
     """The techniques of a backend that suit a device, for a ladder whose stack was not named."""
-    every = (
-        kind(name=name)
-        for name, kind in TECHNIQUES.items()
-        if workload.task in kind.tasks and backend in kind.backends
+    return resolve(
+        (technique for technique in _applicable(workload, backend) if technique.suits(environment, device)),
+        workload.kind,
     )
-    return resolve((technique for technique in every if technique.suits(environment, device)), workload.kind)
+
+
+def default_beside(
+    environment: Environment, device: DeviceKind, workload: Workload, backend: str, model: str | None
+) -> tuple[Beside, ...]:
+    """What is measured beside such a ladder: techniques of that backend that no stack with others can hold."""
+    reference = parse_reference(model) if model else None
+    facts = facts_of(reference) if reference else None
+    is_trained = reference is not None and preset_of(reference) is None
+    found = (
+        each.as_alternative(environment, device, facts, is_trained) for each in _applicable(workload, backend)
+    )
+    return tuple(
+        Beside(backend=backend, stack=(each,)) for each in found if each and each.fits(workload) is None
+    )
+
+
+def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
+    """Each technique of a backend that has an effect on the workload, with its usual parameters."""
+    for name, kind in TECHNIQUES.items():
+        if workload.task in kind.tasks and backend in kind.backends:
+            yield kind(name=name)
 
 
 def _single(spec: JobSpec) -> Iterator[Draft]:

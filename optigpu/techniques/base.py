@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
@@ -229,6 +229,15 @@ class Technique(Frozen):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Whether a stack that was not asked for by name should try this on that device."""
         return not self.cautionary and self.check(environment, device, None) is None
+
+    def as_alternative(
+        self, environment: Environment, device: DeviceKind, model: ModelFacts | None, is_trained: bool
+    ) -> Self | None:
+        """This technique as it should be tried beside a stack that was not asked for by name; None: not at all.
+
+        For a technique that replaces what the others change, so that it cannot be in that stack.
+        """
+        return None
 
     def load(self, options: LoadOptions) -> LoadOptions:
         """Changes how weights are loaded."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from optigpu.documents.result import Accelerator, Environment
-from optigpu.job.plan import default_stack, variants_of
+from optigpu.job.plan import default_beside, default_stack, variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
@@ -181,6 +181,25 @@ def test_a_default_stack_holds_what_suits_the_device() -> None:
     names = [technique.name for technique in default_stack(CPU, DeviceKind.CPU, Generate(), "torch")]
     assert "torch_compile" not in names, "without a compiler it cannot run on a CPU"
     assert default_stack(CPU, DeviceKind.CPU, Matmul(), "torch") == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "calibration"), [("preset:gpt2", "none"), ("bundled:tiny", "self"), ("hub:org/model", "self")]
+)
+def test_what_excludes_the_others_is_measured_beside_them(model: str, calibration: str) -> None:
+    environment = CPU.model_copy(update={"compiler": "g++ 12"})
+    (beside,) = default_beside(environment, DeviceKind.CPU, Generate(), "torch", model)
+    (technique,) = beside.stack
+    assert technique.name == "native_decode"
+    assert technique.model_dump()["calibration"] == calibration, "random weights gain nothing by it"
+    planned("ladder", model=model, beside=[beside.model_dump(mode="json")])
+
+
+def test_nothing_is_beside_a_stack_where_it_cannot_run() -> None:
+    assert default_beside(CPU, DeviceKind.CPU, Generate(), "torch", "preset:gpt2") == (), "no compiler"
+    compiler = CPU.model_copy(update={"compiler": "g++ 12"})
+    assert default_beside(compiler, DeviceKind.CPU, Matmul(), "torch", None) == ()
+    assert default_beside(compiler, DeviceKind.CPU, Generate(), "llama_cpp", "preset:gpt2") == ()
 
 
 def test_every_technique_can_be_the_stack_of_a_ladder() -> None:

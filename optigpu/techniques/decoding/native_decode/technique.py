@@ -112,6 +112,14 @@ class NativeDecode(Technique):
         """It costs quality, and how much is acceptable depends on the use."""
         return False
 
+    def as_alternative(
+        self, environment: Environment, device: DeviceKind, model: ModelFacts | None, is_trained: bool
+    ) -> Self | None:
+        """Calibration gains nothing on random weights."""
+        if self.check(environment, device, model) is not None:
+            return None
+        return self.model_copy(update={"calibration": "self" if is_trained else "none"})
+
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
 
