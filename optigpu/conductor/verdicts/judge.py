@@ -111,7 +111,8 @@ def _doubts(spec: JobSpec, variant: Variant, evidence: Sequence[Evidence]) -> di
     if unsettled:
         found[VerdictWarning.NOT_CONVERGED] = (
             f"In {numbered(unsettled)} the requests were not steady, or the median's interval was still wider than "
-            f"{100 * spec.measure.rel_ci:g}% of the median when the time was up; raise measure.max_seconds."
+            f"{100 * spec.measure.rel_ci:g}% of the median when the time was up; raise measure.max_seconds, and "
+            "limits.timeout_s where it limited the job."
         )
     requests = sum(len(each.times(variant.workload.primary)) for each in evidence)
     if requests < fewest_for(50):
