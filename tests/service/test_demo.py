@@ -25,7 +25,8 @@ TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
 DEMO = ("-m", "examples.demo")
 QUICK = (
     "-c",
-    "import sys; from examples import demo; demo.MEASURE |= {'min_seconds': 0.5, 'max_seconds': 4}; "
+    "import sys; from examples import demo; "
+    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency']}; "
     "demo.LIMITS |= {'wait_for_quiet_s': 0}; sys.exit(demo.main())",
 )
 """The demo with less time for each variant, and beside other tests; its figures are not asked for."""
