@@ -27,7 +27,7 @@ ENDED = ("succeeded", "failed", "cancelled")
 MATMUL = {
     "workload": {"kind": "matmul", "sizes": [64], "dtypes": ["float32"]},
     "device": "cpu",
-    "measure": {"replicates": 1, "min_seconds": 0.1, "max_seconds": 1},
+    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1, "meters": ["latency"]},
     "limits": {"wait_for_quiet_s": 0},
 }
 

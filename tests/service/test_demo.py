@@ -23,12 +23,22 @@ pytestmark = pytest.mark.slow
 MARK = "OPTIGPU_DATA_DIR"
 TINY = ("--model", "preset:tiny-llama-test", "--stack", "static_kv_cache")
 DEMO = ("-m", "examples.demo")
-QUICK = (
-    "-c",
-    "import sys; from examples import demo; demo.MEASURE |= {'min_seconds': 0.5, 'max_seconds': 4}; "
-    "demo.LIMITS |= {'wait_for_quiet_s': 0}; sys.exit(demo.main())",
+BRIEF = (
+    "import sys; from examples import demo; "
+    "demo.MEASURE |= {'min_seconds': 0.05, 'max_seconds': 1, 'rel_ci': 1, 'meters': ['latency']}; "
+    "demo.LIMITS |= {'wait_for_quiet_s': 0}; "
 )
-"""The demo with less time for each variant, and beside other tests; its figures are not asked for."""
+"""Less time for each variant, and beside other tests; its figures are not asked for."""
+END = "sys.exit(demo.main())"
+QUICK = ("-c", BRIEF + END)
+FAILING = (
+    "-c",
+    BRIEF + "matmul = demo.matmul_spec; "
+    "product = lambda dtype: {'kind': 'matmul', 'sizes': [64], 'dtypes': [dtype]}; "
+    "demo.matmul_spec = lambda device: matmul(device) | {'workload': product('float32')}; "
+    "demo.ladder_spec = lambda _, device, __: matmul(device) | {'workload': product('tf32')}; " + END,
+)
+"""Small products instead of its jobs, the second of a type that no CPU has: refused before an engine is loaded."""
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -129,10 +139,10 @@ def test_sigterm_ends_it_as_ctrl_c_does(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_failed_job_ends_it_with_1_and_the_reason(start: Start) -> None:
-    process = start("--model", "path:no-such-model", "--stack", "static_kv_cache", program=QUICK)
+    process = start(*TINY, program=FAILING)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "The job failed: " in output
+    assert process.returncode == 1, output
+    assert "The job failed: Nothing was measured: " in output
 
 
 def test_its_jobs_fit_this_machine() -> None:

@@ -14,7 +14,7 @@ from tests.service.workers import matmul, migrated
 
 pytestmark = pytest.mark.slow
 
-JOBS = 6
+JOBS = 4
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def processes(tmp_path: Path, postgres_server_url: str, redis_url: str) -> Itera
             yield processes
 
 
-def test_six_jobs_are_run_once_each_by_two_workers(processes: Processes) -> None:
+def test_jobs_are_run_once_each_by_two_workers(processes: Processes) -> None:
     api = processes.start("api", "--port", "0")
     both = [processes.start("worker", "--device", "cpu") for _ in range(2)]
     url = eventually(lambda: re.search(r"listens on (http://\S+)", processes.printed()))

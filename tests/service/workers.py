@@ -19,7 +19,8 @@ from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.settings import WorkerSettings
 
-QUICK = {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2.0, "rel_ci": 1.0}
+QUICK = {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1.0, "rel_ci": 1.0, "meters": ("latency",)}
+"""Other meters are read in test_embedded.py and in the tests of the engine."""
 AT_ONCE = {"wait_for_quiet_s": 0}
 ENDLESS = {"replicates": 1, "min_seconds": 600.0, "max_seconds": 600.0}
 
