@@ -19,7 +19,7 @@ from optigpu.store.tables import Job
 from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
 from tests.service.records import a_failure, a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
 
-JOBS = 60
+JOBS = 120
 LATER = timedelta(hours=1)
 
 
@@ -45,7 +45,7 @@ def _claim_all(url: str, name: str) -> list[str]:
     ("pool", "workers"),
     [
         pytest.param(ThreadPoolExecutor, 8, id="threads"),
-        pytest.param(_processes, 2, id="processes"),
+        pytest.param(_processes, 3, id="processes", marks=pytest.mark.slow),
     ],
 )
 def test_workers_take_each_of_many_jobs_once(
