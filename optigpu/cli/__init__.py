@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from optigpu.cli import charts, claims, compare, leaderboard, local, remote
+from optigpu.cli import charts, claims, compare, leaderboard, local, remote, runs
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     add_completion=False,
 )
 local.add_commands(app)
+runs.add_commands(app)
 remote.add_commands(app)
 leaderboard.add_commands(app)
 compare.add_commands(app)

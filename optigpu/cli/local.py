@@ -122,6 +122,7 @@ def _measure(spec: "JobSpec", form: OutputFormat) -> None:
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job
+    from optigpu.runs import keep
 
     _refuse_other_gpus(spec)
     with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
@@ -129,6 +130,9 @@ def _measure(spec: "JobSpec", form: OutputFormat) -> None:
             spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=cancelled
         )
     show_job(report.document(), report.attribution, form)
+    if report.results:
+        kept = keep(report)
+        typer.echo(f"Kept as {kept.path}; `optigpu show last` shows it again.", err=True)
     if report.stopped:
         typer.echo(report.stopped, err=True)
     if report.cancelled:

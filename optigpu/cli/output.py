@@ -17,6 +17,7 @@ class OutputFormat(StrEnum):
     TABLE = "table"
     MARKDOWN = "md"
     CSV = "csv"
+    LATEX = "tex"
     JSON = "json"
 
 
@@ -38,10 +39,12 @@ def show_job(document: Document, attribution: "Attribution", form: OutputFormat)
 
 
 def show_grid(grid: "Grid", form: OutputFormat) -> None:
-    """Prints a table for a terminal or as Markdown."""
-    from optigpu.report import console, markdown, terminal
+    """Prints a table for a terminal, as Markdown or for LaTeX."""
+    from optigpu.report import console, latex, markdown, terminal
 
     if form is OutputFormat.MARKDOWN:
         typer.echo(markdown(grid), nl=False)
+    elif form is OutputFormat.LATEX:
+        typer.echo(latex(grid), nl=False)
     else:
         console().print(terminal(grid))

@@ -4,11 +4,12 @@ from optigpu.report.catalog import (
     environment_grid,
     job_title,
     jobs_grid,
+    runs_grid,
     technique_facts,
     techniques_grid,
 )
 from optigpu.report.comparison import comparison_grid
-from optigpu.report.formats import Column, Grid, console, csv_text, markdown, terminal
+from optigpu.report.formats import Column, Grid, console, csv_text, latex, markdown, terminal
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids
 from optigpu.report.progress import RunProgress
@@ -25,10 +26,12 @@ __all__ = [
     "jobs_grid",
     "ladder_csv",
     "ladder_grid",
+    "latex",
     "leaderboard_csv",
     "leaderboard_grid",
     "leaderboard_grids",
     "markdown",
+    "runs_grid",
     "technique_facts",
     "techniques_grid",
     "terminal",

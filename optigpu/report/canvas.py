@@ -20,10 +20,11 @@ MARKERS = "osD^vPX"
 """One fewer than the colours, so that a pair repeats only after 56 variants."""
 LONGEST_COLUMN = 12
 """Names in one column of a legend."""
-SUFFIXES = (".svg", ".png")
+SUFFIXES = (".svg", ".png", ".pdf")
 _METADATA: dict[str, dict[str, str | None]] = {
     ".svg": {"Date": None, "Creator": "OptiGPU"},
     ".png": {"Software": None},
+    ".pdf": {"CreationDate": None, "Producer": None, "Creator": "OptiGPU"},
 }
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that a chart looks the same everywhere
@@ -45,14 +46,16 @@ _STYLE: dict[Any, Any] = {
 def check_path(path: Path) -> None:
     """Raises SpecError if the suffix is not one that charts are written in."""
     if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"{path} must end with {' or '.join(SUFFIXES)}, the formats of charts.")
+        raise SpecError(f"{path} must end with one of {', '.join(SUFFIXES)}, the formats of charts.")
 
 
 @contextmanager
-def canvas(path: Path, title: str, width_in: float, height_in: float) -> Iterator["Axes"]:
-    """Axes to draw on; the file is written at the end. No display is needed.
+def canvas(
+    path: Path, title: str, width_in: float, height_in: float, origin: str | None = None
+) -> Iterator["Axes"]:
+    """Axes to draw on; the file is written at the end. No display is needed. `origin` stands below the chart.
 
-    Raises SpecError for another suffix than .svg and .png, OptiGPUError when the file cannot be written.
+    Raises SpecError for another suffix than those of SUFFIXES, OptiGPUError when the file cannot be written.
     """
     check_path(path)
     import matplotlib
@@ -67,6 +70,8 @@ def canvas(path: Path, title: str, width_in: float, height_in: float) -> Iterato
         axes = figure.subplots()
         axes.set_title(fill(title, int(width_in * 11)), weight="bold", pad=12)
         axes.set_axisbelow(True)
+        if origin:
+            figure.supxlabel(fill(origin, int(width_in * 17)), x=0.01, ha="left", fontsize=7, color=FAINT)
         yield axes
         _save(figure, path)
 

@@ -215,6 +215,26 @@ def jobs_grid(page: JobPage) -> Grid:
     return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows))
 
 
+def runs_grid(runs: Sequence[Document]) -> Grid:
+    """The summaries of kept runs."""
+    headings = ("id", "workload", "plan", "results", "best", "measured (UTC)", "stopped")
+    rows = (
+        (
+            run["id"],
+            workload_text(run["workload"], run["model"]),
+            run["plan"],
+            str(run["results"]),
+            run["best"] or "",
+            str(run["created_at"])[:19].replace("T", " "),
+            run["stopped"] or "",
+        )
+        for run in runs
+    )
+    return Grid(
+        "Kept runs, the newest first", tuple(map(Column, headings)), tuple(rows)
+    ).without_empty_columns()
+
+
 def job_title(spec: Document, results: Sequence[Document]) -> str:
     """The heading of a job's table: the workload, the model and the hardware."""
     classes = sorted({result["environment"]["hardware_class"] for result in results})

@@ -1,4 +1,4 @@
-"""Charts of a job's results as SVG or PNG files: the ladder, the roofline, speed against quality and against latency.
+"""Charts of a job's results as files: the ladder, the roofline, speed against quality and against latency.
 
 Results are plain JSON, as everywhere in this package. matplotlib is imported when a chart is drawn.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optigpu.documents.older import facts_of
 from optigpu.report.canvas import FAINT, INK, canvas, is_valid, legend, mark, name_of, note, sides, size_for
 from optigpu.report.numbers import short, with_interval
+from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Document, SpecError, canonical_json
 
@@ -25,12 +26,12 @@ Chart = Callable[[str, Sequence[Document], Path], None]
 def ladder_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """The primary metric of each variant as a bar with its 95% interval, in the order of the plan.
 
-    Raises SpecError when no result has a figure or `path` ends with another suffix than .svg and .png.
+    Raises SpecError when no result has a figure or `path` ends with another suffix than .svg, .png and .pdf.
     """
     shown = [result for result in results if _primary(result)["value"] is not None]
     if not shown:
         raise SpecError("No result has a value to draw; `optigpu run --json` prints the reasons.")
-    with canvas(path, title, 8.0, 1.4 + 0.5 * len(shown)) as axes:
+    with canvas(path, title, 8.0, 1.4 + 0.5 * len(shown), origin=origin_line(shown)) as axes:
         for place, result in enumerate(shown):
             _bar(axes, place, result)
         axes.set_yticks(range(len(shown)), [name_of(result) for result in shown])
@@ -63,7 +64,7 @@ def roofline_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """Each variant's operations per second over its operations per byte, below the roofs that the machine measured.
 
     A dotted line leads from a variant to what its roof allows. Raises SpecError when no result has a roofline or `path`
-    ends with another suffix than .svg and .png.
+    ends with another suffix than .svg, .png and .pdf.
     """
     stepping = [result for result in results if _step(result) and _step(result)["measured_s"]]
     shown = [result for result in stepping if _step(result)["flops"]]
@@ -71,7 +72,7 @@ def roofline_chart(title: str, results: Sequence[Document], path: Path) -> None:
         raise SpecError(
             "No result has a roofline to draw; facts.roofline.reason in the results says why there is none."
         )
-    with canvas(path, title, *size_for(len(shown))) as axes:
+    with canvas(path, title, *size_for(len(shown)), origin=origin_line(shown)) as axes:
         axes.set(xscale="log", yscale="log", ylabel="operations (GFLOP/s)")
         axes.set_xlabel("arithmetic intensity of a step (FLOP/byte)")
         _limits(axes, shown)
@@ -167,7 +168,8 @@ def quality_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """Speed over quality loss, with the founding goal of 0.1% marked.
 
     The loss is that of accuracy where it was measured, else the share of positions whose most likely token is another
-    one than fp32's. Raises SpecError when no result has either or `path` ends with another suffix than .svg and .png.
+    one than fp32's. Raises SpecError when no result has either or `path` ends with another suffix than .svg, .png and
+    .pdf.
     """
     timed = [result for result in results if _primary(result)["value"] is not None]
     name = next((name for name in _LOSSES if any(_loss(result, name) for result in timed)), None)
@@ -177,7 +179,7 @@ def quality_chart(title: str, results: Sequence[Document], path: Path) -> None:
         )
     shown = [result for result in timed if _loss(result, name)]
     others = [result["variant"]["label"] for result in results if result not in shown]
-    with canvas(path, title, *size_for(len(shown))) as axes:
+    with canvas(path, title, *size_for(len(shown)), origin=origin_line(shown)) as axes:
         for place, result in enumerate(shown):
             _at_loss(axes, place, result, name)
         _loss_axis(axes, _LOSSES[name])
@@ -243,7 +245,7 @@ def _loss_axis(axes: "Axes", text: str) -> None:
 def throughput_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """The primary metric over the latency of a request, with a line through the variants of one stack.
 
-    Raises SpecError when no result has a latency or `path` ends with another suffix than .svg and .png.
+    Raises SpecError when no result has a latency or `path` ends with another suffix than .svg, .png and .pdf.
     """
     shown = [result for result in results if _primary(result)["value"] is not None and _latency(result)]
     if not shown:
@@ -251,7 +253,7 @@ def throughput_chart(title: str, results: Sequence[Document], path: Path) -> Non
             "No result has a latency to draw; measure a workload that has one, such as batch_sweep."
         )
     lines: dict[str, list[tuple[float, float]]] = {}
-    with canvas(path, title, *size_for(len(shown))) as axes:
+    with canvas(path, title, *size_for(len(shown)), origin=origin_line(shown)) as axes:
         for place, result in enumerate(shown):
             latency, primary = _latency(result), _primary(result)
             x, y = latency["value"] * 1e3, primary["value"]

@@ -1,4 +1,4 @@
-"""Tables in several forms: the terminal and Markdown show the same cells; CSV holds the raw values."""
+"""Tables in several forms: the terminal, Markdown and LaTeX show the same cells; CSV holds the raw values."""
 
 import csv
 import io
@@ -119,6 +119,38 @@ def _bar(cells: Iterable[str]) -> str:
 
 def _one_line(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def latex(grid: Grid) -> str:
+    """The table for LaTeX with the package booktabs: a float with a caption, its notes below."""
+    rows = (" & ".join(map(_escaped, row)) + r" \\" for row in grid.rows)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{_escaped(grid.title)}}}",
+        rf"  \begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in grid.columns)}}}",
+        r"    \toprule",
+        "    " + " & ".join(_escaped(column.heading) for column in grid.columns) + r" \\",
+        r"    \midrule",
+        *(f"    {row}" for row in rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        *(rf"  \par\footnotesize {_escaped(note)}" for note in grid.notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+        **{each: rf"\{each}" for each in "&%$#_{}"},
+    }
+)  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.split()).translate(_LATEX)
 
 
 def csv_text(fields: Sequence[str], records: Sequence[Mapping[str, object]]) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from optigpu.documents.result import Attribution, Gain
 from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.leaderboard import workload_text
 from optigpu.report.notes import ladder_notes
 from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
+from optigpu.report.origin import origin_line
 from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
 from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
@@ -49,6 +51,7 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
         notes=(
             *ladder_notes(rows, attribution, [attribution.metric, *further]),
             *(scenario.notes(rows) if scenario else ()),
+            *filter(None, [origin_line(results)]),
         ),
         faint=frozenset(number for number, row in enumerate(rows) if not row.valid),
     )
@@ -109,6 +112,7 @@ CSV_FIELDS = (
     "added", "added_low", "added_high", "added_reasons",
     "ttft_s", "weight_bytes", "peak_bytes", "host_peak_bytes",
     "top1_agreement", "kld_mean", "j_per_token", "mbu", "mfu", "headroom", "bound", "reason",
+    "result_id", "created_at", "workload", "model", "backend", "hardware", "torch", "driver", "commit",
 )  # fmt: skip
 """The columns of the CSV form."""
 
@@ -137,12 +141,29 @@ def _record(row: Row, name: str) -> dict[str, object]:
         "replicates": metric.get("replicates"),
         "bound": row.result.get("bound") if row.result else None,
         "reason": ended.reason,
+        **(_origin(row.result) if row.result else {}),
     }
     for field, gain in (("speedup", ended.speedup), ("alone", ended.alone), ("added", ended.added)):
         record |= _flat_gain(field, gain)
     for field in CSV_FIELDS[CSV_FIELDS.index("ttft_s") : CSV_FIELDS.index("bound")]:
         record[field] = (row.metric(field) or {}).get("value")
     return record
+
+
+def _origin(result: Document) -> dict[str, object]:
+    """What a line needs to be read without the others."""
+    variant, environment = result["variant"], result["environment"]
+    return {
+        "result_id": result["id"],
+        "created_at": result["created_at"],
+        "workload": workload_text(variant["workload"], variant["model"]),
+        "model": variant["model"],
+        "backend": variant["backend"],
+        "hardware": environment["hardware_class"],
+        "torch": (environment.get("software") or {}).get("torch"),
+        "driver": environment.get("driver"),
+        "commit": environment.get("git_revision"),
+    }
 
 
 def _flat_gain(field: str, gain: Gain | None) -> dict[str, object]:

@@ -1,0 +1,160 @@
+"""Reports of runs, each kept as `runs/ID.json` in the data folder."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optigpu.documents.result import Attribution
+from optigpu.paths import data_dir
+from optigpu.run import Report
+from optigpu.vocabulary import Document, OptiGPUError, SpecError, new_id, utc_now
+
+FORMAT = 1
+"""Of the files. A program refuses one of a later format, and reads all earlier ones."""
+LAST = "last"
+FEWEST_CHARACTERS = 4
+"""Of an id's end, by which a run may be named if no other ends so. The beginnings are the time, and often alike."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A report as it lies in a file."""
+
+    path: Path
+    document: Document
+
+    @property
+    def id(self) -> str:
+        return str(self.document["id"])
+
+    @property
+    def created_at(self) -> str:
+        return str(self.document["created_at"])
+
+    @property
+    def spec(self) -> Document:
+        spec: Document = self.document["spec"]
+        return spec
+
+    @property
+    def results(self) -> list[Document]:
+        results: list[Document] = self.document["results"]
+        return results
+
+    @property
+    def attribution(self) -> Attribution:
+        return Attribution.model_validate(self.document["attribution"], extra="ignore")
+
+    @property
+    def summary(self) -> Document:
+        """What a list of runs shows."""
+        best = next((row for row in self.attribution.rows if row.index == self.attribution.best), None)
+        return {
+            "id": self.id,
+            "created_at": self.created_at,
+            "workload": self.spec["workload"],
+            "model": self.spec.get("model"),
+            "plan": self.spec["plan"],
+            "results": len(self.results),
+            "best": best.label if best else None,
+            "stopped": self.stopped,
+        }
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before everything was measured; None if it did not."""
+        stopped: str | None = self.document.get("stopped")
+        return stopped
+
+
+def folder() -> Path:
+    """Where runs are kept; it may not exist yet."""
+    return data_dir() / "runs"
+
+
+def keep(report: Report) -> KeptRun:
+    """Writes a report with its raw samples, whole or not at all. Raises OptiGPUError where that is not possible."""
+    created_at = utc_now()
+    run_id = new_id()
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "id": run_id,
+        "created_at": created_at.isoformat(),
+        **report.document(),
+        "outcomes": [
+            outcome.model_dump(mode="json", exclude={"result", "artifacts"}) for outcome in report.outcomes
+        ],
+        "stopped": report.stopped,
+    }
+    path = folder() / f"{run_id}.json"
+    unfinished = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(document), encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise OptiGPUError(
+            f"The run could not be kept in {path.parent} ({error.strerror}); free space there, or name another folder "
+            "in OPTIGPU_DATA_DIR."
+        ) from error
+    return KeptRun(path, document)
+
+
+def kept_runs() -> Iterator[KeptRun]:
+    """Every kept run, the newest first. A file that is no run is passed over."""
+    for path in sorted(folder().glob("*.json"), reverse=True):  # ids begin with the time
+        try:
+            yield read(path)
+        except SpecError:
+            continue
+
+
+def find(name: str) -> KeptRun:
+    """The run of that id, or of one that ends so, or in that file; "last" is the newest.
+
+    Raises SpecError where there is none, or several.
+    """
+    path = Path(name)
+    if path.suffix == ".json" or path.is_file():
+        return read(path)
+    if name == LAST:
+        found = sorted(folder().glob("*.json"))[-1:]
+    else:
+        found = sorted(folder().glob(f"*{name}.json")) if _may_be_id(name) else []
+    if len(found) == 1:
+        return read(found[0])
+    if found:
+        raise SpecError(
+            f"{len(found)} runs end with {name!r}; give more of the id (`optigpu runs` lists them)."
+        )
+    raise SpecError(f"No run here is called {name!r}; `optigpu runs` lists those that are kept.")
+
+
+def read(path: Path) -> KeptRun:
+    """The run in a file. Raises SpecError if it cannot be read, is no run, or was written by a later version."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SpecError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(document, dict) or not {"spec", "results", "attribution"} <= set(document):
+        raise SpecError(
+            f"{path} holds no run; give a file of {folder()}, or one that `optigpu run --json` wrote."
+        )
+    if document.get("format", FORMAT) > FORMAT:
+        raise SpecError(
+            f"{path} was written by a later version of OptiGPU (format {document['format']}, this one reads up to "
+            f"{FORMAT}); update OptiGPU."
+        )
+    return KeptRun(path, {"id": path.stem, "created_at": "", "format": FORMAT} | document)
+
+
+def _may_be_id(name: str) -> bool:
+    return len(name) >= FEWEST_CHARACTERS and all(each in "0123456789abcdef-" for each in name)
