@@ -20,6 +20,7 @@ def test_an_answer_from_memory_is_a_cached_result(tmp_path: Path) -> None:
     assert VerdictReason.OUTPUT_INVALID not in judged.reasons, "what it gives is right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tampering", "words"),
     [
