@@ -5,7 +5,7 @@ from pathlib import Path
 from optigpu.paths import cache_dir
 
 OPERATORS, PEAKS, GGUF = "ops", "peaks", "gguf"
-"""What takes seconds to make again, and is the same for every test. A file's name changes with all that it is made of."""
+"""What takes seconds to make again, and is the same for every test. A file is named by all that it is made of."""
 
 
 def cache_with(parent: Path, *shared: str) -> Path:
