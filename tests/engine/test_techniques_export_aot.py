@@ -79,8 +79,6 @@ def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next
         return made[-1]
 
     monkeypatch.setattr(aot_package, "made_of", noted)
-    quickly = {"aot_inductor.compile_wrapper_opt_level": "O0"}
-    monkeypatch.setattr(aot_package, "CONFIG", aot_package.CONFIG | quickly)
     stack = (Int8WeightOnly(), ExportAot())
     plain = runtime_of("path:llama", Int8WeightOnly(), StaticKvCache())
 
