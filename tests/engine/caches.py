@@ -4,8 +4,8 @@ from pathlib import Path
 
 from optigpu.paths import cache_dir
 
-OPERATORS, PEAKS = "ops", "peaks"
-"""What takes seconds to make again, and is the same for every test."""
+OPERATORS, PEAKS, GGUF = "ops", "peaks", "gguf"
+"""What takes seconds to make again, and is the same for every test. A file is named by all that it is made of."""
 
 
 def cache_with(parent: Path, *shared: str) -> Path:

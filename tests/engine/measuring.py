@@ -68,6 +68,12 @@ class Standing:
 @contextmanager
 def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[Standing]:
     """Starts `command` as a measuring process of one thread."""
+    with Child(command, child_variables(1)) as child:
+        yield standing(child, folder)
+
+
+def standing(child: Child, folder: Path) -> Standing:
+    """Has a process get ready for one thread."""
     assignment = Assignment(
         variant=VARIANT,
         environment=probe(),
@@ -78,8 +84,7 @@ def standing_ready(folder: Path, command: Sequence[str]) -> Iterator[Standing]:
         threads=1,
     )
     progress = JobProgress(lambda _: None, lambda: None, [0], 1)
-    with Child(command, child_variables(1)) as child:
-        yield Standing(child, ask(child, assignment, Ready, progress), assignment, progress)
+    return Standing(child, ask(child, assignment, Ready, progress), assignment, progress)
 
 
 def measured(standing: Standing, disturb: Disturb = leave_alone, rounds: int = ROUNDS) -> Replicate:

@@ -1,7 +1,8 @@
-"""`optigpu replay` for real: a result that was measured is measured again, and the two are compared."""
+"""`optigpu run --json` and `optigpu replay` for real: a result is measured again, and the two are compared."""
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,31 @@ __all__ = ["environment"]  # the fixture
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two results as they are printed: matrix products of two sizes."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The command that measured matrix products of two sizes."""
     variables = os.environ | {"OPTIGPU_DATA_DIR": str(tmp_path_factory.mktemp("measured"))}
-    ran = optigpu(
+    return optigpu(
         variables, "run", "--workload", "matmul", "--sizes", "16,32", *QUICK, "--seed", "5", "--json"
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 @pytest.fixture
-def measured(report: str, tmp_path: Path) -> Path:
+def measured(ran: subprocess.CompletedProcess[str], tmp_path: Path) -> Path:
     """A file with the two results."""
+    assert ran.returncode == 0, ran.stderr
     path = tmp_path / "report.json"
-    path.write_text(report)
+    path.write_text(ran.stdout)
     return path
+
+
+@pytest.mark.slow
+def test_json_is_all_there_is_on_stdout(ran: subprocess.CompletedProcess[str]) -> None:
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert set(document) == {"spec", "results", "attribution"}
+    assert [result["variant"]["label"] for result in document["results"]] == ["float32 16", "float32 32"]
+    assert all(result["metrics"]["tflops"]["value"] > 0 for result in document["results"])
+    assert "2 variants to measure: float32 16, float32 32" in ran.stderr
 
 
 def replayed(environment: dict[str, str], *arguments: str) -> dict[str, Any]:

@@ -134,27 +134,30 @@ def hamper(pid: int, over: threading.Event) -> None:
 
 
 def test_a_process_that_is_stopped_in_a_round_stood_still(honest: Standing) -> None:
-    """It is stopped three times, since the first one may hit what precedes the requests of a round. None of the figures
-    comes from these requests."""
+    """It is stopped up to three times, since the first one may hit what precedes the requests of a round. None of the
+    figures comes from these requests."""
+    over = threading.Event()
     threads: list[threading.Thread] = []
 
     def disturb(number: int, child: Child) -> None:
         if number == ROUNDS:
-            threads.append(threading.Thread(target=interrupt, args=(child.pid,)))
+            threads.append(threading.Thread(target=interrupt, args=(child.pid, over)))
             threads[0].start()
 
     try:
         judged = verdict_as_if_alone(measured(honest, disturb, rounds=ROUNDS + 1))
     finally:
+        over.set()
         threads[0].join()
     assert VerdictWarning.DISTURBED in judged.warnings
     assert any("A request stood still for 2." in note for note in judged.notes)
 
 
-def interrupt(pid: int) -> None:
+def interrupt(pid: int, over: threading.Event) -> None:
     with suppress(ProcessLookupError):
         for _ in range(3):
-            time.sleep(0.3)
+            if over.wait(0.3):
+                return
             os.kill(pid, signal.SIGSTOP)
             time.sleep(2.0)
             os.kill(pid, signal.SIGCONT)

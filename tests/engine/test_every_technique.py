@@ -45,6 +45,9 @@ ELSEWHERE = {
 """What takes half a minute and is tested on that very shape in the technique's own file."""
 
 
+PARAMETERS = {("torch_compile", "resnet"): {"backend": "eager"}}
+"""TorchInductor's code for a pass of images is tested on ViT; what a shape decides is whether it is one graph."""
+
 SLOW = ("torch_compile", "export_aot")
 """What compiles takes seconds for each shape."""
 
@@ -124,7 +127,7 @@ CLASSIFYING = [
 def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     import torch
 
-    technique: Any = TECHNIQUES[name](name=name)
+    technique: Any = TECHNIQUES[name](name=name, **PARAMETERS.get((name, shape), {}))
     model, word = f"preset:tiny-{shape}-test", refusal(name, shape)
     if word:
         with pytest.raises(UnsupportedError, match=word):

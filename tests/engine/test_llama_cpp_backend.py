@@ -15,7 +15,7 @@ from optigpu.techniques.base import GgufType
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import OPERATORS, PEAKS, cache_with
+from tests.engine.caches import GGUF, OPERATORS, PEAKS, cache_with
 
 BACKEND = BACKENDS["llama_cpp"]
 TINY = "bundled:tiny"
@@ -26,9 +26,8 @@ ROUNDED = 1e-2
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """GGUF files of the tests are kept as long as the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS)
+        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS, GGUF)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         yield
 
@@ -152,11 +151,11 @@ def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.llama
-def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path) -> None:
-    from optigpu.paths import cache_dir
-
+def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cache_with(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
     prepared(tmp_path, "Q8_0", "preset:tiny-llama-test")
-    (path,) = (cache_dir() / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
+    (path,) = (folder / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OptiGPUError, match="was damaged and has been removed; run the job again"):

@@ -12,25 +12,26 @@ from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_c
 from optigpu.ops.decode.program import WeightKind
 from tests.engine.triton_processes import assert_right
 
-SCENES = [
-    (
-        "linear_layers",
-        "linear_endings",
-        "most_likely",
-        "beginnings",
-        "keys_and_values",
-        "attentions",
-        "prefills",
-    ),
-    ("w4_steps", "w8_steps", "bf16_steps", "mixed_steps", "decoding"),
-]
+SCENES = (
+    "linear_layers",
+    "linear_endings",
+    "most_likely",
+    "beginnings",
+    "keys_and_values",
+    "attentions",
+    "prefills",
+    "w4_steps",
+    "w8_steps",
+    "bf16_steps",
+    "mixed_steps",
+    "decoding",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", SCENES, ids="+".join)
-def test_the_operators_are_right_where_they_are_interpreted(names: tuple[str, ...]) -> None:
-    calls = "".join(f"{name}()\n" for name in names)
-    code = f"from tests.engine.triton_decode import {', '.join(names)}\n{calls}print('right')"
+def test_the_operators_are_right_where_they_are_interpreted() -> None:
+    calls = "".join(f"{name}()\n" for name in SCENES)
+    code = f"from tests.engine.triton_decode import {', '.join(SCENES)}\n{calls}print('right')"
     assert_right(code, {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from optigpu.child.priority import HIGHEST
+from tests.engine.processes import may_come_first
 
 PROGRAM = """
 import json, os, resource, sys, threading
@@ -38,17 +39,10 @@ def priorities(right: str) -> tuple[int, int, list[int], str | None]:
     return before, after, threads, group
 
 
-def is_allowed() -> bool:
-    """Whether a process of ours may have the highest priority."""
-    ask = f"import os; os.setpriority(os.PRIO_PROCESS, 0, {HIGHEST})"
-    made = subprocess.run([sys.executable, "-c", ask], check=False, stderr=subprocess.DEVNULL)
-    return made.returncode == 0
-
-
 @pytest.mark.parametrize("right", ["allowed", "forbidden"])
 def test_every_thread_comes_first_where_the_system_allows_it(right: str) -> None:
     before, after, threads, group = priorities(right)
-    expected = HIGHEST if right == "allowed" and is_allowed() else before
+    expected = HIGHEST if right == "allowed" and may_come_first() else before
     assert after == expected
     assert threads == [expected] * 2
     if group is not None:

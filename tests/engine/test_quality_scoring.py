@@ -87,7 +87,7 @@ def test_a_compiled_step_is_scored_by_the_graph_that_was_timed(tmp_path: Path) -
     from torch._dynamo.utils import counters
 
     make_reference(context(tmp_path))
-    compiled = context(tmp_path, TorchCompile(), Int8WeightOnly())
+    compiled = context(tmp_path, TorchCompile(backend="eager"), Int8WeightOnly())
     graphs = counters["stats"]["unique_graphs"]
     reading = QualityMeter().read(compiled)
     plain = QualityMeter().read(context(tmp_path, Int8WeightOnly()))

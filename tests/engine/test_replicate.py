@@ -39,6 +39,7 @@ from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import Frozen, ReplicateError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+from tests.engine.in_process import in_process
 from tests.engine.meter_contexts import doing
 from tests.engine.processes import is_alive, wait_until
 
@@ -82,7 +83,7 @@ def ask(child: Child, command: Frozen) -> Answer:
 
 
 @pytest.mark.slow
-def test_a_generation_is_loaded_timed_and_weighed() -> None:
+def test_a_generation_is_loaded_timed_and_weighed_until_stdin_ends_in_the_middle_of_a_request() -> None:
     with child_with(assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only")) as child:
         ready = answer(child)
         assert isinstance(ready, Ready)
@@ -96,13 +97,15 @@ def test_a_generation_is_loaded_timed_and_weighed() -> None:
         metered = ask(child, RunMeter(meter="memory"))
         assert isinstance(metered, Metered)
         assert metered.values["params_total"] == 361_088
+        child.tell(ENDLESS)
+        child.listen()
         assert child.end(5) == 0
 
 
 @pytest.mark.slow
 def test_a_compiled_stack_says_what_compiling_took() -> None:
-    work = assignment(GENERATE, "preset:tiny-llama-test", "int8_weight_only", "torch_compile")
-    with child_with(work) as child:
+    """What is compiled together with other techniques is right in test_techniques_compilation.py."""
+    with child_with(assignment(GENERATE, "preset:tiny-gpt2-test", "torch_compile")) as child:
         ready = answer(child)
         assert isinstance(ready, Ready)
         assert ready.facts.recorded["compiled_graphs"] == 1
@@ -110,12 +113,19 @@ def test_a_compiled_stack_says_what_compiling_took() -> None:
         assert ready.compile_s > ready.request_s
 
 
-def test_a_product_is_timed_without_a_model() -> None:
-    with child_with(assignment({"kind": "matmul", "sizes": [64]}, None)) as child:
+@pytest.fixture(scope="module")
+def multiplying() -> Iterator[Child]:
+    """A ready process with two threads and no model."""
+    work = assignment({"kind": "matmul", "sizes": [256]}, None).model_copy(update={"threads": 2})
+    with child_with(work) as child:
         assert isinstance(answer(child), Ready)
-        heard = ask(child, RunRound(seconds=0, min_requests=2))
-        assert isinstance(heard, Round)
-        assert set(heard.samples) == set(Matmul.metrics)
+        yield child
+
+
+def test_a_product_is_timed_without_a_model(multiplying: Child) -> None:
+    heard = ask(multiplying, RunRound(seconds=0, min_requests=2))
+    assert isinstance(heard, Round)
+    assert set(heard.samples) == set(Matmul.metrics)
 
 
 def test_what_is_known_beforehand_is_refused_before_torch_is_loaded() -> None:
@@ -143,22 +153,19 @@ def test_a_model_that_is_not_there_is_refused_after_torch_is_loaded() -> None:
         assert "path:missing" in heard.reason
 
 
-@pytest.mark.slow
 def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_dir: Path) -> None:
-    with child_with(assignment(GENERATE | {"prompt_tokens": 100}, "path:gpt2")) as child:
+    with in_process() as child:
+        child.tell(assignment(GENERATE | {"prompt_tokens": 100}, "path:gpt2"))
         heard = answer(child)
         assert isinstance(heard, Refused)
         assert "context of 64 tokens" in heard.reason
 
 
-@pytest.mark.slow
-def test_an_unknown_meter_breaks_that_command_alone() -> None:
-    with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
-        assert isinstance(answer(child), Ready)
-        heard = ask(child, RunMeter(meter="weather"))
-        assert isinstance(heard, Broken)
-        assert (heard.fault, "no meter 'weather'" in heard.reason) == ("error", True)
-        assert isinstance(ask(child, RunRound(seconds=0)), Round)
+def test_an_unknown_meter_breaks_that_command_alone(multiplying: Child) -> None:
+    heard = ask(multiplying, RunMeter(meter="weather"))
+    assert isinstance(heard, Broken)
+    assert (heard.fault, "no meter 'weather'" in heard.reason) == ("error", True)
+    assert isinstance(ask(multiplying, RunRound(seconds=0)), Round)
 
 
 def read_by(reading: Reading) -> Metered:
@@ -181,15 +188,6 @@ def test_a_metric_that_is_no_number_has_a_reason_and_spares_the_others(number: f
 def test_a_reading_that_cannot_be_sent_is_the_meter_s_failure_alone() -> None:
     heard = read_by(Reading({"peak_bytes": "many"}))  # type: ignore[dict-item]
     assert set(heard.reasons) == set(MemoryMeter.metrics)
-
-
-@pytest.mark.slow
-def test_the_end_of_stdin_ends_it_in_the_middle_of_a_request() -> None:
-    with child_with(assignment({"kind": "matmul", "sizes": [8]}, None)) as child:
-        assert isinstance(answer(child), Ready)
-        child.tell(ENDLESS)
-        child.listen()
-        assert child.end(5) == 0
 
 
 def test_it_ends_when_its_parent_dies_though_stdin_stays_open() -> None:
@@ -231,16 +229,12 @@ def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -
     os.close(writing)
 
 
-@pytest.mark.slow
-def test_a_child_that_waits_holds_no_core_with_any_of_its_threads() -> None:
-    work = assignment({"kind": "matmul", "sizes": [256]}, None).model_copy(update={"threads": 2})
-    with child_with(work) as child:
-        assert isinstance(answer(child), Ready)
-        ask(child, RunRound(seconds=0))
-        time.sleep(0.2)
-        before = cpu_seconds(child.pid)
-        time.sleep(0.5)
-        assert cpu_seconds(child.pid) - before < 0.1
+def test_a_child_that_waits_holds_no_core_with_any_of_its_threads(multiplying: Child) -> None:
+    ask(multiplying, RunRound(seconds=0))
+    time.sleep(0.2)
+    before = cpu_seconds(multiplying.pid)
+    time.sleep(0.5)
+    assert cpu_seconds(multiplying.pid) - before < 0.1
 
 
 def test_every_way_of_running_out_of_memory_is_called_that() -> None:

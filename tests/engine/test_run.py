@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from optigpu.child.priority import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.documents.facts import WarmUpFacts
@@ -21,7 +22,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.run import Report, run
 from optigpu.statistics.intervals import FEWEST_REQUESTS
 from optigpu.vocabulary import LeaseLostError, OptiGPUError, VariantStatus
-from tests.engine.processes import is_alive, program, wait_until
+from tests.engine.processes import is_alive, may_come_first, program, wait_until
 from tests.engine.sessions import space_for
 
 FAST = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
@@ -402,6 +403,8 @@ def test_the_real_measuring_process(tmp_path: Path) -> None:
         tflops = result.metrics["tflops"]
         assert tflops.value is not None
         assert tflops.value > 0
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        assert result.facts.nice == (HIGHEST if may_come_first() else usual)
     assert report.attribution.best is None
 
 

@@ -4,21 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.processes.rounds import Replicate
+from optigpu.backends import BACKENDS
 from optigpu.documents.result import VerdictReason
-from tests.engine.measuring import ROUNDS, measured, standing_ready, verdict
+from tests.engine.children.tampered import tamper
+from tests.engine.in_process import in_process
+from tests.engine.measuring import measured, standing, standing_ready, verdict
 from tests.engine.processes import program
-
-
-def replicate_of(tampering: str, folder: Path, rounds: int) -> Replicate:
-    """One replicate of a process that tampers in that way."""
-    with standing_ready(folder, program("tampered", tampering)) as standing:
-        return measured(standing, rounds=rounds)
 
 
 @pytest.mark.slow
 def test_an_answer_from_memory_is_a_cached_result(tmp_path: Path) -> None:
-    judged = verdict(replicate_of("Remembers", tmp_path, ROUNDS))
+    with standing_ready(tmp_path, program("tampered", "Remembers")) as process:
+        judged = verdict(measured(process))
     assert VerdictReason.CACHED_RESULT in judged.reasons
     assert VerdictReason.OUTPUT_INVALID not in judged.reasons, "what it gives is right"
 
@@ -32,8 +29,13 @@ def test_an_answer_from_memory_is_a_cached_result(tmp_path: Path) -> None:
         ("SpoiledLater", "NaN or infinite"),
     ],
 )
-def test_an_output_that_is_none_is_invalid(tmp_path: Path, tampering: str, words: str) -> None:
-    replicate = replicate_of(tampering, tmp_path, rounds=1)
+def test_an_output_that_is_none_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tampering: str, words: str
+) -> None:
+    """Nothing of it is a matter of time, and so it needs no process of its own."""
+    monkeypatch.setattr(BACKENDS["torch"], "prepare", tamper(tampering))
+    with in_process() as child:
+        replicate = measured(standing(child, tmp_path), rounds=1)
     judged = verdict(replicate)
     assert VerdictReason.OUTPUT_INVALID in judged.reasons
     assert words in " ".join(judged.notes)

@@ -26,7 +26,7 @@ from optigpu.vocabulary import UnsupportedError
 
 FACTS = {"decode_layers": [{"layer": "lm_head", "bits": 4}], "decode_bits_per_weight": 4.1, "none": None}
 OPTIONS = {"weights": "w4", "group": 32, "device": "cpu"}
-TRIES = 30
+TRIES = 15
 """How often each of two processes writes."""
 
 
@@ -129,23 +129,6 @@ def test_tensors_that_overlap_are_refused() -> None:
     whole = torch.zeros(100)
     with pytest.raises(RuntimeError, match="share memory"):
         save("key", {"one": whole[:60], "other": whole[40:]}, {})
-
-
-@pytest.mark.slow
-def test_the_same_model_has_the_same_key_also_in_another_process() -> None:
-    dtypes = ("float32", "bfloat16")
-    keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
-    assert keys == [key_of(model(dtype), dict(reversed(OPTIONS.items()))) for dtype in dtypes]
-    code = f"""
-from optigpu.models.loading.load import load_model
-from optigpu.models.reference import parse_reference
-from optigpu.techniques.decoding.native_decode.packed_store import key_of
-for dtype in {dtypes!r}:
-    model = load_model(parse_reference("preset:tiny-llama-test"), device="cpu", dtype=dtype)
-    print(key_of(model, {OPTIONS!r}))
-"""
-    output, errors = child(code).communicate(timeout=200)
-    assert output.split() == keys, errors
 
 
 def test_whatever_the_packing_depends_on_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,36 +447,52 @@ def test_without_a_byte_the_store_is_off(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_two_processes_that_write_the_same_do_no_harm(folder: Path) -> None:
+def test_another_process_has_the_same_keys_and_may_write_the_same_at_the_same_time(folder: Path) -> None:
+    dtypes = ("float32", "bfloat16")
+    keys = [key_of(model(dtype), OPTIONS) for dtype in dtypes]
+    assert keys == [key_of(model(dtype), dict(reversed(OPTIONS.items()))) for dtype in dtypes]
     code = f"""
 import torch
-from optigpu.techniques.decoding.native_decode.packed_store import load, save
+from tests.engine.test_techniques_packed_store import OPTIONS, key_of, model, write_many
 torch.set_num_threads(1)
-tensors = {{"numbers": torch.arange(2**20, dtype=torch.int32)}}
-print("ready", flush=True)
+print(*(key_of(model(dtype), OPTIONS) for dtype in {dtypes!r}), flush=True)
 input()
-for _ in range({TRIES}):
-    assert save("key", tensors, {{}})
-    kept = load("key")
-    assert kept and kept.tensors["numbers"].equal(tensors["numbers"])
+write_many()
 print("done")
 """
-    both = [child(code) for _ in range(2)]
-    for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in both:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in both:
-        output, errors = process.communicate(timeout=200)
-        assert output == "done\n", errors
+    other = child(code)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    assert other.stdout.readline().split() == keys
+    other.stdin.write("\n")
+    other.stdin.flush()
+    write_many()
+    output, errors = other.communicate(timeout=200)
+    assert output == "done\n", errors
     assert names_in(folder) == {"key.safetensors"}
-    assert tensors_of("key")["numbers"].equal(torch.arange(2**20, dtype=torch.int32))
+    assert tensors_of("key")["numbers"].equal(numbers())
+
+
+def write_many() -> None:
+    """What each of two processes does at the same time."""
+    for _ in range(TRIES):
+        assert save("key", {"numbers": numbers()}, {})
+        assert tensors_of("key")["numbers"].equal(numbers())
+
+
+def numbers() -> torch.Tensor:
+    return torch.arange(2**20, dtype=torch.int32)
 
 
 def child(code: str) -> "subprocess.Popen[str]":
     """A separate process with the same cache folder."""
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": root},
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )

@@ -1,4 +1,4 @@
-"""Every workload in a real measuring process, and some through the whole of a job."""
+"""Every workload as a measuring process runs it, and some through the whole of a job."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,10 @@ from optigpu.job.spec import JobSpec
 from optigpu.report.ladder import ladder_grid
 from optigpu.run import run
 from optigpu.workloads import WORKLOADS
+from tests.engine.in_process import in_process
+from tests.engine.processes import program
 from tests.engine.test_cli_run import QUICK, environment, optigpu
-from tests.engine.test_replicate import answer, ask, assignment, child_with
+from tests.engine.test_replicate import answer, ask, assignment
 
 __all__ = ["environment"]
 
@@ -30,14 +32,16 @@ TINY: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 """Of each workload that is in no job below or elsewhere: its shapes, and a model."""
 
+METERS = ("--meters", "latency,quality")
 AT_ONCE = {"wait_for_quiet_s": 0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TINY)
-def test_a_process_prepares_times_and_weighs_it(kind: str) -> None:
+def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
+    """Whose process it is makes no difference to a workload; test_replicate.py and the jobs have processes."""
     shapes, model = TINY[kind]
-    with child_with(assignment({"kind": kind} | shapes, model)) as child:
+    with in_process() as child:
+        child.tell(assignment({"kind": kind} | shapes, model))
         ready = answer(child)
         assert isinstance(ready, Ready), ready
         assert ready.problem is None
@@ -51,7 +55,6 @@ def test_a_process_prepares_times_and_weighs_it(kind: str) -> None:
         assert isinstance(metered, Metered)
         assert metered.values["host_peak_bytes"] > 0
         assert ("peak_bytes" in metered.values) == (model is None)
-        assert child.end(10) == 0
 
 
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
@@ -70,7 +73,6 @@ def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     assert "quality" in (result.metrics["mbu"].reason or "")
 
 
-@pytest.mark.slow
 def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_path: Path) -> None:
     """Attribution counts every result as valid, whoever else uses this machine while the test runs."""
     measure = {"replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency"]}
@@ -87,7 +89,7 @@ def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_
         if isinstance(event, VariantFinished):
             outcomes[event.outcome.index] = as_valid(event.outcome)
 
-    results = run(spec, listen, lock_dir=tmp_path).results
+    results = run(spec, listen, lock_dir=tmp_path, program=program("operators")).results
     attribution = attribute(spec, variants_of(spec), outcomes)
     rows = {row.label: row for row in attribution.rows}
     for length in (64, 512):
@@ -97,6 +99,7 @@ def test_the_speedup_of_fused_attention_at_each_length_comes_out_of_one_job(tmp_
         assert fused.speedup.compared_with == standard.index
         slow, fast = (results[row.index].metrics["tflops"].value or 0 for row in (standard, fused))
         assert fused.speedup.ratio == pytest.approx(fast / slow)
+        assert fused.speedup.ratio == pytest.approx(2)
     together = [result.variant.workload_digest for result in results]
     assert together[0] == together[1] != together[2] == together[3]
     assert len({result.variant.variant_digest for result in results}) == 4
@@ -114,7 +117,7 @@ def as_valid(outcome: Outcome) -> Outcome:
 
 @pytest.mark.slow
 def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]) -> None:
-    ran = optigpu(environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, "--json")
+    ran = optigpu(environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, *METERS, "--json")
     assert ran.returncode == 0, ran.stderr
     (result,) = json.loads(ran.stdout)["results"]
     assert result["metrics"]["images_per_s"]["value"] > 0

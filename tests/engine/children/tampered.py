@@ -1,6 +1,7 @@
 """The real measuring process with a technique on top of its stack that no honest one holds; its argument names it."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -61,7 +62,7 @@ class SpoiledLater(Tampering):
 
     def modules(self, model: Any, notes: Notes) -> None:
         """Remembers the model."""
-        MODELS.append(model)
+        MODELS[:] = [model]
 
     def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """The third request spoils it."""
@@ -89,14 +90,18 @@ def spoil(model: Any) -> None:
                 parameter.view(-1)[0] = float("nan")
 
 
-if __name__ == "__main__":
-    tampering = TAMPERINGS[sys.argv.pop(1)]()
-    backend: Any = BACKENDS["torch"]
-    honest = backend.prepare
+def tamper(name: str) -> Callable[..., Any]:
+    """The torch backend's `prepare` with that technique on top of the stack."""
+    tampering, honest = TAMPERINGS[name](), BACKENDS["torch"].prepare
 
     def prepare(order: Any, progress: Any) -> Any:
         """The honest stack and one more."""
         return honest(replace(order, stack=(*order.stack, tampering)), progress)
 
-    backend.prepare = prepare
+    return prepare
+
+
+if __name__ == "__main__":
+    backend: Any = BACKENDS["torch"]
+    backend.prepare = tamper(sys.argv.pop(1))
     replicate.main()

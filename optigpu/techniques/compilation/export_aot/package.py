@@ -113,12 +113,18 @@ def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
         "signature": str(exported.graph_signature),
         "layouts": str(layouts),
         "torch": torch.__version__,
-        "inductor": str(torch._inductor.config.get_hash()),
+        "inductor": _inductor_settings(),
         "config": str(CONFIG),
         "instructions": str(pick_vec_isa()),
         "threads": str(torch.get_num_threads()),
         "gpu": f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu else "none",
     }
+
+
+def _inductor_settings() -> str:
+    """TorchInductor's settings, without what it notes among them about the last package made in this process."""
+    settings = torch._inductor.config.save_config_portable(ignore_private_configs=False)
+    return str(sorted((name, value) for name, value in settings.items() if name != "aot_inductor.metadata"))
 
 
 def _digest(exported: torch.export.ExportedProgram) -> str:
