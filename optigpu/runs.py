@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.result import Attribution
 from optigpu.paths import data_dir
 from optigpu.run import Report
@@ -22,10 +24,15 @@ FEWEST_CHARACTERS = 4
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A report as it lies in a file."""
+    """A report as it lies in a file; `path` is None for a job of a service."""
 
-    path: Path
+    path: Path | None
     document: Document
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a job of a service, which has the samples and artifacts."""
+        return self.path is None
 
     @property
     def id(self) -> str:
@@ -65,6 +72,22 @@ class KeptRun:
         }
 
     @property
+    def samples(self) -> dict[str, Document]:
+        """The raw samples of each result, by its id; empty for a file of `optigpu run --json`, which has none."""
+        ids = {result["variant"]["index"]: str(result["id"]) for result in self.results}
+        outcomes = self.document.get("outcomes", [])
+        return {ids[each["index"]]: each["samples"] for each in outcomes if each["index"] in ids}
+
+    @property
+    def artifacts(self) -> dict[str, dict[str, bytes]]:
+        """The files that meters left, by the result's id and their name."""
+        found = {
+            str(result["id"]): sorted((files_of(self.id) / str(result["variant"]["index"])).glob("*"))
+            for result in self.results
+        }
+        return {result: {path.name: path.read_bytes() for path in paths} for result, paths in found.items()}
+
+    @property
     def stopped(self) -> str | None:
         """Why the run ended before everything was measured; None if it did not."""
         stopped: str | None = self.document.get("stopped")
@@ -76,10 +99,45 @@ def folder() -> Path:
     return data_dir() / "runs"
 
 
-def keep(report: Report) -> KeptRun:
-    """Writes a report with its raw samples, whole or not at all. Raises OptiGPUError where that is not possible."""
+class Keeper:
+    """Keeps a run that is to come: the files that its meters leave as they come, its report at the end."""
+
+    def __init__(self) -> None:
+        self.id = new_id()
+
+    def saw(self, event: Event) -> None:
+        """Copies a variant's artifacts, which exist only while its event is handled."""
+        found = event.outcome.artifacts if isinstance(event, VariantFinished) else {}
+        for name, path in found.items():
+            copy = files_of(self.id) / str(event.outcome.index) / name
+            with _writing(copy.parent):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+
+    def keep(self, report: Report) -> KeptRun:
+        """Writes the report with its raw samples, whole or not at all. Raises OptiGPUError if that is not possible."""
+        return keep(report, self.id)
+
+
+def files_of(run_id: str) -> Path:
+    """Where the artifacts of a run are kept, in a folder for each variant's index; it may not exist."""
+    return folder() / f"{run_id}.files"
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OptiGPUError(
+            f"The run could not be kept in {place} ({error.strerror}); free space there, or name another folder "
+            "in OPTIGPU_DATA_DIR."
+        ) from error
+
+
+def keep(report: Report, run_id: str) -> KeptRun:
+    """Writes a report as the run of that id. Raises OptiGPUError."""
     created_at = utc_now()
-    run_id = new_id()
     document: dict[str, Any] = {
         "format": FORMAT,
         "id": run_id,
@@ -92,17 +150,14 @@ def keep(report: Report) -> KeptRun:
     }
     path = folder() / f"{run_id}.json"
     unfinished = path.with_suffix(".part")
-    try:
+    with _writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(document), encoding="utf-8")
-        os.replace(unfinished, path)
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise OptiGPUError(
-            f"The run could not be kept in {path.parent} ({error.strerror}); free space there, or name another folder "
-            "in OPTIGPU_DATA_DIR."
-        ) from error
+        try:
+            unfinished.write_text(json.dumps(document), encoding="utf-8")
+            os.replace(unfinished, path)
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
     return KeptRun(path, document)
 
 

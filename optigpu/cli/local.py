@@ -11,6 +11,7 @@ from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, SpecError, VariantStatus
 
 if TYPE_CHECKING:
+    from optigpu.documents.events import Event
     from optigpu.job.spec import JobSpec
 
 
@@ -122,16 +123,20 @@ def _measure(spec: "JobSpec", form: OutputFormat) -> None:
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run as run_job
-    from optigpu.runs import keep
+    from optigpu.runs import Keeper
 
     _refuse_other_gpus(spec)
+    keeper = Keeper()
     with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
-        report = run_job(
-            spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=cancelled
-        )
+
+        def show(event: "Event") -> None:
+            keeper.saw(event)
+            progress.show(event.kind, as_document(event))
+
+        report = run_job(spec, show, cancelled=cancelled)
     show_job(report.document(), report.attribution, form)
     if report.results:
-        kept = keep(report)
+        kept = keeper.keep(report)
         typer.echo(f"Kept as {kept.path}; `optigpu show last` shows it again.", err=True)
     if report.stopped:
         typer.echo(report.stopped, err=True)

@@ -1,13 +1,14 @@
-"""The commands `runs` and `show`: reports that `run` and `ladder` kept."""
+"""The commands `runs`, `show` and `export`: reports that `run` and `ladder` kept, and jobs of a service."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid, show_job
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
-from optigpu.vocabulary import is_id
+from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:
     from optigpu.runs import KeptRun
@@ -24,6 +25,7 @@ Which = Annotated[
 def add_commands(app: typer.Typer) -> None:
     app.command()(runs)
     app.command()(show)
+    app.command()(export)
 
 
 def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json_: AsJson = False) -> None:
@@ -56,16 +58,51 @@ def show(
         typer.echo(run.stopped, err=True)
 
 
+def export(
+    which: Which,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .zip.")],
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Write a run as one ZIP file: request, results, raw samples, artifacts, tables, figures, methods, citation."""
+    from optigpu.report.bundle import Contents, write_bundle
+
+    if output.suffix.lower() != ".zip":
+        raise SpecError(f"{output} must end with .zip, the format of bundles.")
+    run = find_run(which, url, api_key)
+    samples, artifacts = run.samples, run.artifacts
+    if run.is_remote:
+        samples, artifacts = _files_at_the_service(run, url, api_key)
+    write_bundle(Contents(run.spec, run.results, run.attribution, samples, artifacts), output)
+    typer.echo(str(output))
+
+
+def _files_at_the_service(
+    run: "KeptRun", url: str, api_key: str | None
+) -> tuple[dict[str, Document], dict[str, dict[str, bytes]]]:
+    """The raw samples and artifacts of a job's results, by the result's id."""
+    samples: dict[str, Document] = {}
+    artifacts: dict[str, dict[str, bytes]] = {}
+    with connect(url, api_key) as client:
+        for result in (str(each["id"]) for each in run.results):
+            samples[result] = client.samples(result).model_dump(mode="json")["samples"]
+            kept = [each.name for each in client.artifacts(result).artifacts if each.sha256]
+            artifacts[result] = {name: client.artifact(result, name) for name in kept}
+    return samples, artifacts
+
+
 def find_run(which: str, url: str, api_key: str | None) -> "KeptRun":
     """A run that is kept here, else the service's job of that id. Raises SpecError, or ServiceError."""
-    from pathlib import Path
-
     from optigpu.runs import KeptRun, find, folder
 
     if not is_id(which) or (folder() / f"{which}.json").is_file():
         return find(which)
     with connect(url, api_key) as client:
         job = client.job(which)
+        if job.attribution is None:
+            raise SpecError(
+                f"The job is {job.state} and has no table yet; `optigpu watch {which}` follows it."
+            )
         document = {
             "id": job.id,
             "created_at": job.created_at.isoformat(),
@@ -74,4 +111,4 @@ def find_run(which: str, url: str, api_key: str | None) -> "KeptRun":
             "attribution": job.attribution,
             "stopped": job.reason,
         }
-    return KeptRun(Path(), document)
+    return KeptRun(None, document)

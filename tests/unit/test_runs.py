@@ -1,17 +1,23 @@
 """Reports are kept whole, found again by name, and shown as they were."""
 
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from optigpu.cli import app
+from optigpu.documents.events import VariantFinished
+from optigpu.documents.result import MetricSummary, Outcome
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.run import Report
-from optigpu.runs import FORMAT, KeptRun, find, folder, keep, kept_runs, read
-from optigpu.vocabulary import OptiGPUError, SpecError
+from optigpu.runs import FORMAT, Keeper, KeptRun, find, folder, kept_runs, read
+from optigpu.vocabulary import Better, OptiGPUError, SpecError
 from tests.unit.test_attribution import job, measured
 
 
@@ -25,7 +31,10 @@ def report(stopped: str | None = None) -> Report:
     """Of a ladder in which bf16 doubles the speed."""
     spec = job("bf16")
     variants = variants_of(spec)
-    outcomes = {each.index: measured(each, speed) for each, speed in zip(variants, (10.0, 20.0), strict=True)}
+    outcomes = {
+        each.index: with_figure(measured(each, speed), speed)
+        for each, speed in zip(variants, (10.0, 20.0), strict=True)
+    }
     return Report(
         spec=spec,
         results=tuple(outcome.result for outcome in outcomes.values() if outcome.result),
@@ -33,6 +42,17 @@ def report(stopped: str | None = None) -> Report:
         attribution=attribute(spec, variants, outcomes),
         stopped=stopped,
     )
+
+
+def with_figure(outcome: Outcome, speed: float) -> Outcome:
+    assert outcome.result is not None
+    figure = MetricSummary(unit="tokens/s", better=Better.HIGHER, value=speed, ci=(0.9 * speed, 1.1 * speed))
+    result = outcome.result.model_copy(update={"metrics": {"tokens_per_s": figure}})
+    return outcome.model_copy(update={"result": result})
+
+
+def kept_run() -> KeptRun:
+    return Keeper().keep(report())
 
 
 def shown(*arguments: str) -> str:
@@ -43,7 +63,7 @@ def shown(*arguments: str) -> str:
 
 def test_a_kept_run_is_the_report_with_its_samples() -> None:
     made = report("Ctrl-C stopped it.")
-    kept = keep(made)
+    kept = Keeper().keep(made)
     again = read(kept.path)
     assert kept.path == folder() / f"{kept.id}.json"
     assert again == kept
@@ -55,7 +75,7 @@ def test_a_kept_run_is_the_report_with_its_samples() -> None:
 
 
 def test_a_run_is_found_by_its_id_its_end_its_file_and_as_the_last() -> None:
-    first, second = keep(report()), keep(report())
+    first, second = kept_run(), kept_run()
     for name in (second.id, second.id[-8:], str(second.path), "last"):
         assert find(name).id == second.id
     assert find(first.id).id == first.id
@@ -77,7 +97,7 @@ def test_a_run_that_is_not_there_is_refused(name: str, why: str) -> None:
 
 
 def test_an_end_that_several_runs_have_is_refused() -> None:
-    kept = keep(report())
+    kept = kept_run()
     (folder() / f"0{kept.path.name}").write_text(kept.path.read_text())
     with pytest.raises(SpecError, match=f"2 runs end with '{kept.id[-8:]}'; give more of the id"):
         find(kept.id[-8:])
@@ -88,7 +108,7 @@ def test_an_end_that_several_runs_have_is_refused() -> None:
     [("{", "is not JSON"), ("[]", "holds no run"), ('{"spec": {}}', "holds no run")],
 )
 def test_a_file_that_holds_no_run_is_refused_and_not_listed(text: str, why: str) -> None:
-    kept = keep(report())
+    kept = kept_run()
     other = folder() / "00000000.json"
     other.write_text(text)
     with pytest.raises(SpecError, match=why):
@@ -97,7 +117,7 @@ def test_a_file_that_holds_no_run_is_refused_and_not_listed(text: str, why: str)
 
 
 def test_a_run_of_a_later_version_is_refused() -> None:
-    kept = keep(report())
+    kept = kept_run()
     kept.path.write_text(json.dumps(kept.document | {"format": FORMAT + 1}))
     with pytest.raises(SpecError, match=r"was written by a later version of OptiGPU .* update OptiGPU"):
         read(kept.path)
@@ -107,7 +127,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_and_leaves_no_half() ->
     folder().parent.mkdir()
     folder().write_text("a file")
     with pytest.raises(OptiGPUError, match=r"could not be kept in .*/runs \(.*\); free space there"):
-        keep(report())
+        kept_run()
 
 
 def test_a_file_of_run_json_is_a_run_too(tmp_path: Path) -> None:
@@ -119,7 +139,7 @@ def test_a_file_of_run_json_is_a_run_too(tmp_path: Path) -> None:
 
 def test_runs_are_listed_with_what_was_best() -> None:
     assert "No run is kept" in shown("runs")
-    kept = keep(report("The time limit of 10 s was reached."))
+    kept = Keeper().keep(report("The time limit of 10 s was reached."))
     listed = shown("runs")
     for text in (kept.id, "generate preset:gpt2", "ladder", "bf16", "The time limit of 10 s was reached."):
         assert text in listed
@@ -128,7 +148,7 @@ def test_runs_are_listed_with_what_was_best() -> None:
 
 
 def test_a_run_is_shown_in_every_form() -> None:
-    kept = keep(report())
+    kept = kept_run()
     day = kept.results[0]["created_at"][:10]
     assert f"Measured {day} on c; " in shown("show", "last")
     assert "| variant |" in shown("show", "last", "--format", "md")
@@ -136,6 +156,66 @@ def test_a_run_is_shown_in_every_form() -> None:
     assert "result_id" in csv.splitlines()[0]
     assert kept.results[1]["id"] in csv
     tex = shown("show", "last", "--format", "tex")
-    assert r"\begin{tabular}{lrrrrl}" in tex
+    assert r"    bf16 * & 20.0 $\pm$2 & 2.00x [1.98, 2.02] &" in tex
+    assert r"95\% intervals." in tex
     assert r"generate preset:gpt2 128+128 x1 on c" in tex
     assert json.loads(shown("show", "last", "--format", "json")) == kept.document
+
+
+def test_a_bundle_holds_what_a_paper_needs(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text("{}")
+    made = report()
+    keeper = Keeper()
+    for outcome in made.outcomes:
+        files = {"trace.json": trace} if outcome.index == 1 else {}
+        keeper.saw(VariantFinished(outcome=outcome.model_copy(update={"artifacts": files})))
+    kept = keeper.keep(made)
+    path = tmp_path / "bundle.zip"
+    assert shown("export", kept.id, "-o", str(path)).strip() == str(path)
+    fast = kept.results[1]["id"]
+    with zipfile.ZipFile(path) as bundle:
+        held = {name: bundle.read(name) for name in bundle.namelist()}
+    assert set(held) == {
+        "spec.json", "results.json", "samples.json", "environment.json", "table.md", "table.tex", "table.csv",
+        "figure.svg", "figure.pdf", "methods.txt", "CITATION.cff", f"artifacts/{fast}/trace.json",
+    }  # fmt: skip
+    assert json.loads(held["results.json"])["results"] == kept.results
+    assert json.loads(held["samples.json"])[fast] == kept.samples[fast]
+    assert set(json.loads(held["environment.json"])) == {result["id"] for result in kept.results}
+    assert b"2 variants were each measured in 3 processes of its own" in held["methods.txt"]
+    assert yaml.safe_load(held["CITATION.cff"])["title"] == "OptiGPU"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("bundle.tar", "must end with .zip"),
+        ("none/bundle.zip", "cannot be written (No such file or directory)"),
+    ],
+)
+def test_a_bundle_that_cannot_be_written_is_one_sentence(tmp_path: Path, name: str, why: str) -> None:
+    kept_run()
+    made = CliRunner().invoke(app, ["export", "last", "-o", str(tmp_path / name)])
+    assert why in str(made.exception)
+
+
+def test_a_bundle_that_does_not_fit_the_disk_leaves_no_half(tmp_path: Path) -> None:
+    kept_run()
+    path = tmp_path / "bundle.zip"
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+        "from optigpu.cli import main; sys.argv[0] = 'optigpu'; main()"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code, "export", "last", "-o", str(path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 1
+    assert (
+        made.stderr
+        == f"Error: {path} cannot be written (File too large); free space there, or name another file.\n"
+    )
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith("bundle")]
