@@ -24,15 +24,10 @@ FEWEST_CHARACTERS = 4
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A report as it lies in a file; `path` is None for a job of a service."""
+    """A report as it lies in a file."""
 
-    path: Path | None
+    path: Path
     document: Document
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is a job of a service, which has the samples and artifacts."""
-        return self.path is None
 
     @property
     def id(self) -> str:
@@ -107,8 +102,9 @@ class Keeper:
 
     def saw(self, event: Event) -> None:
         """Copies a variant's artifacts, which exist only while its event is handled."""
-        found = event.outcome.artifacts if isinstance(event, VariantFinished) else {}
-        for name, path in found.items():
+        if not isinstance(event, VariantFinished):
+            return
+        for name, path in event.outcome.artifacts.items():
             copy = files_of(self.id) / str(event.outcome.index) / name
             with _writing(copy.parent):
                 copy.parent.mkdir(parents=True, exist_ok=True)

@@ -70,10 +70,8 @@ def export(
     if output.suffix.lower() != ".zip":
         raise SpecError(f"{output} must end with .zip, the format of bundles.")
     run = find_run(which, url, api_key)
-    samples, artifacts = run.samples, run.artifacts
-    if run.is_remote:
-        samples, artifacts = _files_at_the_service(run, url, api_key)
-    write_bundle(Contents(run.spec, run.results, run.attribution, samples, artifacts), output)
+    files = (run.samples, run.artifacts) if _is_kept(which) else _files_at_the_service(run, url, api_key)
+    write_bundle(Contents(run.spec, run.results, run.attribution, *files), output)
     typer.echo(str(output))
 
 
@@ -93,9 +91,9 @@ def _files_at_the_service(
 
 def find_run(which: str, url: str, api_key: str | None) -> "KeptRun":
     """A run that is kept here, else the service's job of that id. Raises SpecError, or ServiceError."""
-    from optigpu.runs import KeptRun, find, folder
+    from optigpu.runs import KeptRun, find
 
-    if not is_id(which) or (folder() / f"{which}.json").is_file():
+    if _is_kept(which):
         return find(which)
     with connect(url, api_key) as client:
         job = client.job(which)
@@ -111,4 +109,11 @@ def find_run(which: str, url: str, api_key: str | None) -> "KeptRun":
             "attribution": job.attribution,
             "stopped": job.reason,
         }
-    return KeptRun(None, document)
+    return KeptRun(Path(which), document)
+
+
+def _is_kept(which: str) -> bool:
+    """Whether a run is meant that lies here: anything but the id of one that does not."""
+    from optigpu.runs import folder
+
+    return not is_id(which) or (folder() / f"{which}.json").is_file()

@@ -118,7 +118,7 @@ def test_a_file_that_holds_no_run_is_refused_and_not_listed(text: str, why: str)
 
 def test_a_run_of_a_later_version_is_refused() -> None:
     kept = kept_run()
-    kept.path.write_text(json.dumps(kept.document | {"format": FORMAT + 1}))
+    kept.path.write_text(json.dumps({**kept.document, "format": FORMAT + 1}))
     with pytest.raises(SpecError, match=r"was written by a later version of OptiGPU .* update OptiGPU"):
         read(kept.path)
 
