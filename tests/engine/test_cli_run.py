@@ -66,7 +66,8 @@ def read(terminal: int, shown: list[bytes]) -> None:
 
 def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None:
     model = ("--model", "preset:tiny-llama-test", "--prompt-tokens", "4", "--new-tokens", "4")
-    ran = optigpu(environment, "ladder", *model, "--stack", "static_kv_cache", *QUICK, "--meters", "latency")
+    stack = ("--stack", "static_kv_cache")
+    ran = optigpu(environment | {"COLUMNS": "300"}, "ladder", *model, *stack, *QUICK, "--meters", "latency")
     assert ran.returncode == 0, ran.stderr
     lines = {line.split("│")[1].strip(" *"): line for line in ran.stdout.splitlines() if line.startswith("│")}
     assert set(lines) == {"baseline", "static_kv_cache"}
