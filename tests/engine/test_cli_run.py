@@ -64,6 +64,7 @@ def read(terminal: int, shown: list[bytes]) -> None:
             shown.append(chunk)
 
 
+@pytest.mark.slow
 def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None:
     model = ("--model", "preset:tiny-llama-test", "--prompt-tokens", "4", "--new-tokens", "4")
     stack = ("--stack", "static_kv_cache")
@@ -100,6 +101,7 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str
     assert b"The job was cancelled by Ctrl-C." in b"".join(shown)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str]) -> None:
     quick = ("--workload", "matmul", "--sizes", "16", *QUICK[2:], "--replicates", "50", "--format", "csv")
     with at_a_terminal(environment, "run", *quick) as (process, shown):
