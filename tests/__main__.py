@@ -5,6 +5,7 @@ are quick tests/conftest.py says. Plain `pytest` runs everything one after the o
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ QUIETLY = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 def main(arguments: Sequence[str]) -> int:
     """Runs both parts, the second even after a failure in the first; the status is pytest's of the worse one."""
+    # A shell that runs this in the background has it ignore Ctrl-C, and every process that tests send it to would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["--quick"]:
         return run([*side_by_side("quick"), *arguments[1:]])
     statuses = [run([*side_by_side("together"), *arguments])]
