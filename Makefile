@@ -11,7 +11,7 @@ INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup llama demo check quick-engine quick-others test lint serve migrate up down clean
+.PHONY: help setup llama demo check quick test lint serve migrate up down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,13 +26,10 @@ demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, 
 	@exec $(BIN)/python -m examples.demo
 
 check: setup ## what to run for each change: lint and the quick tests, on two cores
-	@exec $(MAKE) --no-print-directory --output-sync=target -j2 quick-engine lint quick-others
+	@exec $(MAKE) --no-print-directory --output-sync=target -j2 lint quick
 
-quick-engine: setup
-	@exec $(BIN)/python -m tests --quick -q tests/engine $(ARGS)
-
-quick-others: setup
-	@exec $(BIN)/python -m tests --quick -q tests/unit tests/contract tests/service $(ARGS)
+quick: setup
+	@exec $(BIN)/python -m tests --quick -q $(ARGS)
 
 test: setup ## run the tests; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)

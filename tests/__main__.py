@@ -1,11 +1,11 @@
 """`python -m tests`: all tests side by side, a process for each CPU, then those on a GPU one after the other.
 
-`python -m tests --quick FOLDER` runs what a developer waits for after each change: `make check` runs two folders at a
-time. Other arguments go to pytest. Which tests are quick tests/conftest.py says. Plain `pytest` runs everything one
-after the other.
+`python -m tests --quick` runs what a developer waits for after each change. Other arguments go to pytest. Which tests
+are quick tests/conftest.py says. Plain `pytest` runs everything one after the other.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,8 +21,10 @@ QUIETLY = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 def main(arguments: Sequence[str]) -> int:
     """Runs both parts, the second even after a failure in the first; the status is pytest's of the worse one."""
+    # A shell that runs this in the background has it ignore Ctrl-C, and every process that tests send it to would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments[:1] == ["--quick"]:
-        return run(["-m", "quick", *arguments[1:]])
+        return run([*side_by_side("quick"), *arguments[1:]])
     statuses = [run([*side_by_side("together"), *arguments])]
     if gpu_count():
         statuses.append(run(["-m", "not together", *arguments]))

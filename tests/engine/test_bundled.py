@@ -251,6 +251,7 @@ def test_a_static_cache_writes_the_same_words(tokenizer: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_engine_measures_it(tmp_path: Path) -> None:
     spec = JobSpec.model_validate(
         {

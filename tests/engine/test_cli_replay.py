@@ -49,6 +49,7 @@ def replayed(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_replay_measures_the_same_variant_and_compares(environment: dict[str, str], measured: Path) -> None:
     then = json.loads(measured.read_text())["results"][1]
     document = replayed(environment, f"{measured}#float32 32")

@@ -64,9 +64,11 @@ def read(terminal: int, shown: list[bytes]) -> None:
             shown.append(chunk)
 
 
+@pytest.mark.slow
 def test_a_ladder_is_a_table_with_the_gains(environment: dict[str, str]) -> None:
     model = ("--model", "preset:tiny-llama-test", "--prompt-tokens", "4", "--new-tokens", "4")
-    ran = optigpu(environment, "ladder", *model, "--stack", "static_kv_cache", *QUICK, "--meters", "latency")
+    stack = ("--stack", "static_kv_cache")
+    ran = optigpu(environment | {"COLUMNS": "300"}, "ladder", *model, *stack, *QUICK, "--meters", "latency")
     assert ran.returncode == 0, ran.stderr
     lines = {line.split("│")[1].strip(" *"): line for line in ran.stdout.splitlines() if line.startswith("│")}
     assert set(lines) == {"baseline", "static_kv_cache"}
@@ -99,6 +101,7 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str
     assert b"The job was cancelled by Ctrl-C." in b"".join(shown)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str]) -> None:
     quick = ("--workload", "matmul", "--sizes", "16", *QUICK[2:], "--replicates", "50", "--format", "csv")
     with at_a_terminal(environment, "run", *quick) as (process, shown):

@@ -56,6 +56,7 @@ def busy_loop(folder: Path, niceness: int) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=0) as name:
         replicate = measured(honest)
@@ -68,6 +69,7 @@ def test_a_busy_loop_beside_the_run_is_a_foreign_process(honest: Standing, tmp_p
     assert any("Other processes used" in note for note in judged.notes)
 
 
+@pytest.mark.slow
 def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_path: Path) -> None:
     with busy_loop(tmp_path, niceness=19) as name:
         replicate = measured(honest)
@@ -78,6 +80,7 @@ def test_a_busy_loop_of_the_lowest_priority_is_one_too(honest: Standing, tmp_pat
     assert any(name in note for note in judged.notes)
 
 
+@pytest.mark.slow
 def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> None:
     own = {honest.child.pid}
     monitor = HostMonitor(DeviceKind.CPU, probe(), lambda: own)
@@ -103,6 +106,7 @@ def test_what_the_measuring_process_uses_is_not_foreign(honest: Standing) -> Non
     assert seen.named[name] - sample.named.get(name, 0.0) == pytest.approx(used_s, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
     """From the middle round on the process is stopped again and again."""
     over = threading.Event()
@@ -133,6 +137,7 @@ def hamper(pid: int, over: threading.Event) -> None:
             time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_in_a_round_stood_still(honest: Standing) -> None:
     """It is stopped up to three times, since the first one may hit what precedes the requests of a round. None of the
     figures comes from these requests."""
@@ -163,6 +168,7 @@ def interrupt(pid: int, over: threading.Event) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_an_honest_process_answers_fresh_inputs_as_fast(honest: Standing) -> None:
     timed = honest.timed_rounds(HostMonitor(DeviceKind.CPU, probe(), set))
     for _ in range(ROUNDS):
@@ -223,6 +229,7 @@ def _own_group() -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_make_groups(), reason="no control group can be made here: it takes root")
 def test_a_quota_of_cpu_time_throttles(honest: Standing, inside_a_quota: None) -> None:
     judged = verdict(measured(honest))

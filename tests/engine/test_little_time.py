@@ -75,6 +75,7 @@ def test_replicates_for_which_there_is_no_time_are_left_out(
     assert second.seconds == 0
 
 
+@pytest.mark.slow
 def test_replicates_that_cannot_fit_from_the_start_are_not_planned(tmp_path: Path) -> None:
     report, events = measured(grid(100, min_seconds=10, max_seconds=10), tmp_path)
     assert [event.replicates for event in estimates(events)] == [2]
@@ -82,6 +83,7 @@ def test_replicates_that_cannot_fit_from_the_start_are_not_planned(tmp_path: Pat
     assert all(VerdictWarning.INCOMPLETE in result.verdict.warnings for result in report.results)
 
 
+@pytest.mark.slow
 def test_no_more_variants_are_side_by_side_than_there_is_time_to_measure(tmp_path: Path) -> None:
     """Rather three of them whole than four of them not at all."""
     report, _ = measured(grid(85, min_seconds=20, max_seconds=20, replicates=1), tmp_path)

@@ -19,6 +19,8 @@ from optigpu.run import Report, run
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import GGUF, OPERATORS, PEAKS, cache_with
 
+pytestmark = pytest.mark.slow
+
 QUICK = {
     "replicates": 1,
     "min_seconds": 0.01,
@@ -76,7 +78,6 @@ def value(result: Result, metric: str) -> float:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.llama
 def test_engines_are_measured_side_by_side_and_compare(report: Report, results: dict[str, Result]) -> None:
     assert list(results) == ["baseline", "llama_cpp: baseline", *TYPES]
@@ -129,7 +130,6 @@ def test_fewer_bits_are_further_from_fp32(results: dict[str, Result]) -> None:
     assert len({text.tokens_sha256 for text in texts if isinstance(text, TextQuality)}) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.llama
 def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     measure = QUICK | {"meters": ["latency"]}
@@ -147,7 +147,6 @@ def test_a_ladder_of_its_own_has_its_baseline(tmp_path: Path) -> None:
     assert all(result.facts.weights and result.facts.weights.hash_of == "recipe" for result in found.results)
 
 
-@pytest.mark.slow
 @pytest.mark.llama
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     spec = job(backend="llama_cpp", stack=gguf("Q4_0"), workload={"kind": "quality", "window": 32})
@@ -166,7 +165,6 @@ def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path) -> 
     assert "qwen2 models" in str(outcome.reason)
 
 
-@pytest.mark.slow
 def test_without_its_packages_the_variant_says_the_command_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def meter(root: Path) -> EnergyMeter:
     return EnergyMeter(rest_s=0.0, idle_s=0.5, window_s=1.0, longest_s=3.0, root=root)
 
 
+@pytest.mark.slow
 def test_a_request_s_energy_is_what_it_draws_above_idle(tmp_path: Path) -> None:
     package = Package(tmp_path)
     context, request = doing(tmp_path, package.request, Generate(new_tokens=5, batch_size=2))
@@ -84,6 +85,7 @@ def test_a_request_s_energy_is_what_it_draws_above_idle(tmp_path: Path) -> None:
     assert facts["scope"].startswith("package-0")
 
 
+@pytest.mark.slow
 def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> None:
     package = Package(tmp_path)
     context, _ = doing(tmp_path, package.request)
@@ -96,6 +98,7 @@ def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> No
     }
 
 
+@pytest.mark.slow
 def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
     package = Package(tmp_path)
     context, _ = doing(tmp_path, package.request, Classify(batch_size=4))
@@ -105,6 +108,7 @@ def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
     assert reading.reasons == {"j_per_token": "classify generates no tokens"}
 
 
+@pytest.mark.slow
 def test_a_sweep_s_batch_shares_the_energy_of_its_request(tmp_path: Path) -> None:
     package = Package(tmp_path)
     (workload,) = BatchSweep(batch_sizes=(3,), new_tokens=2).expand()
@@ -114,6 +118,7 @@ def test_a_sweep_s_batch_shares_the_energy_of_its_request(tmp_path: Path) -> Non
     assert reading.values["j_per_token"] == pytest.approx(reading.values["energy_j"] / 6)
 
 
+@pytest.mark.slow
 def test_a_request_that_draws_no_more_than_idle_has_no_energy(tmp_path: Path) -> None:
     package = Package(tmp_path)
     context, _ = doing(tmp_path, package.cool_request)
@@ -164,6 +169,7 @@ def test_random_weights_have_no_energy(tmp_path: Path) -> None:
     assert set(reading.reasons) == set(EnergyMeter.metrics)
 
 
+@pytest.mark.slow
 def test_a_gpu_s_energy_is_counted(library: Path) -> None:
     reading = ask(library, "energy")
     assert reading["values"]["energy_j"] == pytest.approx(REQUEST_J, rel=0.05)
@@ -174,6 +180,7 @@ def test_a_gpu_s_energy_is_counted(library: Path) -> None:
     assert "not the host" in facts["scope"]
 
 
+@pytest.mark.slow
 def test_where_a_gpu_has_no_counter_its_power_is_integrated(library: Path) -> None:
     """300 W above idle as long as requests run, however long each of them takes."""
     reading = ask(library, "energy", "no_counter")

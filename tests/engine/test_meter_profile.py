@@ -51,6 +51,7 @@ def test_the_table_names_the_operators_of_a_generation(tmp_path: Path) -> None:
     assert attached(context.runtime) == []
 
 
+@pytest.mark.slow
 def test_decoding_is_memory_bound_and_a_large_product_is_not(tmp_path: Path) -> None:
     decoding = ProfileMeter().read(generating(tmp_path)).values
     assert decoding["memory_bound_share"] > 0.9
@@ -69,6 +70,7 @@ def test_launches_are_counted_for_each_step(tmp_path: Path) -> None:
     assert reasons == {"launches_per_step": "this workload decodes no steps"}
 
 
+@pytest.mark.slow
 def test_every_operator_of_a_generation_is_recorded(tmp_path: Path) -> None:
     context = generating(tmp_path, new_tokens=6)
     kernels = recorded(context, steps=8).kernels()
@@ -88,6 +90,7 @@ def test_of_a_long_request_some_steps_stand_for_all(tmp_path: Path) -> None:
     assert stood_for[1] == pytest.approx(stood_for[0], rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_trace_is_chrome_s_and_kept_under_the_job_s_folder(tmp_path: Path) -> None:
     context = generating(tmp_path)
     readings = [ProfileMeter().read(context) for _ in range(2)]

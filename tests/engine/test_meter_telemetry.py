@@ -39,6 +39,7 @@ def machine(root: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_the_cpu_s_series_are_in_si_units_and_kept_as_a_file(tmp_path: Path) -> None:
     root = machine(tmp_path / "root")
     heat = root / "sys/class/thermal/thermal_zone0/temp"
@@ -82,6 +83,7 @@ def test_what_a_machine_does_not_show_is_null_with_its_reason(tmp_path: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_a_sensor_that_vanishes_is_null_from_then_on_and_spares_the_others(tmp_path: Path) -> None:
     root = machine(tmp_path / "root")
 

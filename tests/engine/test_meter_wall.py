@@ -124,6 +124,7 @@ def reason_of(reading: Reading) -> str:
     return reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [as_json, as_columns])
 def test_a_file_that_grows_gives_joules_above_idle(tmp_path: Path, file: Path, line: Line) -> None:
     reading = metered(tmp_path, Plug(appending(file), line))
@@ -138,6 +139,7 @@ def test_a_file_that_grows_gives_joules_above_idle(tmp_path: Path, file: Path, l
     assert facts.update_period_s == pytest.approx(0.1, rel=0.5), "it is looked at so often"
 
 
+@pytest.mark.slow
 def test_an_address_gives_joules_and_its_secrets_stay_out_of_the_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +157,7 @@ def test_an_address_gives_joules_and_its_secrets_stay_out_of_the_facts(
     assert facts.source.endswith("/meter")
 
 
+@pytest.mark.slow
 def test_a_coarse_counter_lengthens_the_windows(tmp_path: Path, file: Path) -> None:
     """Steps of 3.9 J, which 20 W take 0.2 s for: ten of them are 2 s of rest instead of 0.2 s."""
     reading = metered(tmp_path, Plug(appending(file), step_j=3.9), longest_s=10)
@@ -170,6 +173,7 @@ def test_a_counter_that_is_too_coarse_is_a_reason(tmp_path: Path, file: Path) ->
     assert "counted up 0 times in 0.3 s, too seldom" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "said"),
     [

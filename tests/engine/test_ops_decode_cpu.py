@@ -420,6 +420,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 def test_threads_sleep_when_there_is_nothing_to_do() -> None:
     decoder = begun(random_program(SMALL, "w8"), threads=4)
     decoder.extend(tokens(SMALL, 1, 1))

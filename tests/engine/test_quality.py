@@ -33,7 +33,7 @@ from tests.engine.quality_contexts import (
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
-pytestmark = pytest.mark.usefixtures("trained_model")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("trained_model")]
 
 
 def passages_in(folder: Path) -> list[tuple[list[int], int]]:
@@ -71,7 +71,6 @@ def test_fp32_does_not_diverge_from_itself_whatever_the_cache(
     assert reading.facts.model_dump()["quality"]["kld_positions"] == 512
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("technique", [Bf16(), Int8WeightOnly()], ids=lambda technique: technique.name)
 def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_path: Path) -> None:
     plain = measured(tmp_path)
@@ -80,7 +79,6 @@ def test_a_little_rounding_costs_a_little_and_is_seen(technique: Technique, tmp_
     assert 0.95 < rounded.values["top1_agreement"] <= 1
 
 
-@pytest.mark.slow
 def test_a_step_that_flattens_the_distribution_shows_in_the_divergence(tmp_path: Path) -> None:
     reading = measured(tmp_path, Flattened())
     assert reading.values["kld_mean"] > 0.1
@@ -95,13 +93,11 @@ def test_spoiled_weights_show_in_every_figure(tmp_path: Path, language_dir: Path
     assert reading.values["perplexity_delta"] > 0.1
 
 
-@pytest.mark.slow
 def test_the_more_noise_the_worse(tmp_path: Path) -> None:
     found = [measured(tmp_path, Spoiled(noise=noise)).values for noise in (0.1, 0.3, 1.0)]
     assert [one["kld_mean"] for one in found] == sorted(one["kld_mean"] for one in found)
 
 
-@pytest.mark.slow
 def test_figures_agree_with_another_computation_from_the_same_logits(tmp_path: Path) -> None:
     import torch
 
@@ -189,7 +185,6 @@ def test_what_was_measured_on_is_in_the_facts(tmp_path: Path, language_dir: Path
     assert set(reading.values) | set(reading.reasons) == set(QualityMeter.metrics)
 
 
-@pytest.mark.slow
 def test_wikitext_gives_a_perplexity(
     tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +194,6 @@ def test_wikitext_gives_a_perplexity(
     assert reading.facts.model_dump()["quality"]["dataset"] == "wikitext-2/test.txt"
 
 
-@pytest.mark.slow
 def test_accuracy_is_that_of_an_independent_evaluation(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -217,7 +211,6 @@ def test_accuracy_is_that_of_an_independent_evaluation(
     assert plain.values["kld_mean"] <= 1e-6
 
 
-@pytest.mark.slow
 def test_what_spoils_the_answers_is_an_accuracy_lost(
     tmp_path: Path, language_dir: Path, trained_model: Path
 ) -> None:
@@ -247,7 +240,6 @@ def independent_accuracy(language_dir: Path, trained_model: Path, model: Any) ->
     return float(np.mean(right))
 
 
-@pytest.mark.slow
 def test_the_real_hellaswag_runs(tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATASETS_DIR, str(datasets_dir))
     longer = Generate(prompt_tokens=50, new_tokens=46)

@@ -16,10 +16,9 @@ from optigpu.workloads.matmul import Matmul
 from tests.engine.quality_contexts import VOCABULARY, Broken, assert_nothing, context, context_of, measured
 from tests.engine.tiny_models import runtime_of
 
-pytestmark = pytest.mark.usefixtures("trained_model")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("trained_model")]
 
 
-@pytest.mark.slow
 def test_random_weights_have_no_quality(tmp_path: Path) -> None:
     name = "preset:tiny-llama-test"
     random = context_of(runtime_of(name), tmp_path, model=name)

@@ -122,6 +122,7 @@ def multiplying() -> Iterator[Child]:
         yield child
 
 
+@pytest.mark.slow
 def test_a_product_is_timed_without_a_model(multiplying: Child) -> None:
     heard = ask(multiplying, RunRound(seconds=0, min_requests=2))
     assert isinstance(heard, Round)
@@ -229,6 +230,7 @@ def test_what_the_model_prints_goes_to_stderr_and_its_compilers_hold_no_pipe() -
     os.close(writing)
 
 
+@pytest.mark.slow
 def test_a_child_that_waits_holds_no_core_with_any_of_its_threads(multiplying: Child) -> None:
     ask(multiplying, RunRound(seconds=0))
     time.sleep(0.2)

@@ -50,6 +50,7 @@ def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> No
     assert [event.index for event in events if isinstance(event, VariantStarted)] == [0]
 
 
+@pytest.mark.slow
 def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     spec = grid("bf16", "static_kv_cache", "eager_attention", "inference_mode")
     variants = variants_of(spec)

@@ -64,6 +64,7 @@ def conductor(tmp_path: Path) -> Conductor:
     return Conductor(tmp_path / "locks")
 
 
+@pytest.mark.slow
 def test_a_ladder_from_the_plan_to_the_attribution(conductor: Conductor) -> None:
     report = conductor.run(job("bf16", "static_kv_cache", measure=FAST | {"replicates": 3}), "well_behaved")
     kinds = [event.kind for event in conductor.events if event.kind != "progressed"]
@@ -147,6 +148,7 @@ def test_progress_never_goes_back_and_ends_whole(conductor: Conductor) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_fails_ends_its_variant_alone(conductor: Conductor) -> None:
     stack = ("bf16", "no_kv_cache", "eager_attention")
     report = conductor.run(job(*stack, plan="grid"), "moody")
@@ -198,10 +200,10 @@ def test_a_request_longer_than_the_time_is_measured_once(conductor: Conductor) -
 
 def test_a_dead_replicate_leaves_no_result_that_looks_whole(conductor: Conductor) -> None:
     spec = job(plan="single", measure=FAST | {"replicates": 3})
-    report = conductor.run(spec, "dying", "SIGKILL", 1, "-")
+    report = conductor.run(spec, "dying", "SIGUSR1", 1, "-")
     assert report.results == ()
     assert report.outcomes[0].status is VariantStatus.FAILED
-    assert "signal 9" in (report.outcomes[0].reason or "")
+    assert f"signal {signal.SIGUSR1:d}" in (report.outcomes[0].reason or "")
     assert [event.replicate for event in conductor.progress if event.doing == "starting"] == [0, 1]
     assert conductor.progress[-1].fraction == 1
 
@@ -226,6 +228,7 @@ def test_an_answer_out_of_turn_is_refused(conductor: Conductor) -> None:
     assert "which was not asked for" in (outcome.reason or "")
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Conductor) -> None:
     asked: list[None] = []
     spec = job("bf16", "static_kv_cache", limits=AT_ONCE | {"timeout_s": 5})
@@ -247,6 +250,7 @@ def test_cancelling_ends_a_silent_process(conductor: Conductor) -> None:
     assert not children_of(os.getpid())
 
 
+@pytest.mark.slow
 def test_what_the_listener_raises_passes_and_ends_the_process(tmp_path: Path) -> None:
     def listener(event: Event) -> None:
         if isinstance(event, Progressed) and event.doing == "deaf":
@@ -296,6 +300,7 @@ def test_without_room_in_a_later_replicate_the_baseline_is_measured_again_too(co
     assert report.attribution.baseline_again is not None
 
 
+@pytest.mark.slow
 def test_variants_that_are_done_are_left_alone_and_attributed(conductor: Conductor) -> None:
     spec = job("bf16", "static_kv_cache")
     first = conductor.run(spec, "well_behaved")
@@ -345,6 +350,7 @@ def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
         run(job(), lambda _: None, lock_dir=tmp_path / "file" / "locks")
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     command = [sys.executable, "-c", _CUDA_JOB, str(tmp_path)]
@@ -395,6 +401,7 @@ def test_the_device_stays_locked_until_the_last_process_is_gone(tmp_path: Path) 
     wait_until(lambda: not is_locked(tmp_path / "locks" / "cpu.lock"))
 
 
+@pytest.mark.slow
 def test_the_real_measuring_process(tmp_path: Path) -> None:
     document = {"workload": {"kind": "matmul", "sizes": [64, 128]}, "measure": FAST, "limits": AT_ONCE}
     report = run(JobSpec.model_validate(document), lambda _: None, lock_dir=tmp_path)

@@ -103,6 +103,7 @@ def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story) -> None
     assert no_process_is_left()
 
 
+@pytest.mark.slow
 def test_replicates_that_both_have_are_compared(story: Story) -> None:
     report = story.cancelled(2, "run_audit")
     assert replicates(report) == [3, 2]
@@ -114,6 +115,7 @@ def test_replicates_that_both_have_are_compared(story: Story) -> None:
     assert gain.ci[1] / gain.ci[0] < 1.001, "pairs of equal processes"
 
 
+@pytest.mark.slow
 def test_a_variant_with_all_its_replicates_has_no_warning(story: Story) -> None:
     report = story.cancelled(2, "run_meter")
     assert warnings(report) == [(), (INCOMPLETE,)]

@@ -41,6 +41,7 @@ BY_NAME = pytest.mark.parametrize(("name", "technique"), FUSED, ids=[name for na
 PRECISIONS = {"bf16": (Bf16(), "bfloat16"), "fp16": (Fp16(), "float16"), "autocast": (Autocast(), "bfloat16")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "of_activation"), [("gpt2", "aten::tanh"), ("opt-gelu", "aten::gelu")])
 def test_fused_gelu_adds_the_bias_in_the_operator_that_computes_the_gelu(
     name: str, of_activation: str

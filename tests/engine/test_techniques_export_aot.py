@@ -25,6 +25,7 @@ LAYERS = 2
 LINEAR_LAYERS = 7 * LAYERS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "others"),
     [(family, (InferenceMode(), Int8WeightOnly())) for family in FAMILIES]

@@ -144,6 +144,7 @@ def test_grad_enabled_keeps_more_with_every_token(
     assert_needs_hook(GradEnabled(), hook, claim)
 
 
+@pytest.mark.slow
 def test_what_a_request_kept_for_gradients_is_gone_after_it() -> None:
     import gc
     import weakref

@@ -54,6 +54,7 @@ def test_fused_layernorm_runs_one_operator_for_each_addition_and_norm(name: str)
     assert_needs_hook(FusedLayernorm(), "modules", claim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_fused_rmsnorm_runs_one_operator_for_each_addition_and_norm(name: str) -> None:
     plain = operators(name)

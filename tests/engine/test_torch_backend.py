@@ -191,6 +191,7 @@ class Fixed:
         return self
 
 
+@pytest.mark.slow
 def test_a_round_takes_at_least_and_at_most_what_it_is_told() -> None:
     least = run_round(Fixed([]), seconds=0, min_requests=3)
     assert least.samples == {"latency_s": (1.0, 2.0, 3.0)}
@@ -198,6 +199,7 @@ def test_a_round_takes_at_least_and_at_most_what_it_is_told() -> None:
     assert len(run_round(Fixed([]), seconds=60, min_requests=1, max_requests=5).request_s) == 5
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_rests_within_a_round_and_works_after_it() -> None:
     import gc
 

@@ -221,6 +221,7 @@ def test_a_choice_that_the_logits_do_not_make_is_found(runtime: Any, monkeypatch
     assert "another token or class than the one with the largest logit" in (request.check().problem or "")
 
 
+@pytest.mark.slow
 def test_a_classifier_generates_no_text_and_a_model_of_text_is_no_classifier(squares: Path) -> None:
     with pytest.raises(UnsupportedError, match="path:squares cannot be loaded here: "):
         prefill_runtime("path:squares")

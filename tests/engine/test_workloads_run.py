@@ -36,6 +36,7 @@ METERS = ("--meters", "latency,quality")
 AT_ONCE = {"wait_for_quiet_s": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TINY)
 def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
     """Whose process it is makes no difference to a workload; test_replicate.py and the jobs have processes."""
@@ -57,6 +58,7 @@ def test_it_is_prepared_timed_and_weighed(kind: str) -> None:
         assert ("peak_bytes" in metered.values) == (model is None)
 
 
+@pytest.mark.slow
 def test_quality_by_itself_is_a_job(tmp_path: Path) -> None:
     measure = {
         "replicates": 1, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "quality"],

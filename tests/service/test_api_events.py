@@ -184,6 +184,7 @@ def test_events_arrive_while_they_happen(service: Served) -> None:
     assert [message.words for message in stream][-1] == LAST_WORDS
 
 
+@pytest.mark.slow
 def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     job_id = service.submit()["id"]
     lease = service.claim()
@@ -213,6 +214,7 @@ def test_nobody_misses_an_event_however_many_follow(service: Served) -> None:
     assert stories == [list(range(number % 3 + 1, last + 1)) for number in range(followers)]
 
 
+@pytest.mark.slow
 def test_a_follower_holds_no_session_and_many_share_one_poll(
     any_service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

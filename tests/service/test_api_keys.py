@@ -171,6 +171,7 @@ def test_the_page_shows_no_data_where_keys_are_needed(service: Served, keyed: di
     assert "needs a key" in page
 
 
+@pytest.mark.slow
 def test_the_environment_names_a_first_key(database_url: str) -> None:
     with serving(database_url, api_key=BOOTSTRAP) as served:
         assert served.client.get("/v1/jobs").status_code == 401

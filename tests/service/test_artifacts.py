@@ -132,6 +132,7 @@ def test_files_are_removed_with_their_result(database: Database, files: dict[str
         assert session.scalar(select(func.count()).select_from(ArtifactRow)) == 0
 
 
+@pytest.mark.slow
 def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[str, Path]) -> None:
     """Read while the listener runs: after it the run removes them."""
     with migrated(default_url(tmp_path)) as database:
@@ -158,6 +159,7 @@ def served(service: Served, files: dict[str, Path], tmp_path: Path) -> tuple[Ser
     return service, kept(service.database, *read(files | {"gone.json": tmp_path / "gone"}))
 
 
+@pytest.mark.slow
 def test_a_result_links_to_its_files_and_each_can_be_downloaded(served: tuple[Served, str]) -> None:
     service, result_id = served
     links = service.client.get(f"/v1/results/{result_id}").headers["link"]
@@ -173,6 +175,7 @@ def test_a_result_links_to_its_files_and_each_can_be_downloaded(served: tuple[Se
     assert service.client.get(by_name["empty.txt"]["links"]["self"]).content == b""
 
 
+@pytest.mark.slow
 def test_a_download_says_its_length_unless_it_is_compressed_on_the_way(served: tuple[Served, str]) -> None:
     service, result_id = served
     url = f"{service.url}/v1/results/{result_id}/artifacts/trace.json"

@@ -64,6 +64,7 @@ def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_u
     database.close()
 
 
+@pytest.mark.slow
 def test_attempts_of_before_know_no_device_and_the_next_begins_anew(database_url: str) -> None:
     migrations.upgrade(database_url)
     database = Database(database_url)

@@ -77,6 +77,7 @@ def test_a_chart_is_the_same_file_each_time(tmp_path: Path, kind: str, suffix: s
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_users_own_settings_change_no_chart(tmp_path: Path) -> None:
     import matplotlib
 

@@ -552,6 +552,7 @@ def test_a_job_that_the_service_refuses_is_status_2(optigpu: Command) -> None:
     assert (ran.status, ran.err) == (2, "Error: stack: too long\n")
 
 
+@pytest.mark.slow
 def test_submit_takes_cuda_where_a_living_worker_has_it(optigpu: Command) -> None:
     worker = {
         "id": "w", "host_id": "h", "hardware_class": "1x GPU", "memory_bytes": 1, "backends": ["torch"],

@@ -33,7 +33,7 @@ ARCHITECTURE, DESIGN, CONTRIBUTING = (
 )
 STEPS = ("posted", "claimed", "planned", "prepared", "measured", "judged", "recorded", "read")
 ADDED_BY_THE_README = "optigpu/techniques/compilation/regional_compile.py"
-NOT_HOOKS = {"identity", "check", "fits", "chosen", "suits"}
+NOT_HOOKS = {"identity", "check", "fits", "chosen", "suits", "as_alternative"}
 COMMAND_LINES = [
     line.split("#")[0] for block in blocks("") for line in block.splitlines() if line.startswith("optigpu ")
 ]

@@ -19,6 +19,7 @@ def loaded_by(*modules: str) -> set[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "modules",
     [
