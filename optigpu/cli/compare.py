@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
-from optigpu.cli.interrupt import INTERRUPTED, stoppable
+from optigpu.cli.interrupt import Stop, stoppable
 from optigpu.cli.output import AsJson, OutputFormat, show_grid
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
@@ -80,7 +80,8 @@ def replay(
 
     stored = stored_result(result, url, api_key)
     changes = {section: read_flags(section_flags(section), given) for section in ("measure", "limits")}
-    report = _run(_request(stored, changes))
+    with stoppable() as stop:
+        report = _run(_request(stored, changes), stop)
     document = report.document()
     (new,) = document["results"]
     comparison = compare_results(stored.result, new, anyway=True)
@@ -91,7 +92,7 @@ def replay(
     else:
         show_grid(comparison_grid(comparison), OutputFormat.TABLE)
     if report.cancelled:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(stop.status)
 
 
 def stored_result(place: str, url: str, api_key: str | None) -> Stored:
@@ -156,18 +157,18 @@ def _request(stored: Stored, changes: Mapping[str, Document]) -> "JobSpec":
         raise SpecError(f"This version cannot measure the result again:\n{error}") from error
 
 
-def _run(spec: "JobSpec") -> "Report":
-    """Runs the job with progress on stderr. Exit status 1 if there is no result, and 130 if Ctrl-C stopped it."""
+def _run(spec: "JobSpec", stop: Stop) -> "Report":
+    """Runs the job with progress on stderr. Exit status 1 if there is no result, and that of `stop` if it asked."""
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
     from optigpu.run import run
 
-    with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
-        report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=cancelled)
+    with RunProgress(console(stderr=True)) as progress:
+        report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=stop)
     for outcome in report.outcomes:
         if outcome.result is None:
             typer.echo(f"The result was not measured again: {outcome.status}: {outcome.reason}", err=True)
-            raise typer.Exit(INTERRUPTED if report.cancelled else 1)
+            raise typer.Exit(stop.status if report.cancelled else 1)
     if report.stopped:
         typer.echo(report.stopped, err=True)
     return report

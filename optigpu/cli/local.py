@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels, ladder_panels
-from optigpu.cli.interrupt import INTERRUPTED, stoppable
+from optigpu.cli.interrupt import stoppable
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_job
 from optigpu.vocabulary import DeviceKind, SpecError, VariantStatus
@@ -118,7 +118,7 @@ def _refuse_other_gpus(spec: "JobSpec") -> None:
 def _measure(spec: "JobSpec", form: OutputFormat) -> None:
     """Runs the job with progress on stderr and shows it.
 
-    Exit status 1 if no variant succeeded, and 130 if Ctrl-C stopped it.
+    Exit status 1 if no variant succeeded, and 130 if Ctrl-C stopped it (143: SIGTERM).
     """
     from optigpu.documents.events import as_document
     from optigpu.report import RunProgress, console
@@ -127,13 +127,13 @@ def _measure(spec: "JobSpec", form: OutputFormat) -> None:
 
     _refuse_other_gpus(spec)
     keeper = Keeper()
-    with stoppable() as cancelled, RunProgress(console(stderr=True)) as progress:
+    with stoppable() as stop, RunProgress(console(stderr=True)) as progress:
 
         def show(event: "Event") -> None:
             keeper.saw(event)
             progress.show(event.kind, as_document(event))
 
-        report = run_job(spec, show, cancelled=cancelled)
+        report = run_job(spec, show, cancelled=stop)
     show_job(report.document(), report.attribution, form)
     if report.results:
         kept = keeper.keep(report)
@@ -141,6 +141,6 @@ def _measure(spec: "JobSpec", form: OutputFormat) -> None:
     if report.stopped:
         typer.echo(report.stopped, err=True)
     if report.cancelled:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(stop.status)
     if not any(outcome.status is VariantStatus.SUCCEEDED for outcome in report.outcomes):
         raise typer.Exit(1)

@@ -37,13 +37,18 @@ def optigpu(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 @contextmanager
 def at_a_terminal(
-    environment: dict[str, str], *arguments: str
+    environment: dict[str, str], *arguments: str, ignored: signal.Signals | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], list[bytes]]]:
-    """The command in the background, and what it shows, which grows; killed at the end."""
+    """The command in the background, and what it shows, which grows; killed at the end. `ignored` is a signal that it
+    ignores from its start, as a shell in the background has it."""
     ours, its = os.openpty()
     shown: list[bytes] = []
     process = subprocess.Popen(
-        [*OPTIGPU, *arguments], env=environment | {"TERM": "xterm"}, stdout=its, stderr=its
+        [*OPTIGPU, *arguments],
+        env=environment | {"TERM": "xterm"},
+        stdout=its,
+        stderr=its,
+        preexec_fn=(lambda: signal.signal(ignored, signal.SIG_IGN)) if ignored else None,
     )
     os.close(its)
     reader = threading.Thread(target=read, args=(ours, shown))
@@ -87,18 +92,28 @@ def test_a_run_in_which_nothing_succeeded_ends_with_status_1_and_the_reason(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_status_130_and_leaves_no_process(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("sent", "ignored", "status", "words"),
+    [(signal.SIGINT, None, 130, b"Ctrl-C"), (signal.SIGTERM, signal.SIGINT, 143, b"SIGTERM")],
+)
+def test_a_signal_ends_it_with_its_status_and_leaves_no_process(
+    sent: signal.Signals,
+    ignored: signal.Signals | None,
+    status: int,
+    words: bytes,
+    environment: dict[str, str],
+) -> None:
     """The signal comes while a process measures; a terminal would send it to the command's group alone."""
     endless = ("--workload", "matmul", "--sizes", "256", "--min-seconds", "300", "--max-seconds", "300")
-    with at_a_terminal(environment, "run", *endless, *QUICK[-4:]) as (process, shown):
+    with at_a_terminal(environment, "run", *endless, *QUICK[-4:], ignored=ignored) as (process, shown):
         wait_until(lambda: b"measuring" in b"".join(shown))
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        status = process.wait(30)
+        process.send_signal(sent)
+        ended = process.wait(30)
     assert children
-    assert status == 130
+    assert ended == status
     assert [child for child in children if child.is_running()] == []
-    assert b"The job was cancelled by Ctrl-C." in b"".join(shown)
+    assert b"The job was cancelled by " + words in b"".join(shown)
 
 
 @pytest.mark.slow
@@ -117,4 +132,5 @@ def test_ctrl_c_keeps_the_replicates_that_are_whole(environment: dict[str, str])
     assert status == 130
     printed = b"".join(shown)
     assert b"with fewer: 1, with no result: 0." in printed
+    assert b"Kept as " in printed
     assert b"incomplete" in printed
