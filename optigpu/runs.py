@@ -58,6 +58,8 @@ class KeptRun:
         return {
             "id": self.id,
             "created_at": self.created_at,
+            "name": self.spec.get("name"),
+            "tags": self.spec.get("tags", []),
             "workload": self.spec["workload"],
             "model": self.spec.get("model"),
             "plan": self.spec["plan"],

@@ -53,6 +53,8 @@ class JobSummary(Frozen):
     model: str | None
     plan: str
     device: DeviceKind
+    name: str | None = None
+    tags: tuple[str, ...] = ()
     links: dict[str, str] = Field(default_factory=dict)
 
 

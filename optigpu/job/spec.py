@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Annotated, Any, Self
 
-from pydantic import Field, GetCoreSchemaHandler, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, StringConstraints, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
@@ -164,11 +164,15 @@ class Beside(Frozen):
     label: str | None = Field(None, min_length=1, max_length=100)
 
 
+Tag = Annotated[str, StringConstraints(pattern=r"^[\w.:/-]{1,50}$")]
+
+
 class JobSpec(Frozen):
     """One request to measure. A job for `device` "cuda" waits for a worker that has one.
 
     `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
-    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts.
+    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts. `name`, `tags` and
+    `note` are for people: they change nothing of what is measured, and are in no digest.
     """
 
     workload: AnyWorkload
@@ -186,6 +190,9 @@ class JobSpec(Frozen):
         (), max_length=32, description="Other stacks, of any backend, that are measured in the same turns."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
+    name: str | None = Field(None, min_length=1, max_length=100, description="What the job is called.")
+    tags: tuple[Tag, ...] = Field((), max_length=16, description="Words to find the job by.")
+    note: str | None = Field(None, max_length=2000, description="Anything worth knowing about the job.")
     measure: Measure = Measure()
     target: JobTarget = JobTarget()
     limits: Limits = Limits()

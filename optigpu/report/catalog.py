@@ -198,10 +198,11 @@ def _switch(state: bool | None) -> str | None:
 
 
 def jobs_grid(page: JobPage) -> Grid:
-    headings = ("id", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
+    headings = ("id", "name", "state", "workload", "model", "plan", "device", "created (UTC)", "reason")
     rows = (
         (
             job.id,
+            job.name or "",
             str(job.state),
             job.workload,
             job.model or "",
@@ -212,15 +213,16 @@ def jobs_grid(page: JobPage) -> Grid:
         )
         for job in page.jobs
     )
-    return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows))
+    return Grid("Jobs, the newest first", tuple(map(Column, headings)), tuple(rows)).without_empty_columns()
 
 
 def runs_grid(runs: Sequence[Document]) -> Grid:
     """The summaries of kept runs."""
-    headings = ("id", "workload", "plan", "results", "best", "measured (UTC)", "stopped")
+    headings = ("id", "name", "workload", "plan", "results", "best", "measured (UTC)", "stopped")
     rows = (
         (
             run["id"],
+            run["name"] or "",
             workload_text(run["workload"], run["model"]),
             run["plan"],
             str(run["results"]),
@@ -236,7 +238,8 @@ def runs_grid(runs: Sequence[Document]) -> Grid:
 
 
 def job_title(spec: Document, results: Sequence[Document]) -> str:
-    """The heading of a job's table: the workload, the model and the hardware."""
+    """The heading of a job's table: its name, the workload, the model and the hardware."""
+    name = f"{spec['name']}: " if spec.get("name") else ""
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""
-    return f"{workload_text(spec['workload'], spec['model'])}{where}"
+    return f"{name}{workload_text(spec['workload'], spec['model'])}{where}"

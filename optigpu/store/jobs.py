@@ -74,7 +74,7 @@ def list_(
     session: Session, *, state: JobState | None = None, limit: int = 50, cursor: str | None = None
 ) -> JobPage:
     """A page of jobs, newest first. Raises CursorError."""
-    query = select(Job).options(defer(Job.spec), defer(Job.attribution))
+    query = select(Job).options(defer(Job.attribution))
     if state is not None:
         query = query.where(Job.state == state)
     if cursor is not None:
@@ -146,7 +146,8 @@ def _position(cursor: str) -> tuple[datetime, str]:
 def _summary(job: Job) -> dict[str, Any]:
     shown = ("id", "state", "created_at", "started_at", "ended_at", "cancel_requested_at", "reason")
     asked = ("workload", "model", "plan", "device")
-    return {name: getattr(job, name) for name in shown + asked}
+    columns = {name: getattr(job, name) for name in shown + asked}
+    return columns | {"name": job.spec.get("name"), "tags": job.spec.get("tags", ())}
 
 
 def _view(session: Session, job: Job) -> JobView:

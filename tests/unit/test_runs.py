@@ -29,7 +29,7 @@ def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(stopped: str | None = None) -> Report:
     """Of a ladder in which bf16 doubles the speed."""
-    spec = job("bf16")
+    spec = job("bf16", name="A first look", tags=["paper", "zen4"])
     variants = variants_of(spec)
     outcomes = {
         each.index: with_figure(measured(each, speed), speed)
@@ -141,10 +141,18 @@ def test_runs_are_listed_with_what_was_best() -> None:
     assert "No run is kept" in shown("runs")
     kept = Keeper().keep(report("The time limit of 10 s was reached."))
     listed = shown("runs")
-    for text in (kept.id, "generate preset:gpt2", "ladder", "bf16", "The time limit of 10 s was reached."):
+    for text in (
+        kept.id,
+        "A first look",
+        "generate preset:gpt2",
+        "ladder",
+        "bf16",
+        "The time limit of 10 s was reached.",
+    ):
         assert text in listed
     (summary,) = json.loads(shown("runs", "--json"))
     assert (summary["id"], summary["best"], summary["results"]) == (kept.id, "bf16", 2)
+    assert summary["tags"] == ["paper", "zen4"]
 
 
 def test_a_run_is_shown_in_every_form() -> None:
