@@ -81,6 +81,13 @@ def test_jobs_are_listed_newest_first_page_by_page(service: Served) -> None:
     assert seen == made[::-1]
 
 
+def test_a_job_is_listed_with_its_name_and_tags(service: Served) -> None:
+    service.submit(MATMUL | {"name": "A first look", "tags": ["paper", "zen4"], "note": "With the new fan."})
+    (listed,) = service.client.get("/v1/jobs").json()["jobs"]
+    assert (listed["name"], listed["tags"]) == ("A first look", ["paper", "zen4"])
+    assert service.client.get(f"/v1/jobs/{listed['id']}").json()["spec"]["note"] == "With the new fan."
+
+
 def test_jobs_are_filtered_by_state(service: Served) -> None:
     queued, cancelled = service.submit()["id"], service.submit()["id"]
     service.client.post(f"/v1/jobs/{cancelled}/cancel")

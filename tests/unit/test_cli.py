@@ -324,6 +324,13 @@ def test_help_names_every_workload(optigpu: Command) -> None:
     assert words >= set(WORKLOADS)
 
 
+def test_a_job_has_a_name_tags_and_a_note() -> None:
+    made = spec(name="A first look", tags="paper,zen4", note="With the new fan.")
+    assert (made.name, made.tags, made.note) == ("A first look", ("paper", "zen4"), "With the new fan.")
+    with pytest.raises(SpecError, match=r"tags\.0"):
+        spec(tags="two words")
+
+
 def test_a_file_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text('{"workload": {"kind": "matmul", "sizes": [64]}, "seed": 3}')

@@ -243,6 +243,7 @@ def test_the_golden_digests() -> None:
         {"measure": {"replicates": 9, "rel_ci": 0.5}},
         {"limits": {"timeout_s": 60}},
         {"seed": 5},
+        {"name": "A first look", "tags": ["paper"], "note": "With the new fan."},
         {"stack": stack("torch_compile", "bf16")},
         {"stack": stack("torch_compile", "static_kv_cache", "bf16")},
     ],
