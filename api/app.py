@@ -16,12 +16,24 @@ from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
 from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
-from api.routes import compare, events, hardware, health, jobs, leaderboard, pages, results, schema, workers
+from api.routes import (
+    compare,
+    events,
+    hardware,
+    health,
+    imports,
+    jobs,
+    leaderboard,
+    pages,
+    results,
+    schema,
+    workers,
+)
 from api.service import Service
 from api.settings import ServiceSettings
 from optigpu.store.database import Database
 
-ROUTERS = (jobs, events, results, compare, leaderboard, workers, hardware, schema, health, pages)
+ROUTERS = (jobs, imports, events, results, compare, leaderboard, workers, hardware, schema, health, pages)
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5
 

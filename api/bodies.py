@@ -1,32 +1,44 @@
 """Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 from fastapi import Depends, Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from api.auth import Submitter
+from api.auth import Administrator, Submitter
 from api.fields import Fields
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
+from optigpu.documents.runs import RUN_FORMAT, RunDocument
 from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
 
-SPEC_FIELDS = Fields(JobSpec)
+SPEC_FIELDS, RUN_FIELDS = Fields(JobSpec), Fields(RunDocument)
 
 
-async def json_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
-    """Returns the body of an authenticated call. Refuses other media types (415) and bodies that are too long (413)."""
+async def job_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
+    """The body of a call that submits a job."""
+    return await _json_body(request, service.settings.max_body_bytes)
+
+
+async def run_body(request: Request, service: ServiceDep, _: Administrator) -> bytes:
+    """The body of a call that imports a run, whose raw samples may be long."""
+    return await _json_body(request, service.settings.max_import_bytes)
+
+
+async def _json_body(request: Request, limit: int) -> bytes:
+    """Refuses other media types (415) and bodies that are too long (413)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise ProblemError(415, "Send the job as JSON with the header Content-Type: application/json.")
+        raise ProblemError(415, "Send the body as JSON with the header Content-Type: application/json.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ProblemError(415, "Send the job uncompressed, without the header Content-Encoding.")
-    return await _read(request, service.settings.max_body_bytes)
+        raise ProblemError(415, "Send the body uncompressed, without the header Content-Encoding.")
+    return await _read(request, limit)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -44,7 +56,7 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def posted_spec(body: Annotated[bytes, Depends(json_body)]) -> JobSpec:
+def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
     """The job that was posted. Raises ProblemError 400 for invalid JSON, 422 for a job that can never run."""
     _check_json(body)
     try:
@@ -61,6 +73,52 @@ def posted_spec(body: Annotated[bytes, Depends(json_body)]) -> JobSpec:
 
 
 PostedSpec = Annotated[JobSpec, Depends(posted_spec)]
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """A run, and its request as this version reads it."""
+
+    run: RunDocument
+    spec: JobSpec
+
+
+def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
+    """The run that was posted. Raises ProblemError 400 for invalid JSON, 422 for one that cannot be stored."""
+    _check_json(body)
+    try:
+        run = RunDocument.model_validate_json(body)
+    except ValidationError as error:
+        entries = RUN_FIELDS.describe(error.errors(include_url=False, include_input=False))
+        raise ProblemError(422, summary(entries), entries) from None
+    if run.format > RUN_FORMAT:
+        _refuse_run(
+            "format",
+            f"The run was written by a later version of OptiGPU (format {run.format}); update this one.",
+        )
+    try:
+        spec = JobSpec.model_validate(run.spec)
+        planned = {each.index: each.workload_digest for each in variants_of(spec)}
+    except ValidationError as error:
+        first = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))[0]
+        _refuse_run(
+            "spec", f"This version cannot read the run's request: {first['field']}: {first['message']}"
+        )
+    except SpecError as error:
+        _refuse_run("spec", f"This version cannot plan the run: {error}")
+    for result in run.results:
+        if planned.get(result.variant.index) != result.variant.workload_digest:
+            _refuse_run(
+                "results", f"The result {result.id} is not one of the variants that the run's request plans."
+            )
+    return ImportedRun(run, spec)
+
+
+PostedRun = Annotated[ImportedRun, Depends(posted_run)]
+
+
+def _refuse_run(field: str, message: str) -> NoReturn:
+    raise ProblemError(422, message, [{"field": field, "message": message}])
 
 
 def _check_json(body: bytes) -> None:

@@ -33,6 +33,7 @@ class ServiceSettings(BaseSettings):
     lease_s: float = Field(30.0, ge=1, le=3600)
     rate_limit: str = Field("600/minute", pattern=RATE_PATTERN)
     max_body_bytes: int = Field(1_000_000, ge=1000, le=100_000_000)
+    max_import_bytes: int = Field(50_000_000, ge=1000, le=1_000_000_000)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     embedded_worker: bool = True
 

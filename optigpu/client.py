@@ -87,6 +87,10 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or new_id()}
         return _view(JobView, self._call("POST", "/v1/jobs", json=body, headers=headers))
 
+    def import_run(self, document: Mapping[str, Any]) -> JobView:
+        """Enters a run that was kept elsewhere as a job that has ended."""
+        return _view(JobView, self._call("POST", "/v1/imports", json=dict(document)))
+
     def job(self, job_id: str) -> JobView:
         """One job with its attempts and variants."""
         return _view(JobView, self._call("GET", _path("jobs", job_id)))

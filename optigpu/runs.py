@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.result import Attribution
+from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.paths import data_dir
 from optigpu.run import Report
 from optigpu.vocabulary import Document, OptiGPUError, SpecError, new_id, utc_now
 
-FORMAT = 1
-"""Of the files. A program refuses one of a later format, and reads all earlier ones."""
 LAST = "last"
 FEWEST_CHARACTERS = 4
 """Of an id's end, by which a run may be named if no other ends so. The beginnings are the time, and often alike."""
@@ -135,17 +133,20 @@ def _writing(place: Path) -> Iterator[None]:
 
 def keep(report: Report, run_id: str) -> KeptRun:
     """Writes a report as the run of that id. Raises OptiGPUError."""
-    created_at = utc_now()
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "id": run_id,
-        "created_at": created_at.isoformat(),
-        **report.document(),
-        "outcomes": [
-            outcome.model_dump(mode="json", exclude={"result", "artifacts"}) for outcome in report.outcomes
-        ],
-        "stopped": report.stopped,
-    }
+    outcomes = [
+        KeptOutcome(index=each.index, status=each.status, reason=each.reason, samples=each.samples)
+        for each in report.outcomes
+    ]
+    run = RunDocument(
+        id=run_id,
+        created_at=utc_now(),
+        spec=report.spec.model_dump(mode="json"),
+        results=report.results,
+        attribution=report.attribution,
+        outcomes=tuple(outcomes),
+        stopped=report.stopped,
+    )
+    document = run.model_dump(mode="json")
     path = folder() / f"{run_id}.json"
     unfinished = path.with_suffix(".part")
     with _writing(path.parent):
@@ -201,12 +202,12 @@ def read(path: Path) -> KeptRun:
         raise SpecError(
             f"{path} holds no run; give a file of {folder()}, or one that `optigpu run --json` wrote."
         )
-    if document.get("format", FORMAT) > FORMAT:
+    if document.get("format", RUN_FORMAT) > RUN_FORMAT:
         raise SpecError(
             f"{path} was written by a later version of OptiGPU (format {document['format']}, this one reads up to "
-            f"{FORMAT}); update OptiGPU."
+            f"{RUN_FORMAT}); update OptiGPU."
         )
-    return KeptRun(path, {"id": path.stem, "created_at": "", "format": FORMAT} | document)
+    return KeptRun(path, {"id": path.stem, "created_at": "", "format": RUN_FORMAT} | document)
 
 
 def _may_be_id(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The commands `runs`, `show` and `export`: reports that `run` and `ladder` kept, and jobs of a service."""
+"""The commands `runs`, `show`, `export` and `import`: reports that `run` and `ladder` kept, and jobs of a service."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(runs)
     app.command()(show)
     app.command()(export)
+    app.command("import")(import_)
 
 
 def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json_: AsJson = False) -> None:
@@ -73,6 +74,14 @@ def export(
     files = (run.samples, run.artifacts) if _is_kept(which) else _files_at_the_service(run, url, api_key)
     write_bundle(Contents(run.spec, run.results, run.attribution, *files), output)
     typer.echo(str(output))
+
+
+def import_(which: Which, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Enter a run that is kept here into a service, as a job that has ended, and print the job's id."""
+    from optigpu.runs import find
+
+    with connect(url, api_key) as client:
+        typer.echo(client.import_run(find(which).document).id)
 
 
 def _files_at_the_service(

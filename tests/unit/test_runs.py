@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from optigpu.cli import app
 from optigpu.documents.events import VariantFinished
 from optigpu.documents.result import MetricSummary, Outcome
+from optigpu.documents.runs import RUN_FORMAT
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.run import Report
-from optigpu.runs import FORMAT, Keeper, KeptRun, find, folder, kept_runs, read
+from optigpu.runs import Keeper, KeptRun, find, folder, kept_runs, read
 from optigpu.vocabulary import Better, OptiGPUError, SpecError
 from tests.unit.test_attribution import job, measured
 
@@ -118,7 +119,7 @@ def test_a_file_that_holds_no_run_is_refused_and_not_listed(text: str, why: str)
 
 def test_a_run_of_a_later_version_is_refused() -> None:
     kept = kept_run()
-    kept.path.write_text(json.dumps({**kept.document, "format": FORMAT + 1}))
+    kept.path.write_text(json.dumps({**kept.document, "format": RUN_FORMAT + 1}))
     with pytest.raises(SpecError, match=r"was written by a later version of OptiGPU .* update OptiGPU"):
         read(kept.path)
 

@@ -1,0 +1,29 @@
+"""Runs that were measured elsewhere."""
+
+from fastapi import APIRouter, Response
+
+from api.auth import Administrator
+from api.bodies import PostedRun
+from api.openapi import GUARDED, problems
+from api.routes.jobs import linked
+from api.service import ServiceDep
+from optigpu.documents.views import JobView
+from optigpu.store import imports
+
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=GUARDED)
+
+
+@router.post(
+    "/imports",
+    status_code=201,
+    operation_id="import_run",
+    summary="Import a run",
+    responses=problems(409, 413, 415),
+)
+def import_run(posted: PostedRun, service: ServiceDep, _: Administrator, response: Response) -> JobView:
+    """Enters a run that `optigpu run` kept as a job that has ended, with its results and raw samples. They are ranked as
+    others are, on their own hardware; who imports vouches for them."""
+    with service.database.write() as session:
+        job = linked(imports.add(session, posted.run, posted.spec))
+    response.headers["Location"] = job.links["self"]
+    return job

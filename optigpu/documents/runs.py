@@ -1,0 +1,32 @@
+"""A run as it is kept in a file, and sent to a service."""
+
+from datetime import datetime
+from typing import Any
+
+from optigpu.documents.result import Attribution, Result, Samples
+from optigpu.vocabulary import Frozen, VariantStatus
+
+RUN_FORMAT = 1
+"""Of the document. A program refuses one of a later format, and reads all earlier ones."""
+
+
+class KeptOutcome(Frozen):
+    """How one variant of a run ended: the reason why it has no result, or the raw samples of its result."""
+
+    index: int
+    status: VariantStatus
+    reason: str | None = None
+    samples: dict[str, Samples] = {}
+
+
+class RunDocument(Frozen):
+    """A report with its raw samples. `stopped` says why the run ended before everything was measured."""
+
+    format: int = RUN_FORMAT
+    id: str
+    created_at: datetime
+    spec: dict[str, Any]
+    results: tuple[Result, ...]
+    attribution: Attribution
+    outcomes: tuple[KeptOutcome, ...]
+    stopped: str | None = None
