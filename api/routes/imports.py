@@ -21,8 +21,10 @@ router = APIRouter(prefix="/v1", tags=["jobs"], responses=GUARDED)
     responses=problems(409, 413, 415),
 )
 def import_run(posted: PostedRun, service: ServiceDep, _: Administrator, response: Response) -> JobView:
-    """Enters a run that `optigpu run` kept as a job that has ended, with its results and raw samples. They are ranked as
-    others are, on their own hardware; who imports vouches for them."""
+    """Enters a run that `optigpu run` kept as a job that has ended, with its results and raw samples.
+
+    They are ranked as others are, on their own hardware; who imports vouches for them.
+    """
     with service.database.write() as session:
         job = linked(imports.add(session, posted.run, posted.spec))
     response.headers["Location"] = job.links["self"]

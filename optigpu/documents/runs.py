@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import Any
 
+from pydantic import Field
+
 from optigpu.documents.result import Attribution, Result, Samples
 from optigpu.vocabulary import Frozen, VariantStatus
 
@@ -16,7 +18,7 @@ class KeptOutcome(Frozen):
     index: int
     status: VariantStatus
     reason: str | None = None
-    samples: dict[str, Samples] = {}
+    samples: dict[str, Samples] = Field(default_factory=dict)
 
 
 class RunDocument(Frozen):
