@@ -63,7 +63,7 @@ class Client:
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.base_url = base_url.rstrip("/")
+        self.base_url = (base_url if "://" in base_url else f"http://{base_url}").rstrip("/")
         self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT)
 
     def __enter__(self) -> Self:

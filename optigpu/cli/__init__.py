@@ -1,18 +1,18 @@
 """The `optigpu` command. Commands import what they need when they run, so that `--help` is fast."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from optigpu import __version__
 from optigpu.cli import charts, claims, compare, leaderboard, local, remote, runs
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 app = typer.Typer(
     name="optigpu",
-    help="What each optimization layer buys on your hardware, alone and stacked.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 local.add_commands(app)
 runs.add_commands(app)
@@ -21,6 +21,22 @@ leaderboard.add_commands(app)
 compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"optigpu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """What each optimization layer buys on your hardware, alone and stacked."""
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engine.processes import wait_until
 
-OPTIGPU = (sys.executable, "-m", "optigpu.cli")
+OPTIGPU = (sys.executable, "-m", "optigpu")
 QUICK = (
     *("--replicates", "1", "--min-seconds", "0.05", "--max-seconds", "0.2"),
     *("--device", "cpu", "--wait-for-quiet", "0"),

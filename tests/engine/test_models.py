@@ -191,13 +191,24 @@ def test_pickled_weights_are_never_read(tmp_path: Path, monkeypatch: pytest.Monk
         load_model(parse_reference("path:pickled"), device="cpu", dtype="float32")
 
 
-def test_a_hub_that_cannot_be_reached_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nobody/nothing@main", ""),
+        ("gpt2", "; preset:gpt2 has its shapes, random weights, and needs no network"),
+        ("openai-community/gpt2", "; preset:gpt2 has its shapes, random weights, and needs no network"),
+    ],
+)
+def test_a_hub_that_cannot_be_reached_is_one_clear_sentence(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(
         huggingface_hub.constants, "HF_HUB_OFFLINE", True
     )  # without the retries of a broken line
     with pytest.raises(UnsupportedError) as caught:
-        load_model(parse_reference("hub:nobody/nothing@main"), device="cpu", dtype="float32")
-    assert str(caught.value).startswith("hub:nobody/nothing@main cannot be loaded here: ")
+        load_model(parse_reference(f"hub:{name}"), device="cpu", dtype="float32")
+    assert str(caught.value).startswith(f"hub:{name} cannot be loaded here: ")
+    assert str(caught.value).endswith(f"{hint}; or put it under {MODELS_DIR} and name it path:DIR.")
     assert "\n" not in str(caught.value)

@@ -111,7 +111,7 @@ def test_the_client_compares(compared: Served) -> None:
 def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a separate process."""
     return subprocess.run(
-        [sys.executable, "-m", "optigpu.cli", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "optigpu", *arguments], capture_output=True, text=True, check=False
     )
 
 

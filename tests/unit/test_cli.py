@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
+from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
 from optigpu.cli.flags import Flag, job_flags, read_flags, section_flags, sections, workload_flags
@@ -35,7 +36,7 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard", "compare",
-    "replay", "claims", "chart",
+    "replay", "claims", "chart", "runs", "show", "export", "import",
 )  # fmt: skip
 
 
@@ -80,6 +81,11 @@ def test_help_names_every_command(optigpu: Command) -> None:
     for command in COMMANDS:
         assert f" {command} " in ran.out
         assert optigpu(command, "--help").status == 0
+
+
+def test_the_version_is_shown(optigpu: Command) -> None:
+    ran = optigpu("--version")
+    assert (ran.status, ran.out) == (0, f"optigpu {__version__}\n")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -62,6 +62,13 @@ def test_a_job_is_posted_as_json_with_the_key() -> None:
     assert JobSpec.model_validate(calls[0].body) == JobSpec.model_validate(MATMUL)
 
 
+def test_an_address_without_a_scheme_is_http() -> None:
+    with scripted_service(lambda _: Answer(202, job())) as (url, calls):
+        with Client(url.removeprefix("http://")) as client:
+            client.submit(MATMUL)
+    assert len(calls) == 1
+
+
 def test_a_retried_post_carries_the_same_key() -> None:
     def answer(call: Call) -> Answer:
         return Answer(503) if len(calls) < 3 else Answer(202, job())

@@ -24,7 +24,7 @@ from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import block_shapes, image_facts_from_config
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
-from optigpu.models.presets import Preset
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
@@ -235,8 +235,17 @@ def _one_sentence(reference: ModelReference) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
-        advice = f"; or put it under {MODELS_DIR} and name it path:DIR" if reference.kind == "hub" else ""
-        raise UnsupportedError(f"{reference} cannot be loaded here: {why}{advice}.") from error
+        raise UnsupportedError(f"{reference} cannot be loaded here: {why}{_advice(reference)}.") from error
+
+
+def _advice(reference: ModelReference) -> str:
+    """What else may be asked for."""
+    if reference.kind != "hub":
+        return ""
+    name = reference.name.rpartition("/")[2].lower()
+    known = name in PRESETS or name in IMAGE_PRESETS
+    preset = f"; preset:{name} has its shapes, random weights, and needs no network" if known else ""
+    return f"{preset}; or put it under {MODELS_DIR} and name it path:DIR"
 
 
 def _directory(name: str) -> Path:

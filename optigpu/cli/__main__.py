@@ -1,5 +1,0 @@
-"""`python -m optigpu.cli`, where the `optigpu` command is not on the path."""
-
-from optigpu.cli import main
-
-main()
