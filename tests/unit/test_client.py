@@ -63,9 +63,11 @@ def test_a_job_is_posted_as_json_with_the_key() -> None:
 
 
 def test_an_address_without_a_scheme_is_http() -> None:
-    with scripted_service(lambda _: Answer(202, job())) as (url, calls):
-        with Client(url.removeprefix("http://")) as client:
-            client.submit(MATMUL)
+    with (
+        scripted_service(lambda _: Answer(202, job())) as (url, calls),
+        Client(url.removeprefix("http://")) as client,
+    ):
+        client.submit(MATMUL)
     assert len(calls) == 1
 
 
