@@ -98,7 +98,7 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
         )
     try:
         spec = JobSpec.model_validate(run.spec)
-        planned = {each.index: each.workload_digest for each in variants_of(spec)}
+        planned = {each.index: (each.workload_digest, each.workload.kind) for each in variants_of(spec)}
     except ValidationError as error:
         first = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))[0]
         _refuse_run(
@@ -107,7 +107,8 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
     except SpecError as error:
         _refuse_run("spec", f"This version cannot plan the run: {error}")
     for result in run.results:
-        if planned.get(result.variant.index) != result.variant.workload_digest:
+        variant = result.variant
+        if planned.get(variant.index) != (variant.workload_digest, variant.workload.get("kind")):
             _refuse_run(
                 "results", f"The result {result.id} is not one of the variants that the run's request plans."
             )

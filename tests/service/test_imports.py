@@ -61,7 +61,7 @@ def test_the_same_run_is_entered_once(service: Served, run: Document) -> None:
         ({"format": RUN_FORMAT + 1}, "format", "a later version of OptiGPU"),
         ({"spec": {"workload": {"kind": "dance"}}}, "spec", "cannot read the run's request: workload"),
         ({"spec": {"workload": {"kind": "matmul"}}}, "results", "is not one of the variants that"),
-        ({"outcomes": "none"}, "outcomes", "list"),
+        ({"outcomes": "none"}, "outcomes", "array"),
         ({"colour": "red"}, "colour", ""),
     ],
 )
@@ -74,6 +74,13 @@ def test_a_run_that_cannot_be_stored_is_refused_and_leaves_nothing(
     assert problem["field"] == field
     assert words in problem["message"]
     assert service.count_jobs() == 0
+
+
+def test_a_result_of_another_workload_is_refused(service: Served, run: Document) -> None:
+    variant = run["results"][0]["variant"] | {"workload": {"kind": "matmul"}}
+    answer = imported(service, {**run, "results": [run["results"][0] | {"variant": variant}]})
+    assert answer.status_code == 422
+    assert "is not one of the variants that the run's request plans" in answer.json()["detail"]
 
 
 def test_the_client_imports_a_run(service: Served, run: Document) -> None:

@@ -16,6 +16,7 @@ from optigpu.documents.result import MetricSummary, Outcome
 from optigpu.documents.runs import RUN_FORMAT
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
+from optigpu.job.spec import Variant
 from optigpu.run import Report
 from optigpu.runs import Keeper, KeptRun, find, folder, kept_runs, read
 from optigpu.vocabulary import Better, OptiGPUError, SpecError
@@ -33,7 +34,7 @@ def report(stopped: str | None = None) -> Report:
     spec = job("bf16", name="A first look", tags=["paper", "zen4"])
     variants = variants_of(spec)
     outcomes = {
-        each.index: with_figure(measured(each, speed), speed)
+        each.index: with_figure(measured(each, speed), each, speed)
         for each, speed in zip(variants, (10.0, 20.0), strict=True)
     }
     return Report(
@@ -45,10 +46,11 @@ def report(stopped: str | None = None) -> Report:
     )
 
 
-def with_figure(outcome: Outcome, speed: float) -> Outcome:
+def with_figure(outcome: Outcome, planned: Variant, speed: float) -> Outcome:
     assert outcome.result is not None
     figure = MetricSummary(unit="tokens/s", better=Better.HIGHER, value=speed, ci=(0.9 * speed, 1.1 * speed))
-    result = outcome.result.model_copy(update={"metrics": {"tokens_per_s": figure}})
+    variant = outcome.result.variant.model_copy(update={"workload": planned.workload.model_dump(mode="json")})
+    result = outcome.result.model_copy(update={"metrics": {"tokens_per_s": figure}, "variant": variant})
     return outcome.model_copy(update={"result": result})
 
 
@@ -88,7 +90,7 @@ def test_a_run_is_found_by_its_id_its_end_its_file_and_as_the_last() -> None:
     [
         ("last", "No run here is called 'last'"),
         ("abc", "No run here is called 'abc'"),
-        ("../../etc/passwd", "No run here is called"),
+        ("no such run", "No run here is called"),
         ("no.json", "no.json cannot be read: No such file or directory"),
     ],
 )
