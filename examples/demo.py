@@ -28,7 +28,7 @@ from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 
 GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16, "batch_size": 1}
-MEASURE = {"replicates": 1, "min_seconds": 5, "max_seconds": 40, "rel_ci": 0.2}
+MEASURE = {"replicates": 1, "min_seconds": 3, "max_seconds": 40, "rel_ci": 0.2}
 """Short: a wide interval will do, and a slow machine still gets the 24 requests that one process needs for it."""
 LIMITS = {"wait_for_quiet_s": 5}
 SLOW_AND_ALREADY_THERE = {"fused_attention"}
