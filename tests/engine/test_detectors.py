@@ -128,13 +128,16 @@ def test_a_machine_that_slows_down_half_way_is_drift(honest: Standing) -> None:
 
 
 def hamper(pid: int, over: threading.Event) -> None:
-    """Lets the process run a fifth of the time, in slices so short that each of its requests meets several."""
+    """Lets the process run for less than half of the time, in slices so short that each of its requests meets several.
+
+    Not much less: rounds are of fixed time, so that few slow requests would be too few for the last third.
+    """
     with suppress(ProcessLookupError):
         while not over.is_set():
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.004)
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.001)
+            time.sleep(0.003)
 
 
 @pytest.mark.slow
