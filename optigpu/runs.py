@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optigpu.documents.events import Event, VariantFinished
+from optigpu.documents.files import read_json
 from optigpu.documents.result import Attribution
 from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.paths import data_dir
@@ -192,12 +193,7 @@ def find(name: str) -> KeptRun:
 
 def read(path: Path) -> KeptRun:
     """The run in a file. Raises SpecError if it cannot be read, is no run, or was written by a later version."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}.") from error
+    document = read_json(path)
     if not isinstance(document, dict) or not {"spec", "results", "attribution"} <= set(document):
         raise SpecError(
             f"{path} holds no run; give a file of {folder()}, or one that `optigpu run --json` wrote."

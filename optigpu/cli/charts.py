@@ -1,12 +1,12 @@
 """The command `chart`."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import typer
 
+from optigpu.documents.files import read_json
 from optigpu.vocabulary import Document, SpecError
 
 
@@ -28,7 +28,7 @@ def chart(
             metavar="RESULTS.JSON", help="A file that `optigpu run --json` or `optigpu ladder --json` wrote."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg or .png.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .svg, .png or .pdf.")],
     kind: Annotated[Kind, typer.Option(help="Which chart to draw.")] = Kind.LADDER,
 ) -> None:
     """Draw results: each variant's speed, its place under the roofline, speed against quality or against latency."""
@@ -42,19 +42,13 @@ def chart(
 
 def _read(path: Path) -> Document:
     """The results in a file. Raises SpecError if it cannot be read or holds something else."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}.") from error
+    document = read_json(path)
     if not _is_report(document):
         raise SpecError(f"{path} holds no results; give a file that `optigpu run --json` wrote.")
-    found: Document = document
-    return found
+    return document
 
 
-def _is_report(document: object) -> bool:
+def _is_report(document: object) -> TypeGuard[Document]:
     """Whether the document has the parts that charts read."""
     if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
         return False

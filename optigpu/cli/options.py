@@ -1,6 +1,5 @@
 """A job from flags or from a file."""
 
-import json
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flagged import FlagValue, Given
+from optigpu.documents.files import read_json
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ def _from_file(path: Path, given: Given) -> dict[str, object]:
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise SpecError(f"Give {path} or flags, not both: put {flags} into the file.")
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}.") from error
+    document = read_json(path)
     if not isinstance(document, dict):
         raise SpecError(f"{path} must hold one JSON object, a job.")
     return document
