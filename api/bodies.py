@@ -62,8 +62,7 @@ def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
     except ValidationError as error:
-        entries = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))
-        raise ProblemError(422, summary(entries), entries) from None
+        _refuse(SPEC_FIELDS, error)
     try:
         plan_time(spec, variants_of(spec))
     except SpecError as error:
@@ -89,8 +88,7 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
     try:
         run = RunDocument.model_validate_json(body)
     except ValidationError as error:
-        entries = RUN_FIELDS.describe(error.errors(include_url=False, include_input=False))
-        raise ProblemError(422, summary(entries), entries) from None
+        _refuse(RUN_FIELDS, error)
     if run.format > RUN_FORMAT:
         _refuse_run(
             "format",
@@ -116,6 +114,11 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
 
 
 PostedRun = Annotated[ImportedRun, Depends(posted_run)]
+
+
+def _refuse(fields: Fields, error: ValidationError) -> NoReturn:
+    entries = fields.describe(error.errors(include_url=False, include_input=False))
+    raise ProblemError(422, summary(entries), entries) from None
 
 
 def _refuse_run(field: str, message: str) -> NoReturn:

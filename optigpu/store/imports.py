@@ -58,12 +58,10 @@ def _outcomes(run: RunDocument) -> Iterator[Outcome]:
     """The run's outcomes, each with its result. A variant of the plan that has none is cancelled at the end."""
     results = {result.variant.index: result for result in run.results}
     for kept in run.outcomes:
-        result = results.get(kept.index) if kept.status is VariantStatus.SUCCEEDED else None
-        reason = None if result else kept.reason or "The run holds no result of it."
-        yield Outcome(
-            index=kept.index,
-            status=kept.status if result else VariantStatus.FAILED if kept.reason is None else kept.status,
-            reason=reason,
-            result=result,
-            samples=kept.samples if result else {},
-        )
+        if kept.status is VariantStatus.SUCCEEDED and kept.index in results:
+            result = results[kept.index]
+            yield Outcome(index=kept.index, status=kept.status, result=result, samples=kept.samples)
+        else:
+            status = VariantStatus.FAILED if kept.status is VariantStatus.SUCCEEDED else kept.status
+            reason = kept.reason or "The run holds no result of it."
+            yield Outcome(index=kept.index, status=status, reason=reason)
