@@ -8,33 +8,36 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
+TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup llama demo check quick test lint serve migrate up down clean
+.PHONY: help setup tools llama demo check quick test lint serve migrate up workers down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## make .venv and install the pinned dependencies into it
+setup: $(INSTALLED) ## make .venv and install into it what measuring and serving need
 
-llama: setup ## add the llama_cpp backend: llama.cpp is compiled for this CPU, which takes several minutes
+tools: $(TOOLS) ## add what the tests and lint need
+
+llama: tools ## add the llama_cpp backend: llama.cpp is compiled for this CPU, which takes several minutes
 	@$(BIN)/python -c 'import gguf, llama_cpp' 2>/dev/null || \
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo
 
-check: setup ## what to run for each change: lint and the quick tests, on two cores
+check: tools ## what to run for each change: lint and the quick tests, on two cores
 	@exec $(MAKE) --no-print-directory --output-sync=target -j2 lint quick
 
-quick: setup
+quick: tools
 	@exec $(BIN)/python -m tests --quick -q $(ARGS)
 
-test: setup ## run the tests; PostgreSQL and Redis are found, started or installed
+test: tools ## run the tests; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)
 
-lint: setup ## check style, types, who imports whom, what is counted, and that migrations match the tables
+lint: tools ## check style, types, who imports whom, what is counted, and that migrations match the tables
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,28 +53,51 @@ serve: setup ## run the service on PORT (8000) with a SQLite file and a worker i
 migrate: setup ## bring the database at OPTIGPU_DATABASE_URL (default: the SQLite file) up to date
 	@exec $(BIN)/alembic upgrade head
 
-# Without an NVIDIA driver Docker refuses to start the GPU worker, so it is left out there.
-up: .env ## start PostgreSQL, Redis, the API and the workers with Docker
-	@docker compose version >/dev/null 2>&1 || { \
-	  echo "make up needs Docker with its compose plugin: install both, or use make serve, which needs neither." >&2; exit 1; }
-	@workers=; nvidia-smi -L >/dev/null 2>&1 || { workers="--scale worker=0"; \
-	  echo "No NVIDIA GPU found: starting without the GPU worker."; }; \
-	REVISION=$$(git rev-parse HEAD 2>/dev/null) docker compose up --build --detach $$workers
-	@docker compose port api 8000 | sed 's|^|OptiGPU listens on http://|'
+# A worker for each GPU and MIG slice; GPU=UUID,UUID for those alone (beginnings are enough), GPU=none for no GPU.
+GPU ?= all
+# Without internet, or with an image that was loaded: BUILD="--no-build --pull never"
+BUILD ?= --build
+START = python3 -m tools.gpu_services --base $(1) --gpu "$(GPU)" && \
+  REVISION=$$(git rev-parse HEAD 2>/dev/null) \
+  docker compose --file $(1) --file docker-compose.gpus.yml up $(BUILD) --detach --remove-orphans
 
-down: ## stop what `make up` started; the data stays in its volumes
-	docker compose down
+up: docker .env ## start PostgreSQL, Redis, the API and a worker for each GPU with Docker; GPU=UUID for one GPU
+	@$(call START,docker-compose.yml)
+	@docker compose --file docker-compose.yml port api 8000 | sed 's|^|OptiGPU listens on http://|'
+
+workers: docker ## start workers alone with Docker, for a service on another host; .env names its PostgreSQL and Redis
+	@[ -f .env ] || { echo "make workers reads .env: cp .env.worker.example .env, and put the addresses of" \
+	  "PostgreSQL and Redis in it." >&2; exit 1; }
+	@$(call START,docker-compose.worker.yml)
+
+# By the project's name alone, so that it ends what either of them started.
+down: ## stop what `make up` or `make workers` started; the data stays in its volumes
+	docker compose --project-name optigpu down --remove-orphans
+
+.PHONY: docker
+docker:
+	@docker compose version >/dev/null 2>&1 || { echo "make $(MAKECMDGOALS) needs Docker with its compose plugin:" \
+	  "install both, or use make serve, which needs neither." >&2; exit 1; }
+	@docker info >/dev/null 2>&1 || { echo "Docker does not answer: start it (systemctl start docker)," \
+	  "or let this user use it (usermod -aG docker $$(id -un), then log in again)." >&2; exit 1; }
+	@command -v python3 >/dev/null || { echo "make $(MAKECMDGOALS) needs python3 to list the GPUs: install it." >&2; exit 1; }
 
 clean: ## remove caches and build outputs; .venv, .env and the data stay
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .schemathesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
-# It holds the checksum of what was installed: newer files with the same content install nothing.
-$(INSTALLED): $(BIN)/python FORCE
+$(INSTALLED): EXTRAS := service
+$(TOOLS): EXTRAS := service,dev
+$(TOOLS): $(INSTALLED)
+
+# Each holds the checksum of what was installed: newer files with the same content install nothing.
+$(INSTALLED) $(TOOLS): $(BIN)/python FORCE
 	@sum=$$(cat pyproject.toml constraints.txt | cksum); \
 	[ "$$sum" = "$$(cat $@ 2>/dev/null)" ] && exit 0; \
-	echo "Installing the pinned dependencies into .venv; this takes a few minutes the first time."; \
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[service,dev]" && \
+	echo "Installing the pinned dependencies ($(EXTRAS)) into .venv; this takes a few minutes the first time."; \
+	before=$$(du -sm .venv | cut -f1) && \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]" && \
+	echo "Installed $$(($$(du -sm .venv | cut -f1) - before)) MB into .venv." && \
 	echo "$$sum" > $@
 
 $(BIN)/python:

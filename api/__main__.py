@@ -1,29 +1,28 @@
 """python -m api: runs the service until it receives SIGINT or SIGTERM."""
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from types import FrameType
 
+import structlog
 import uvicorn
-from pydantic import ValidationError
 
 from api import logs
 from api.app import create_app
 from api.auth import has_key
-from api.settings import ServiceSettings
+from api.settings import ServiceSettings, SettingsError, read_settings
 from optigpu.store.database import Database
-from optigpu.vocabulary import OptiGPUError, StoreError
+from optigpu.variables import unknown_variables
+from optigpu.vocabulary import StoreError
 
 EXIT_REFUSED = 2
 EXIT_FAILED = 1
 DRAIN_S = 5
-
-
-class StartError(OptiGPUError):
-    """The settings do not allow the service to start."""
+logger = structlog.stdlib.get_logger("api.settings")
 
 
 class Server(uvicorn.Server):
@@ -45,11 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = _settings(arguments)
         logs.configure(settings.log_level, as_json=not settings.embedded)
+        _warn_of_unknown_variables()
         _prepare(settings)
         listener = _listen(settings)
-    except (StartError, StoreError) as error:
+    except (SettingsError, StoreError) as error:
         print(error, file=sys.stderr)
-        return EXIT_REFUSED if isinstance(error, StartError) else EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, SettingsError) else EXIT_FAILED
     except KeyboardInterrupt:
         return 0
     return _serve(settings, listener)
@@ -59,18 +59,21 @@ def _settings(arguments: Sequence[str] | None) -> ServiceSettings:
     parser = argparse.ArgumentParser(prog="python -m api", description="The OptiGPU service.")
     parser.add_argument("--host", help="address to listen on (OPTIGPU_HOST; 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (OPTIGPU_PORT; 8000)")
+    parser.add_argument(
+        "--root-path",
+        help="the path under which a reverse proxy serves it, /optigpu for example (OPTIGPU_ROOT_PATH)",
+    )
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    try:
-        return ServiceSettings(**given)
-    except ValidationError as error:
-        wrong = (
-            f"OPTIGPU_{str(e['loc'][0]).upper()}: {e['msg']}." for e in error.errors(include_input=False)
-        )
-        raise StartError(" ".join(wrong)) from None
+    return read_settings(**given)
+
+
+def _warn_of_unknown_variables() -> None:
+    for sentence in unknown_variables(os.environ):
+        logger.warning("unknown_setting", reason=sentence)
 
 
 def _prepare(settings: ServiceSettings) -> None:
-    """Migrates the embedded database. Raises StartError if others can reach the service and there is no key."""
+    """Migrates the embedded database. Raises SettingsError if others can reach the service and there is no key."""
     if settings.embedded:
         import migrations
 
@@ -79,7 +82,7 @@ def _prepare(settings: ServiceSettings) -> None:
         return
     with closing(Database(settings.database_url)) as database:
         if not has_key(settings, database):
-            raise StartError(
+            raise SettingsError(
                 f"Others can reach a service on {settings.host}, so it needs a key: set OPTIGPU_API_KEY, create one "
                 "with `python -m api.keys create NAME --scope submit`, or listen on 127.0.0.1."
             )
@@ -91,7 +94,7 @@ def _listen(settings: ServiceSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
-        raise StartError(
+        raise SettingsError(
             f"Cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose another with --port."
         ) from None
 

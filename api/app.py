@@ -18,6 +18,7 @@ from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
     compare,
+    docs,
     events,
     hardware,
     health,
@@ -33,7 +34,20 @@ from api.service import Service
 from api.settings import ServiceSettings
 from optigpu.store.database import Database
 
-ROUTERS = (jobs, imports, events, results, compare, leaderboard, workers, hardware, schema, health, pages)
+ROUTERS = (
+    jobs,
+    imports,
+    events,
+    results,
+    compare,
+    leaderboard,
+    workers,
+    hardware,
+    schema,
+    health,
+    pages,
+    docs,
+)
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5
 
@@ -44,8 +58,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         dependencies=[Depends(refuse_unknown_parameters)],
         lifespan=_lifespan,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     app.state.service = service = _service(settings)
     problems.install(app)
@@ -55,7 +69,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)
     if settings.on_loopback:
         app.add_middleware(HostGuard, allowed=settings.allowed_hosts)
-    app.add_middleware(RequestContext, metrics=service.metrics)
+    app.add_middleware(RequestContext, metrics=service.metrics, prefix=settings.prefix)
     return app
 
 

@@ -1,7 +1,8 @@
 """Authentication and permissions by keys in the header `Authorization: Bearer`.
 
 A service on loopback is open until the first key exists; then every call needs a key. A service that other machines can
-reach always needs a key, even after the last one was revoked.
+reach always needs a key, even after the last one was revoked. With `public_read` reading needs none: whoever has no key
+may read all that a key of the scope read may, and change nothing.
 """
 
 import hmac
@@ -32,6 +33,8 @@ class Caller:
     """The sender of a request. `key` is None if the service needs no key."""
 
     key: KeyInfo | None
+    reads_only: bool = False
+    """Whether the caller has no key where others need one, and may read because the service says so."""
 
     @property
     def id(self) -> str:
@@ -45,7 +48,9 @@ class Caller:
 
     def may(self, scope: Scope) -> bool:
         """Whether the caller may make calls of this scope."""
-        return self.key is None or any(scope in _IMPLIES[own] for own in self.key.scopes)
+        if self.key is None:
+            return scope is Scope.READ or not self.reads_only
+        return any(scope in _IMPLIES[own] for own in self.key.scopes)
 
 
 _BEARER = HTTPBearer(
@@ -57,13 +62,29 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 
 def caller(request: Request, service: ServiceDep, credentials: Credentials) -> Caller:
-    """Returns the caller and counts the call against the rate limit. Raises ProblemError 401 or 429."""
+    """Returns the caller and counts the call against the rate limit. Raises ProblemError 401 or 429.
+
+    Where no key is needed, one that was never known is let through: a client may send to every service what one of them
+    asks for. One that was revoked is refused.
+    """
     key = _known(service, credentials.credentials) if credentials else None
     address = request.client.host if request.client else "unknown"
     service.limiter.count(key.id if key else f"address:{address}")
-    if key is None and (credentials or needs_key(service.settings, service.database)):
-        raise _unauthorized(has_key=credentials is not None)
+    if key is None and needs_key(service.settings, service.database):
+        if credentials or not service.settings.public_read:
+            raise _unauthorized(has_key=credentials is not None)
+        return Caller(None, reads_only=True)
+    if key is None and _is_revoked(service, credentials):
+        raise _unauthorized(has_key=True)
     return Caller(key)
+
+
+def _is_revoked(service: Service, credentials: HTTPAuthorizationCredentials | None) -> bool:
+    """Whether what is no valid key was one."""
+    if credentials is None:
+        return False
+    with service.database.read() as session:
+        return keys.is_known(session, credentials.credentials)
 
 
 def needs_key(settings: ServiceSettings, database: Database) -> bool:
@@ -111,6 +132,8 @@ def _needs(scope: Scope) -> Callable[[Caller], Caller]:
     def check(who: Annotated[Caller, Depends(caller)]) -> Caller:
         if who.may(scope):
             return who
+        if who.reads_only:
+            raise _unauthorized(has_key=False)
         raise ProblemError(
             403,
             f"This call needs a key with the scope {scope}.",

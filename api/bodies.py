@@ -1,24 +1,21 @@
 """Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 from fastapi import Depends, Request
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from api.auth import Administrator, Submitter
-from api.fields import Fields
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
+from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line, refusing
+from optigpu.documents.files import parse_json
 from optigpu.documents.runs import RUN_FORMAT, RunDocument
 from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
-
-SPEC_FIELDS, RUN_FIELDS = Fields(JobSpec), Fields(RunDocument)
 
 
 async def job_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
@@ -61,12 +58,11 @@ def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
     _check_json(body)
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        _refuse(SPEC_FIELDS, error)
-    try:
         plan_time(spec, variants_of(spec))
+    except FieldsError as error:
+        raise ProblemError(422, summary(error.entries), error.entries) from None
     except SpecError as error:
-        entries = [SPEC_FIELDS.named(str(error))]
+        entries = [fields_of(JobSpec).named(str(error))]
         raise ProblemError(422, summary(entries), entries) from None
     return spec
 
@@ -86,9 +82,10 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
     """The run that was posted. Raises ProblemError 400 for invalid JSON, 422 for one that cannot be stored."""
     _check_json(body)
     try:
-        run = RunDocument.model_validate_json(body)
-    except ValidationError as error:
-        _refuse(RUN_FIELDS, error)
+        with refusing(RunDocument):
+            run = RunDocument.model_validate_json(body)
+    except FieldsError as error:
+        raise ProblemError(422, summary(error.entries), error.entries) from None
     if run.format > RUN_FORMAT:
         _refuse_run(
             "format",
@@ -97,11 +94,8 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
     try:
         spec = JobSpec.model_validate(run.spec)
         planned = {each.index: (each.workload_digest, each.workload.kind) for each in variants_of(spec)}
-    except ValidationError as error:
-        first = SPEC_FIELDS.describe(error.errors(include_url=False, include_input=False))[0]
-        _refuse_run(
-            "spec", f"This version cannot read the run's request: {first['field']}: {first['message']}"
-        )
+    except FieldsError as error:
+        _refuse_run("spec", f"This version cannot read the run's request: {line(error.entries[0])}")
     except SpecError as error:
         _refuse_run("spec", f"This version cannot plan the run: {error}")
     for result in run.results:
@@ -116,41 +110,13 @@ def posted_run(body: Annotated[bytes, Depends(run_body)]) -> ImportedRun:
 PostedRun = Annotated[ImportedRun, Depends(posted_run)]
 
 
-def _refuse(fields: Fields, error: ValidationError) -> NoReturn:
-    entries = fields.describe(error.errors(include_url=False, include_input=False))
-    raise ProblemError(422, summary(entries), entries) from None
-
-
 def _refuse_run(field: str, message: str) -> NoReturn:
     raise ProblemError(422, message, [{"field": field, "message": message}])
 
 
 def _check_json(body: bytes) -> None:
-    """Refuses what a lenient parser accepts: NaN, duplicate keys, text that is not UTF-8."""
+    """Refuses what is no JSON, and what only a lenient parser takes for it."""
     try:
-        json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
-    except UnicodeDecodeError as error:
-        _malformed(f"The body is not UTF-8 at byte {error.start}.")
-    except json.JSONDecodeError as error:
-        _malformed(f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
-    except RecursionError:
-        _malformed("The body is nested too deeply.")
-    except ValueError as error:
-        _malformed(f"The body is not valid JSON: {error}")
-
-
-def _malformed(message: str) -> NoReturn:
-    raise ProblemError(400, message, [{"field": "body", "message": message}]) from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number.")
-
-
-def _no_key_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document: dict[str, object] = {}
-    for key, value in pairs:
-        if key in document:
-            raise ValueError(f"the key {key[:80]!r} occurs twice.")
-        document[key] = value
-    return document
+        parse_json(body, "The body")
+    except SpecError as error:
+        raise ProblemError(400, str(error), [{"field": WHOLE, "message": str(error)}]) from None

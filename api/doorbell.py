@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from optigpu.store.doorbell import LOOK_TASK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, broker_url, queue_for
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Doorbell:
     def _celery(self) -> "Celery":
         from celery import Celery
 
-        celery = Celery("optigpu", broker=self._url, set_as_current=False)
+        assert self._url is not None
+        celery = Celery("optigpu", broker=broker_url(self._url), set_as_current=False)
         celery.conf.update(
             broker_connection_timeout=REDIS_WAIT_S,
             broker_transport_options={

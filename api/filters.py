@@ -6,9 +6,9 @@ Known is what this version can measure and what the database holds results of.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from api.fields import Entry, unknown
 from api.problems import ProblemError, summary
 from optigpu.backends import BACKENDS
+from optigpu.documents.fields import Entry, unknown
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.store import filters

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from api.settings import ServiceSettings
+from api.settings import ServiceSettings, SettingsError, read_settings
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.keys import Scope
@@ -12,16 +12,15 @@ from optigpu.vocabulary import StoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 if the database cannot be used, with the reason on stderr."""
+    """Returns the exit status: 0, or 1 if settings or database cannot be used, with the reason on stderr."""
     given = _parser().parse_args(arguments)
-    settings = ServiceSettings()
     try:
-        database = _database(settings)
+        database = _database(read_settings())
         try:
             given.run(database, given)
         finally:
             database.close()
-    except StoreError as error:
+    except (SettingsError, StoreError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -22,14 +22,17 @@ logger = structlog.stdlib.get_logger("api.requests")
 class RequestContext:
     """The outermost layer. An unhandled error is logged and answered with status 500, without a traceback."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, prefix: str = "") -> None:
         self.app = app
         self.metrics = metrics
+        self.prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        # With or without its prefix a path finds its route, as proxies either keep or remove it.
+        scope["root_path"] = self.prefix
         scope.setdefault("state", {})["request_id"] = new_id()
         with structlog.contextvars.bound_contextvars(request_id=scope["state"]["request_id"]):
             await self._serve(scope, receive, send)
@@ -71,7 +74,7 @@ def _shown(scope: Scope) -> str:
 def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
     headers["X-Request-ID"] = scope["state"]["request_id"]
     headers["X-Content-Type-Options"] = "nosniff"
-    if scope["path"].startswith("/v1/"):
+    if scope["path"].removeprefix(scope["root_path"]).startswith("/v1/"):
         headers["Cache-Control"] = "no-store"
 
 

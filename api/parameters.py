@@ -8,8 +8,8 @@ from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from api.auth import Caller
-from api.fields import MOST_ERRORS, unknown
 from api.problems import ProblemError, summary
+from optigpu.documents.fields import MOST_ERRORS, unknown
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import Frozen, is_id
 

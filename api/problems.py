@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.fields import Entry, describe_parameters
+from optigpu.documents.fields import WHOLE, Entry, describe_parameters
 from optigpu.documents.views import Problem
 from optigpu.store.errors import CursorError, StoreUnavailableError, WithdrawnError
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
@@ -63,7 +63,7 @@ def from_store(error: StoreError) -> ProblemError:
     if isinstance(error, ConflictError):
         return ProblemError(409, str(error))
     if isinstance(error, DocumentError):
-        return ProblemError(422, str(error), [{"field": "body", "message": str(error)}])
+        return ProblemError(422, str(error), [{"field": WHOLE, "message": str(error)}])
     if isinstance(error, CursorError):
         return ProblemError(422, str(error), [{"field": "cursor", "message": str(error)}])
     return unavailable(error)
@@ -99,7 +99,7 @@ async def _http(request: Request, error: Exception) -> Response:
     """Handles Starlette's own errors: an unknown path (404) or method (405)."""
     assert isinstance(error, HTTPException)
     details = {
-        404: f"There is nothing at {request.url.path[:200]}; /docs lists the calls.",
+        404: f"There is nothing at {request.url.path[:200]}; {request.scope['root_path']}/docs lists the calls.",
         405: f"This path does not take {request.method}; the header Allow lists the methods that it takes.",
     }
     detail = details.get(error.status_code, str(error.detail))

@@ -1,16 +1,21 @@
 """The service's settings: environment variables that begin with OPTIGPU_."""
 
 import ipaddress
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from optigpu.documents.fields import describe_settings
 from optigpu.paths import data_dir
 from optigpu.store.database import default_url
 from optigpu.store.keys import LEAST_CHARACTERS
+from optigpu.vocabulary import OptiGPUError
 
 RATE_PATTERN = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
+PATH_PATTERN = re.compile(r"[\w.~-]*(/[\w.~-]+)*", re.ASCII)
+PREFIX = "OPTIGPU_"
 
 
 class ServiceSettings(BaseSettings):
@@ -19,10 +24,12 @@ class ServiceSettings(BaseSettings):
     Without `redis_url` it is embedded: it migrates its own database and starts a worker (unless `embedded_worker` is
     false). With it, it rings workers through Redis. `api_key` is a first key, with every scope.
     `rate_limit` is for each key, or for each address where there are no keys. `allowed_hosts` are names, separated by
-    commas, by which a service that listens on loopback may be called besides localhost.
+    commas, by which a service that listens on loopback may be called besides localhost. With `public_read` a caller
+    without a key may read where keys are needed. `root_path` is where a proxy puts the service, "/optigpu" for example:
+    every link begins with it. With fewer than `min_free_bytes` on the disk of its data it is not ready.
     """
 
-    model_config = SettingsConfigDict(env_prefix="OPTIGPU_", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, env_ignore_empty=True)
 
     database_url: str = Field(default_factory=lambda: default_url(data_dir()))
     redis_url: str | None = None
@@ -34,8 +41,11 @@ class ServiceSettings(BaseSettings):
     rate_limit: str = Field("600/minute", pattern=RATE_PATTERN)
     max_body_bytes: int = Field(1_000_000, ge=1000, le=100_000_000)
     max_import_bytes: int = Field(50_000_000, ge=1000, le=1_000_000_000)
+    min_free_bytes: int = Field(100_000_000, ge=0)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     embedded_worker: bool = True
+    public_read: bool = False
+    root_path: str | None = None
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
@@ -46,6 +56,20 @@ class ServiceSettings(BaseSettings):
             else value
         )
 
+    @field_validator("root_path")
+    @classmethod
+    def _with_one_slash(cls, value: str | None) -> str | None:
+        """With a slash at its beginning and none at its end; None for the root itself."""
+        path = (value or "").strip("/")
+        if not PATH_PATTERN.fullmatch(path):
+            raise ValueError("write a path such as /optigpu, of letters, digits and . _ ~ - between slashes")
+        return f"/{path}" if path else None
+
+    @property
+    def prefix(self) -> str:
+        """What every link begins with: "/optigpu" for example, or nothing."""
+        return self.root_path or ""
+
     @property
     def embedded(self) -> bool:
         """Whether there is no broker: one process tree on one machine."""
@@ -55,6 +79,18 @@ class ServiceSettings(BaseSettings):
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the service."""
         return is_loopback(self.host)
+
+
+class SettingsError(OptiGPUError):
+    """The settings do not allow the service to start."""
+
+
+def read_settings(**given: Any) -> ServiceSettings:
+    """The settings of the environment, and those that are given. Raises SettingsError that names each that is wrong."""
+    try:
+        return ServiceSettings(**given)
+    except ValidationError as error:
+        raise SettingsError(describe_settings(error, PREFIX)) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -125,7 +125,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the bursts")
     parser.add_argument("--nice", type=int, default=0, help="priority; 19 is the lowest")
     options = parser.parse_args()
-    os.nice(options.nice)
+    if options.nice:
+        os.setpriority(os.PRIO_PROCESS, 0, options.nice)
     Path("/proc/self/comm").write_text(NAME)
     parent = os.getppid()
     print(READY, flush=True)

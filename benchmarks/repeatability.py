@@ -2,8 +2,9 @@
 
 Each pair is measured side by side, each side with its own processes, and its time of a request is compared as that of
 two results of one job is. Of the pairs that are the same, both sides run one variant; of the others the second one
-generates 5% more tokens. Goals for 100 pairs: of those that are the same at most 8 different and at least 60
-equivalent, of the others at least 80 different. All decisions, warnings and reasons are printed.
+generates 5% more tokens. Pairs are independent of each other: `--resume` adds to those of an earlier hour. Goals for
+100 pairs: of those that are the same at most 8 different and at least 60 equivalent, of the others at least 80
+different. All decisions, warnings and reasons are printed.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,54 @@ from rich.progress import track
 
 from benchmarks.document import write
 from benchmarks.pairs import measure_pair
+from optigpu.documents.files import read_json
 from optigpu.documents.result import Result
-from optigpu.documents.views import Decision, MetricComparison
+from optigpu.documents.views import Decision
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.report import console
 from optigpu.statistics.compare import compare
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 METRIC = "latency_s"
 """The time of a request: the tokens/s of a longer request are those of a shorter one."""
 LONGER = 0.05
-Pair = tuple[Result, Result]
+KINDS = ("same", "longer")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one pair was called, by which ratio, and what stood against its two results."""
+
+    kind: str
+    at: str
+    commit: str | None
+    decision: str
+    ratio: float | None
+    ci: tuple[float, float] | None
+    paired: bool
+    cv_between: tuple[float | None, ...]
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kind: str, first: Result, second: Result) -> "Pair":
+        """The pair's time of a request, compared as two stored results."""
+        documents = [result.model_dump(mode="json") for result in (first, second)]
+        metric = compare(*documents, anyway=True).metrics[METRIC]
+        verdicts = [result.verdict for result in (first, second)]
+        return cls(
+            kind=kind,
+            at=first.created_at.isoformat(),
+            commit=first.environment.git_revision,
+            decision=str(metric.decision),
+            ratio=metric.ratio,
+            ci=metric.ci,
+            paired=metric.paired,
+            cv_between=tuple(result.metrics[METRIC].cv_between for result in (first, second)),
+            reasons=tuple(str(reason) for verdict in verdicts for reason in verdict.reasons),
+            warnings=tuple(str(warning) for verdict in verdicts for warning in verdict.warnings),
+        )
 
 
 def main() -> int:
@@ -41,16 +79,22 @@ def main() -> int:
         spec_of(options.model, device, options.replicates, options.seconds, tokens)
         for tokens in (options.tokens, round(options.tokens * (1 + LONGER)))
     )
-    found: dict[str, list[Pair]] = {"same": [], "longer": []}
+    spec = same.model_dump(mode="json")
+    try:
+        pairs = measured_before(options.output, spec) if options.resume else []
+    except OptiGPUError as error:
+        console(stderr=True).print(str(error), markup=False)
+        return 2
     ends = time.monotonic() + 60 * options.minutes
-    for kind in _turns(options.pairs, ends):
-        found[kind].append(measure_pair(same, longer if kind == "longer" else None))
+    for kind in _turns(options.pairs, [pair.kind for pair in pairs], ends):
+        pairs.append(Pair.of(kind, *measure_pair(same, longer if kind == "longer" else None)))
         if options.output:
             # After each pair: an hour's figures should not be lost with its last minute.
-            figures = {kind: figures_of(pairs) for kind, pairs in found.items()}
-            write(options.output, "repeatability", {"spec": same.model_dump(mode="json"), **figures})
-    for kind, pairs in found.items():
-        console().print(text_of(kind, figures_of(pairs)))
+            figures = {kind: figures_of(pairs, kind) for kind in KINDS}
+            measured = [asdict(pair) for pair in pairs]
+            write(options.output, "repeatability", {"spec": spec, **figures, "measured": measured})
+    for kind in KINDS:
+        console().print(text_of(kind, figures_of(pairs, kind)))
     return 0
 
 
@@ -64,16 +108,31 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed requests for each process")
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind))
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--resume", action="store_true", help="go on with the pairs of the file of --output")
     return parser.parse_args()
 
 
-def _turns(pairs: int, ends: float) -> Iterator[str]:
-    """The kinds in turns, until there are enough pairs of each or the time is up."""
-    for _ in track(range(pairs), "pairs", console=console(stderr=True)):
-        for kind in ("same", "longer"):
+def measured_before(path: Path | None, spec: dict[str, Any]) -> list[Pair]:
+    """The pairs in a file of an earlier run. Raises OptiGPUError if it cannot be read, or was about another job."""
+    if path is None:
+        raise OptiGPUError("--resume goes on with the file of --output; name it.")
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("spec") != spec or "measured" not in found:
+        raise OptiGPUError(
+            f"{path} holds no pairs of the same job; leave out --resume, or give the same options."
+        )
+    return [Pair(**{**each, "ci": each["ci"] and tuple(each["ci"])}) for each in found["measured"]]
+
+
+def _turns(count: int, done: Sequence[str], ends: float) -> Iterator[str]:
+    """The kinds in turns, until there are `count` pairs of each or the time is up."""
+    left = {kind: count - done.count(kind) for kind in KINDS}
+    for turn in track(range(max(left.values())), "pairs", console=console(stderr=True)):
+        for kind in KINDS:
             if time.monotonic() > ends:
                 return
-            yield kind
+            if turn < left[kind]:
+                yield kind
 
 
 def spec_of(model: str, device: DeviceKind, replicates: int, seconds: float, tokens: int) -> JobSpec:
@@ -90,33 +149,22 @@ def spec_of(model: str, device: DeviceKind, replicates: int, seconds: float, tok
     return JobSpec.model_validate(document)
 
 
-def compared(pair: Pair) -> MetricComparison:
-    """A pair's time of a request, compared as two stored results."""
-    first, second = (result.model_dump(mode="json") for result in pair)
-    return compare(first, second, anyway=True).metrics[METRIC]
-
-
-def figures_of(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What each pair was called, its ratio, all warnings and reasons, and the variation between processes."""
-    metrics = [compared(pair) for pair in pairs]
-    decisions = Counter(str(metric.decision) for metric in metrics)
-    results = [result for pair in pairs for result in pair]
-    variations = [result.metrics[METRIC].cv_between for result in results]
-    ratios = [metric.ratio for metric in metrics if metric.ratio is not None]
+def figures_of(measured: Sequence[Pair], kind: str) -> dict[str, Any]:
+    """How the pairs of a kind were decided, all warnings and reasons, and the variation between processes."""
+    pairs = [pair for pair in measured if pair.kind == kind]
+    decisions = Counter(pair.decision for pair in pairs)
+    variations = [each for pair in pairs for each in pair.cv_between if each is not None]
+    ratios = [pair.ratio for pair in pairs if pair.ratio is not None]
     return {
         "pairs": len(pairs),
-        "paired": sum(metric.paired for metric in metrics),
+        "paired": sum(pair.paired for pair in pairs),
         "decisions": {str(decision): decisions[decision] for decision in Decision},
         "different": decisions[Decision.BETTER] + decisions[Decision.WORSE],
         "ratio_mean": statistics.geometric_mean(ratios) if ratios else None,
-        "ratios": ratios,
-        "intervals": [metric.ci for metric in metrics],
-        "cv_between_median": statistics.median(each for each in variations if each is not None)
-        if any(each is not None for each in variations)
-        else None,
-        "results": len(results),
-        "invalid": dict(Counter(str(reason) for each in results for reason in each.verdict.reasons)),
-        "warnings": dict(Counter(str(warning) for each in results for warning in each.verdict.warnings)),
+        "cv_between_median": statistics.median(variations) if variations else None,
+        "results": 2 * len(pairs),
+        "invalid": dict(Counter(reason for pair in pairs for reason in pair.reasons)),
+        "warnings": dict(Counter(warning for pair in pairs for warning in pair.warnings)),
     }
 
 

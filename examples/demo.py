@@ -17,19 +17,24 @@ from rich.console import Console
 from examples.service import embedded_service
 from optigpu.cli.options import parse_stack
 from optigpu.client import Client
+from optigpu.conductor.proof import prove
 from optigpu.documents.result import Attribution, Environment
 from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
 from optigpu.job.plan import default_beside, default_stack
+from optigpu.job.spec import JobSpec
 from optigpu.paths import data_dir
 from optigpu.report import RunProgress, console, job_title, ladder_grid, leaderboard_grids, terminal
 from optigpu.report.charts import CHARTS
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Phase
 from optigpu.vocabulary import DeviceKind, JobState, OptiGPUError
 from optigpu.workloads import WORKLOADS
 
 GENERATE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 16, "batch_size": 1}
-MEASURE = {"replicates": 1, "min_seconds": 3, "max_seconds": 40, "rel_ci": 0.2}
+MEASURE = {"replicates": 1, "min_seconds": 2, "max_seconds": 20, "rel_ci": 0.2}
 """Short: a wide interval will do, and a slow machine still gets the 24 requests that one process needs for it."""
+MEASURE_PRODUCT = {"replicates": 1, "min_seconds": 1, "max_seconds": 5, "rel_ci": 0.1}
 LIMITS = {"wait_for_quiet_s": 5}
 SLOW_AND_ALREADY_THERE = {"fused_attention"}
 """The baseline has it already, and its reference would cost a minute of the demo; `optigpu ladder` measures it."""
@@ -82,10 +87,15 @@ def _demo(screen: Console, folder: Path, options: argparse.Namespace, interrupti
     environment = probe()
     device = DeviceKind.CUDA if environment.has(DeviceKind.CUDA) else DeviceKind.CPU
     screen.print(f"This machine: {environment.hardware_class}", markup=False)
+    if device is DeviceKind.CUDA:
+        prove(
+            device, cancelled=lambda: None
+        )  # no worker starts on a GPU that does not work, and the jobs would wait
     with embedded_service(folder / "demo.log") as url, Client(url) as client:
         screen.print(f"The service listens on {url}; its log is {_short(folder / 'demo.log')}", markup=False)
         stack = parse_stack(options.stack) if options.stack else suitable_stack(environment, device)
-        specs = [matmul_spec(device), ladder_spec(options.model, device, stack)]
+        documents = matmul_spec(device), ladder_spec(options.model, device, stack)
+        specs = [JobSpec.model_validate(document) for document in documents]
         jobs = _measure(screen, client, specs, interruption)
         for grid in leaderboard_grids(client.leaderboard(workload="generate", limit=10)):
             screen.print(terminal(grid))
@@ -139,29 +149,33 @@ def suitable_stack(environment: Environment, device: DeviceKind) -> list[dict[st
 
 
 def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> dict[str, Any]:
-    """The baseline, each technique alone, each prefix of the stack, and what excludes the others beside them."""
+    """The baseline, the ladder of what needs no compiling, and beside it the whole stack and what excludes it.
+
+    Each compiled variant takes half a minute, so that only one is measured.
+    """
     workload = WORKLOADS["generate"].model_validate(GENERATE)
-    beside = default_beside(probe(), device, workload, "torch", model)
+    quick = [each for each in stack if TECHNIQUES[each["name"]].phase is not Phase.COMPILATION]
+    others = default_beside(probe(), device, workload, "torch", model)
     return {
         "workload": GENERATE,
         "model": model,
         "device": device,
-        "stack": stack,
+        "stack": quick,
         "plan": "ladder",
-        "beside": [each.model_dump(mode="json") for each in beside],
+        "beside": [{"stack": stack}, *(each.model_dump(mode="json") for each in others)],
         "measure": MEASURE,
         "limits": LIMITS,
     }
 
 
 def matmul_spec(device: DeviceKind) -> dict[str, Any]:
-    """Square matrix products in fp32."""
-    workload = {"kind": "matmul", "sizes": [512, 1024]}
-    return {"workload": workload, "device": device, "measure": MEASURE, "limits": LIMITS}
+    """Two small matrix products in fp32: the first result comes soon."""
+    workload = {"kind": "matmul", "sizes": [256, 512]}
+    return {"workload": workload, "device": device, "measure": MEASURE_PRODUCT, "limits": LIMITS}
 
 
 def _measure(
-    screen: Console, client: Client, specs: list[dict[str, Any]], interruption: Interruption
+    screen: Console, client: Client, specs: list[JobSpec], interruption: Interruption
 ) -> list[JobView]:
     """Posts the jobs and follows each to its end; cancels them when it has to leave early."""
     interruption.check()

@@ -42,9 +42,14 @@ def current(url: str) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
-def is_current(url: str) -> bool:
-    """Whether the database has the newest revision: one query, for a readiness check."""
-    return current(url) == _head()
+def lacking(url: str) -> str | None:
+    """What is wrong with the database's tables, as a sentence; None for those of this version. One query."""
+    revision = current(url)
+    if revision is None:
+        return "The database has no tables yet; run `alembic upgrade head` on it."
+    if revision != _head():
+        return "The database's tables are not those of this version; run `alembic upgrade head` on it."
+    return None
 
 
 def check(url: str) -> None:

@@ -20,6 +20,7 @@ import stamina
 from httpx_sse import connect_sse
 from pydantic import BaseModel, RootModel, ValidationError
 
+from optigpu.documents.fields import line
 from optigpu.documents.views import (
     ArtifactsView,
     Comparison,
@@ -33,7 +34,7 @@ from optigpu.documents.views import (
     WorkerView,
 )
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, UnreachableError, new_id
+from optigpu.vocabulary import Frozen, OptiGPUError, ServiceError, SpecError, UnreachableError, new_id
 
 TIMEOUT = httpx.Timeout(10.0, read=30.0)
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=60.0)
@@ -58,12 +59,13 @@ _Document = RootModel[dict[str, Any]]
 class Client:
     """Calls one service; retries a few times if the connection or the service fails for a moment.
 
-    Methods raise ServiceError when the service answers with a problem, UnreachableError when none answers.
+    Raises SpecError for what is no address or no key. Methods raise ServiceError when the service answers with a
+    problem, UnreachableError when none answers.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.base_url = (base_url if "://" in base_url else f"http://{base_url}").rstrip("/")
+        headers = {"Authorization": f"Bearer {_key(api_key)}"} if api_key else {}
+        self.base_url = _address(base_url)
         self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=TIMEOUT)
 
     def __enter__(self) -> Self:
@@ -96,12 +98,16 @@ class Client:
         return _view(JobView, self._call("GET", _path("jobs", job_id)))
 
     def jobs(
-        self, *, state: str | None = None, limit: int | None = None, cursor: str | None = None
+        self,
+        *,
+        state: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
     ) -> JobPage:
         """A page of jobs, newest first."""
-        return _view(
-            JobPage, self._call("GET", "/v1/jobs", params=_given(state=state, limit=limit, cursor=cursor))
-        )
+        asked = _given(state=state, tag=tag, limit=limit, cursor=cursor)
+        return _view(JobPage, self._call("GET", "/v1/jobs", params=asked))
 
     def cancel(self, job_id: str) -> JobView:
         """Asks for a job to stop; changes nothing if it has ended."""
@@ -134,7 +140,7 @@ class Client:
         return self.job(job_id)
 
     def report(self, job_id: str) -> dict[str, Any]:
-        """`{"spec", "results", "attribution"}`, the object that `optigpu run --json` prints.
+        """`{"spec", "results", "attribution"}`, the object that `optigpu run --format json` prints.
 
         It holds the results so far; the attribution is null until the job has ended.
         """
@@ -224,6 +230,23 @@ class Client:
         return self._http.request(method, path, **request).raise_for_status()
 
 
+def _address(text: str) -> str:
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host or any(map(str.isspace, text)):
+        raise SpecError(f"{text!r} is not the address of a service; write it as http://HOST:PORT.")
+    return url
+
+
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable()):
+        raise SpecError("The API key has characters that no key has; copy it again.")
+    return text
+
+
 def _worth_another_try(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in _AGAIN_STATUS
@@ -249,8 +272,11 @@ def _service_error(response: httpx.Response) -> ServiceError:
         problem = {}
     if not isinstance(problem, dict):
         problem = {}
-    entries = problem.get("errors") or ()
-    fields = "\n".join(f"{entry.get('field')}: {entry.get('message')}" for entry in entries)
+    errors = problem.get("errors")
+    entries = errors if isinstance(errors, list) else []
+    fields = "\n".join(
+        line(each) for each in entries if isinstance(each, dict) and {"field", "message"} <= each.keys()
+    )
     text = fields or problem.get("detail") or f"The service answered {response.status_code}."
     return ServiceError(text, response.status_code, problem)
 

@@ -14,14 +14,16 @@ from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.quiet_start import wait_for_quiet
+from optigpu.conductor.requirements import require_device
 from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
 from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
+from optigpu.hardware import probe
 from optigpu.job.attribution import attribute
 from optigpu.job.estimate import plan_time
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import CancelledError, Frozen, Role, StoppedError, VariantStatus
+from optigpu.vocabulary import CancelledError, DeviceKind, Frozen, Role, StoppedError, VariantStatus
 
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
@@ -54,7 +56,7 @@ def never() -> str | None:
 
 
 def run(
-    spec: JobSpec,
+    spec: JobSpec | Mapping[str, Any],
     on_event: Callable[[Event], None],
     *,
     cancelled: Callable[[], str | None] = never,
@@ -64,7 +66,7 @@ def run(
     program: Sequence[str] = REPLICATE,
     memory_rule: MakeMemoryRule = MemoryBudget,
 ) -> Report:
-    """Measures the variants of a job while no other job is measured on the device.
+    """Measures the variants of a job, a JobSpec or its JSON, while no other job is measured on the device.
 
     `done` are the outcomes of variants, by their index, that an earlier attempt has measured; these are not measured
     again. `on_event` is called with each event as it happens. `cancelled` is asked at least once a second for a reason
@@ -73,10 +75,14 @@ def run(
     the device; the wait for other processes to rest is part of it. When the job is cancelled or its time is up, whole
     replicates become results, and a variant without one ends with a reason.
 
-    Raises SpecError for a plan with too many variants or too little time, OptiGPUError if the device cannot be locked,
-    and what `on_event` and `cancelled` raise. No process is left behind in any case.
+    Raises SpecError for a request that is wrong, or a plan with too many variants or too little time, UnsupportedError
+    where this machine has no such device, OptiGPUError if the device cannot be locked, and what `on_event` and
+    `cancelled` raise. No process is left behind in any case.
     """
+    spec = spec if isinstance(spec, JobSpec) else JobSpec.model_validate(spec)
     variants = variants_of(spec)
+    if spec.device is not DeviceKind.CPU:
+        require_device(spec, probe())
     on_event(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
     )

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from pydantic import ValidationError
 
 from optigpu.documents.events import Event, VariantFinished
-from optigpu.documents.files import read_json
+from optigpu.documents.files import is_report, read_json
 from optigpu.documents.result import Attribution
 from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.paths import data_dir
@@ -69,7 +72,7 @@ class KeptRun:
 
     @property
     def samples(self) -> dict[str, Document]:
-        """The raw samples of each result, by its id; empty for a file of `optigpu run --json`, which has none."""
+        """The raw samples of each result, by its id; a file that was printed as JSON has none."""
         ids = {result["variant"]["index"]: str(result["id"]) for result in self.results}
         outcomes = self.document.get("outcomes", [])
         return {ids[each["index"]]: each["samples"] for each in outcomes if each["index"] in ids}
@@ -99,7 +102,12 @@ class Keeper:
     """Keeps a run that is to come: the files that its meters leave as they come, its report at the end."""
 
     def __init__(self) -> None:
+        """Raises OptiGPUError if nothing can be written there: better now than when everything was measured."""
         self.id = new_id()
+        with _writing(folder()):
+            folder().mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder()):
+                pass
 
     def saw(self, event: Event) -> None:
         """Copies a variant's artifacts, which exist only while its event is handled."""
@@ -127,8 +135,8 @@ def _writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OptiGPUError(
-            f"The run could not be kept in {place} ({error.strerror}); free space there, or name another folder "
-            "in OPTIGPU_DATA_DIR."
+            f"Runs cannot be kept in {place} ({error.strerror}); make room or give the right to write there, or "
+            "name another folder in OPTIGPU_DATA_DIR."
         ) from error
 
 
@@ -194,16 +202,24 @@ def find(name: str) -> KeptRun:
 def read(path: Path) -> KeptRun:
     """The run in a file. Raises SpecError if it cannot be read, is no run, or was written by a later version."""
     document = read_json(path)
-    if not isinstance(document, dict) or not {"spec", "results", "attribution"} <= set(document):
+    if not is_report(document) or not _is_attribution(document.get("attribution")):
         raise SpecError(
-            f"{path} holds no run; give a file of {folder()}, or one that `optigpu run --json` wrote."
+            f"{path} holds no run; give a file of {folder()}, or one that `optigpu run --format json` wrote."
         )
     if document.get("format", RUN_FORMAT) > RUN_FORMAT:
         raise SpecError(
             f"{path} was written by a later version of OptiGPU (format {document['format']}, this one reads up to "
             f"{RUN_FORMAT}); update OptiGPU."
         )
-    return KeptRun(path, {"id": path.stem, "created_at": "", "format": RUN_FORMAT} | document)
+    return KeptRun(path, {"id": path.stem, "created_at": "", "format": RUN_FORMAT, **document})
+
+
+def _is_attribution(document: object) -> bool:
+    try:
+        Attribution.model_validate(document, extra="ignore")
+    except ValidationError:
+        return False
+    return True
 
 
 def _may_be_id(name: str) -> bool:

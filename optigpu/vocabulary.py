@@ -4,6 +4,7 @@ Errors, as a tree::
 
     OptiGPUError
     ├── SpecError               a job that can never run: wrong from the moment it is posted
+    │   └── ...                 with an entry for each wrong field: optigpu.documents.fields
     ├── UnsupportedError        this machine or this model cannot do it; the variant ends `unsupported`
     ├── ReplicateError          a measuring process failed; the variant ends `failed`
     │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
@@ -136,6 +137,22 @@ class DeviceKind(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class BenchMode(StrEnum):
+    """How much `optigpu bench` measures."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class Precision(StrEnum):
+    """What weights are stored as while a model decodes."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
 
 
 class JobState(StrEnum):

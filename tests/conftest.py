@@ -1,11 +1,18 @@
 """Fixtures and selection for all tests: real servers, the datasets, no GPU test without a GPU, the quick tests."""
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import pynvml
 import pytest
+
+from tests.servers.machine import this_machine
+from tests.servers.postgres import POSTGRES
+from tests.servers.redis import REDIS
+from tests.servers.rule import Kind, advice, is_possible
 
 pytest_plugins = ["pytester", "tests.servers.fixtures"]
 
@@ -26,8 +33,13 @@ All other tests use their own processes, folders, databases and a CPU of their o
 
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
-SERVERS = frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "redis_url"})
-"""Fixtures that start a server; `make check` runs no test that needs one."""
+SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
+    {
+        POSTGRES: frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "postgresql"}),
+        REDIS: frozenset({"redis_url"}),
+    }
+)
+"""For each server the fixtures that start it, and the cases that run on it; `make check` runs no such test."""
 
 
 def pytest_configure() -> None:
@@ -58,6 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("gptq", config, items)
     if not has_llama_cpp():
         leave_out("llama", config, items)
+    for kind in impossible():
+        leave_out_of(kind, config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for kind in impossible():
+        terminalreporter.write_line(f"Tests that need {kind.name} were left out: {advice(kind)}")
 
 
 def is_quick(item: pytest.Item, seen: set[str]) -> bool:
@@ -71,11 +90,24 @@ def is_quick(item: pytest.Item, seen: set[str]) -> bool:
     return is_first or place.startswith(("unit/", "contract/"))
 
 
-def needs_a_server(item: pytest.Item) -> bool:
-    """Whether it runs on PostgreSQL or Redis, by its fixtures or as one of its cases."""
+def needs_a_server(item: pytest.Item, kinds: Iterable[Kind] = SERVERS) -> bool:
+    """Whether it runs on one of these servers, by its fixtures or as one of its cases."""
     call = getattr(item, "callspec", None)
-    values = call.params.values() if call else ()
-    return "postgresql" in values or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+    values = [value for value in call.params.values() if isinstance(value, str)] if call else []
+    used = {*values, *getattr(item, "fixturenames", ())}
+    return any(not SERVERS[kind].isdisjoint(used) for kind in kinds)
+
+
+def impossible() -> list[Kind]:
+    """The servers to which this machine has no way."""
+    return [kind for kind in SERVERS if not is_possible(kind, this_machine())]
+
+
+def leave_out_of(kind: Kind, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests that need a server."""
+    unmet = [item for item in items if needs_a_server(item, [kind])]
+    config.hook.pytest_deselected(items=unmet)
+    items[:] = [item for item in items if item not in unmet]
 
 
 def leave_out(marker: str, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -104,6 +136,15 @@ def gpu_count() -> int:
     count: int = pynvml.nvmlDeviceGetCount()
     pynvml.nvmlShutdown()
     return count
+
+
+@pytest.fixture(autouse=True)
+def usual_priority() -> Iterator[None]:
+    """A test that measures in this process leaves it at the highest priority, which is not for the tests after it."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    if os.getpriority(os.PRIO_PROCESS, 0) != before:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @pytest.fixture(scope="session")

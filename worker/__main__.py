@@ -1,10 +1,12 @@
-"""`python -m worker [--device cpu|cuda]`: runs jobs until it receives SIGINT or SIGTERM.
+"""`python -m worker [--device cpu|cuda] [--gpu UUID]`: runs jobs until it receives SIGINT or SIGTERM.
 
-Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Exit status 2 means that it could not
-start; the reason is printed on stderr.
+Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Its device proves that it works before
+it takes jobs. Exit status 2 means that the worker could not start, 1 that its device stopped working; the reason is
+printed on stderr.
 """
 
 import argparse
+import os
 import sys
 from contextlib import closing
 
@@ -13,17 +15,20 @@ import structlog
 from pydantic import ValidationError
 
 import migrations
+from optigpu.documents.fields import describe_settings
 from optigpu.paths import lock_dir
 from optigpu.store import workers
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.variables import unknown_variables
 from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
-from worker import logs, poll
+from worker import heartbeat_file, logs, poll
 from worker.capabilities import serving
 from worker.context import WorkerContext, retrying
+from worker.gpu_choice import show_only
 from worker.settings import WorkerSettings
 
-CANNOT_START = 2
+CANNOT_START, DEVICE_LOST, INTERRUPTED = 2, 1, 130
 
 log = structlog.stdlib.get_logger("worker")
 
@@ -31,45 +36,70 @@ log = structlog.stdlib.get_logger("worker")
 def main() -> int:
     """Runs the worker; returns the process's exit status."""
     try:
-        wanted, settings = _wanted_device(), _settings()
+        options, settings = _options(), _settings()
         logs.configure(settings.log_level, as_json=settings.redis_url is not None)
+        _warn_of_unknown_variables()
+        if settings.heartbeat_file:
+            heartbeat_file.renew(settings.heartbeat_file, 0)  # it can be written; the worker is not alive yet
         _require_tables(settings.database_url)
-        with serving(wanted, lock_dir()) as info, closing(Database(settings.database_url)) as database:
-            _work(WorkerContext(info=info, database=database, settings=settings))
+        lost = _run(options, settings)
     except OptiGPUError as error:
-        print(f"python -m worker: {error}", file=sys.stderr)
-        return CANNOT_START
-    return 0
+        return _ended(CANNOT_START, str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0 if lost is None else _ended(DEVICE_LOST, lost)
 
 
-def _wanted_device() -> DeviceKind | None:
+def _run(options: argparse.Namespace, settings: WorkerSettings) -> str | None:
+    """Works until asked to stop, or until the device no longer works: then the reason is returned."""
+    if options.gpu:
+        show_only(options.gpu)
+    with serving(options.device, lock_dir()) as info, closing(Database(settings.database_url)) as database:
+        context = WorkerContext(info=info, database=database, settings=settings)
+        context.prove_device()
+        _work(context)
+        return context.lost
+
+
+def _ended(status: int, why: str) -> int:
+    print(f"python -m worker: {why}", file=sys.stderr)
+    return status
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m worker", description="Runs jobs until it receives SIGINT or SIGTERM."
     )
     which = "the device to measure on; by default a GPU if there is one, else the CPU"
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
-    device: DeviceKind | None = parser.parse_args().device
-    return device
+    one = "the GPU or MIG slice to measure on, by its UUID of `nvidia-smi -L`; by default the first that is free"
+    parser.add_argument("--gpu", metavar="UUID", help=one)
+    options = parser.parse_args()
+    if options.gpu and options.device is DeviceKind.CPU:
+        parser.error("--gpu names a GPU and --device says cpu; leave one of them out")
+    return options
+
+
+def _warn_of_unknown_variables() -> None:
+    for sentence in unknown_variables(os.environ):
+        log.warning("unknown_setting", reason=sentence)
 
 
 def _settings() -> WorkerSettings:
     try:
         return WorkerSettings()
     except ValidationError as error:
-        wrong = (f"OPTIGPU_{item['loc'][0]}".upper() + f": {item['msg']}" for item in error.errors())
-        raise OptiGPUError("; ".join(wrong)) from None
+        raise OptiGPUError(describe_settings(error, "OPTIGPU_")) from None
 
 
 def _require_tables(url: str) -> None:
     """Waits for a database that is away. Raises StoreError if its tables are not those of this version."""
 
-    def current() -> bool:  # without arguments: the log of a retry would show the URL with its password
-        return migrations.is_current(url)
+    def lacking() -> str | None:  # without arguments: the log of a retry would show the URL with its password
+        return migrations.lacking(url)
 
-    if not stamina.RetryingCaller(attempts=None, timeout=None)(StoreUnavailableError, current):
-        raise StoreError(
-            "The database's tables are not those of this version; run `alembic upgrade head` on it."
-        )
+    if why := stamina.RetryingCaller(attempts=None, timeout=None)(StoreUnavailableError, lacking):
+        raise StoreError(why)
 
 
 def _work(context: WorkerContext) -> None:
@@ -98,6 +128,8 @@ def _sign_off(context: WorkerContext) -> None:
         context.write(lambda session: workers.leave(session, context.info.id))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
+    if context.settings.heartbeat_file:
+        context.settings.heartbeat_file.unlink(missing_ok=True)
     log.info("worker.stopped", worker_id=context.info.id)
 
 

@@ -1,11 +1,14 @@
 """Service mode: a Celery worker that looks for work when the doorbell rings."""
 
+import os
+import signal
+
 import celery
 import structlog
 from celery import signals
 from kombu.exceptions import OperationalError
 
-from optigpu.store.doorbell import LOOK_TASK, queue_for
+from optigpu.store.doorbell import LOOK_TASK, broker_url, queue_for
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.sweeper import Sweeper
@@ -33,9 +36,9 @@ CONFIGURATION: dict[str, object] = {
 }
 
 
-def serve(context: WorkerContext, broker_url: str) -> None:
+def serve(context: WorkerContext, redis_url: str) -> None:
     """Looks for a job at each message until the process is asked to stop."""
-    app = celery.Celery("optigpu", broker=broker_url)
+    app = celery.Celery("optigpu", broker=broker_url(redis_url))
     app.conf.update(CONFIGURATION)
     queue = queue_for(context.info.device)
 
@@ -43,6 +46,8 @@ def serve(context: WorkerContext, broker_url: str) -> None:
     def look() -> None:
         while execute_next(context):
             pass
+        if context.lost is not None:
+            os.kill(os.getpid(), signal.SIGTERM)  # what makes Celery stop: a task cannot tell it to
 
     @signals.worker_shutting_down.connect(weak=False)
     def stop(**_: object) -> None:

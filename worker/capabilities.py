@@ -7,14 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import structlog
+
 from optigpu import __version__
 from optigpu.backends import BACKENDS
 from optigpu.conductor.processes.locks import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
+from optigpu.documents.selftest import SelfTestSummary
 from optigpu.hardware import hardware_class
 from optigpu.hardware.probe import probed
+from optigpu.models.held import held_models, may_download
+from optigpu.selftest import kept
 from optigpu.store.workers import WorkerInfo
+from optigpu.surgery.extras import OPTIONAL_PACKAGES
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError, new_id
+
+log = structlog.stdlib.get_logger(__name__)
 
 ROOT = Path("/")
 """Asked anew, not by way of `probe`, which remembers the hardware: each job's own probe must see one GPU alone."""
@@ -50,8 +58,25 @@ def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
         memory_bytes=environment.memory_bytes,
         vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
         backends=tuple(name for name, backend in BACKENDS.items() if not backend.missing(environment)),
+        packages=tuple(name for name in OPTIONAL_PACKAGES if name in environment.software),
+        models=held_models(),
+        downloads=may_download(),
         version=__version__,
+        selftest=_selftest(environment, device),
     )
+
+
+def with_models(worker: WorkerInfo) -> WorkerInfo:
+    """The description with the models that lie on this machine now."""
+    return worker.model_copy(update={"models": held_models(), "downloads": may_download()})
+
+
+def _selftest(environment: Environment, device: DeviceKind) -> SelfTestSummary | None:
+    """What the last self-test of the device found, if it holds for this hardware and software."""
+    found = kept.read(environment, device)
+    if found.ignored:
+        log.warning("selftest.ignored", reason=found.ignored)
+    return found.outcome.summary if found.outcome else None
 
 
 @contextmanager

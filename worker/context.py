@@ -1,11 +1,12 @@
 """What a worker process works with, made once at its start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import stamina
 
+from optigpu.conductor.proof import PROOF, prove
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.workers import WorkerInfo
@@ -17,13 +18,20 @@ T = TypeVar("T")
 
 @dataclass
 class WorkerContext:
-    """One worker: who it is, its database, its settings, the flag that stops it, and the job that it works on."""
+    """One worker: who it is, its database, its settings, the flag that stops it, and the job that it works on.
+
+    `in_doubt` says that a variant failed since the device was last proven, and `lost` why the device no longer works.
+    `proof` is the program that proves it.
+    """
 
     info: WorkerInfo
     database: Database
     settings: WorkerSettings
     stopping: Stopping = field(default_factory=Stopping)
     job_id: str | None = None
+    in_doubt: bool = False
+    lost: str | None = None
+    proof: Sequence[str] = PROOF
 
     def write(self, change: Callable[[Session], T]) -> T:
         """One transaction of its own. Raises StoreUnavailableError when the database is away."""
@@ -34,6 +42,13 @@ class WorkerContext:
         """One state of the database. Raises StoreUnavailableError when the database is away."""
         with self.database.read() as session:
             return query(session)
+
+    def prove_device(self) -> None:
+        """Raises UnsupportedError if the device does not work, CancelledError if the worker is to stop meanwhile."""
+        prove(self.info.device, cancelled=self._reason_to_stop, program=self.proof)
+
+    def _reason_to_stop(self) -> str | None:
+        return "The worker was asked to stop." if self.stopping.asked else None
 
 
 def retrying(attempt: Callable[[], T], worth_retrying: Callable[[], bool]) -> T:

@@ -4,11 +4,20 @@ import time
 
 import structlog
 
+from optigpu.documents.ranking import why_none_ranks
 from optigpu.run import Report, run
 from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.leases import Lease
-from optigpu.vocabulary import AttemptEndedError, JobState, LeaseLostError, OptiGPUError, VariantStatus
+from optigpu.vocabulary import (
+    AttemptEndedError,
+    CancelledError,
+    JobState,
+    LeaseLostError,
+    OptiGPUError,
+    UnsupportedError,
+    VariantStatus,
+)
 from worker.context import WorkerContext
 from worker.heartbeat import Heartbeat, Interruption
 from worker.recorder import Recorder
@@ -21,7 +30,7 @@ def execute_next(context: WorkerContext) -> bool:
 
     Never raises for what a job, a database that is away or another worker does: that is recorded, or logged.
     """
-    if context.stopping.asked:
+    if context.stopping.asked or not _device_works(context):
         return False
     before = time.monotonic()
     lease = _claim(context)
@@ -29,10 +38,31 @@ def execute_next(context: WorkerContext) -> bool:
         return False
     context.job_id = lease.job_id
     heartbeat = Heartbeat(context, lease, claimed_at=before)
+    recorder = Recorder(context, lease, heartbeat)
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt), heartbeat:
         log.info("job.claimed", fencing=lease.fencing)
-        _see_to_its_end(lease, Recorder(context, lease, heartbeat))
-    context.job_id = None
+        _see_to_its_end(lease, recorder)
+    context.job_id, context.in_doubt = None, recorder.saw_failure
+    return True
+
+
+def _device_works(context: WorkerContext) -> bool:
+    """After a failure the device proves itself again, since one that is gone would fail every other job as well.
+
+    If it cannot, the worker is told to stop, and `lost` says why.
+    """
+    if not context.in_doubt:
+        return True
+    try:
+        context.prove_device()
+    except CancelledError:
+        return False
+    except UnsupportedError as error:
+        log.error("device.lost", reason=str(error))
+        context.lost = str(error)
+        context.stopping.ask()
+        return False
+    context.in_doubt = False
     return True
 
 
@@ -87,12 +117,13 @@ def _interrupted(recorder: Recorder) -> None:
 def _end(recorder: Recorder, report: Report) -> None:
     """A job in which something was measured has succeeded, unless it was cancelled: each variant that was not says why.
 
-    A job that stopped before its end says so as well.
+    A job that stopped before its end says so as well, and one in which no result can be ranked.
     """
     variants = recorder.stored().variants
     if report.cancelled:
         recorder.finish(JobState.CANCELLED, report.stopped, report.attribution)
     elif any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
-        recorder.finish(JobState.SUCCEEDED, report.stopped, report.attribution)
+        reasons = report.stopped, why_none_ranks(report.document()["results"])
+        recorder.finish(JobState.SUCCEEDED, " ".join(filter(None, reasons)) or None, report.attribution)
     else:
         recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", report.attribution)

@@ -20,7 +20,7 @@ from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import artifacts, jobs, leases, outcomes
 from optigpu.store.database import Session
 from optigpu.store.leases import Lease
-from optigpu.vocabulary import AttemptEndedError, JobState
+from optigpu.vocabulary import AttemptEndedError, JobState, VariantStatus
 from worker.context import WorkerContext, retrying
 from worker.heartbeat import Heartbeat, Interruption
 
@@ -33,13 +33,15 @@ class Recorder:
     """The listener of a run: each event becomes a write with the lease's fencing number.
 
     While the database is away a write is tried again, until the lease is lost or the worker is asked to stop. Raises
-    LeaseLostError through the run when another worker holds the job, so that the run stops.
+    LeaseLostError through the run when another worker holds the job, so that the run stops. `saw_failure` says whether
+    a variant or the whole job failed.
     """
 
     def __init__(self, context: WorkerContext, lease: Lease, heartbeat: Heartbeat) -> None:
         self._context = context
         self._lease = lease
         self._heartbeat = heartbeat
+        self.saw_failure = False
 
     def __call__(self, event: Event) -> None:
         """Records one event of the run."""
@@ -89,6 +91,7 @@ class Recorder:
 
     def finish(self, state: JobState, reason: str | None, attribution: Attribution | None = None) -> None:
         """Ends the job."""
+        self.saw_failure = self.saw_failure or state is JobState.FAILED
         self._write(lambda session: outcomes.finish(session, self._lease, state, reason, attribution))
         log.info(f"job.{state}", reason=reason)
 
@@ -102,6 +105,7 @@ class Recorder:
         log.info("variant.started", variant=index)
 
     def _save(self, outcome: Outcome) -> None:
+        self.saw_failure = self.saw_failure or outcome.status is VariantStatus.FAILED
         # Read once and before the write: its transaction is short, and is tried again while the database is away.
         files = artifacts.read(outcome.artifacts)
         self._write(lambda session: outcomes.save_outcome(session, self._lease, outcome, files))

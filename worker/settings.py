@@ -1,5 +1,6 @@
 """A worker's settings: environment variables that begin with OPTIGPU_."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ class WorkerSettings(BaseSettings):
 
     Without `redis_url` it polls the database every `poll_s` seconds (embedded); with it, it is a Celery worker
     (service). `lease_s` is how long a job stays this worker's after its last sign of life.
+    `heartbeat_file` is renewed with each sign of life: `worker.heartbeat_file`.
     """
 
     model_config = SettingsConfigDict(env_prefix="OPTIGPU_", frozen=True, env_ignore_empty=True)
@@ -24,3 +26,4 @@ class WorkerSettings(BaseSettings):
     lease_s: float = Field(30.0, ge=1, le=3600)
     poll_s: float = Field(1.0, gt=0, le=60)
     sweep_s: float = Field(5.0, gt=0, le=600)
+    heartbeat_file: Path | None = None

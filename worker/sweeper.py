@@ -1,4 +1,4 @@
-"""A worker's housekeeping: notes that it is alive, requeues jobs of lost workers, rings for queued jobs."""
+"""A worker's housekeeping: says that it lives and which models it has, takes lost jobs back, rings for queued ones."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ import structlog
 
 from optigpu.store import leases, queue, workers
 from optigpu.store.errors import StoreUnavailableError
+from worker import heartbeat_file
 from worker.background import Background
+from worker.capabilities import with_models
 from worker.context import WorkerContext
 
 log = structlog.stdlib.get_logger(__name__)
@@ -25,15 +27,26 @@ class Sweeper(Background):
         self._ring = ring
 
     def sweep(self) -> None:
-        """One round. Raises StoreUnavailableError."""
+        """One round. Raises StoreUnavailableError, and OptiGPUError for a heartbeat file that cannot be written."""
         context = self._context
         context.write(lambda session: workers.seen(session, context.info.id, context.job_id))
+        if context.settings.heartbeat_file:
+            heartbeat_file.renew(context.settings.heartbeat_file, context.settings.lease_s)
+        if context.job_id is None:  # nothing searches the disk while a job is measured
+            self._note_models()
         swept = context.write(leases.sweep)
         for state, ids in swept:
             for job_id in ids:
                 log.warning(f"job.{state}", job_id=job_id, reason="its worker's lease ran out")
         if self._ring and context.read(lambda session: queue.waiting(session, context.info.device)):
             self._ring()
+
+    def _note_models(self) -> None:
+        """Models that were added or removed since the last round."""
+        now = with_models(self._context.info)
+        if now != self._context.info:
+            self._context.write(lambda session: workers.note_models(session, now))
+            self._context.info = now
 
     def _run(self) -> None:
         settings = self._context.settings

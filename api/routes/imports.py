@@ -26,6 +26,6 @@ def import_run(posted: PostedRun, service: ServiceDep, _: Administrator, respons
     They are ranked as others are, on their own hardware; who imports vouches for them.
     """
     with service.database.write() as session:
-        job = linked(imports.add(session, posted.run, posted.spec))
+        job = linked(imports.add(session, posted.run, posted.spec), service)
     response.headers["Location"] = job.links["self"]
     return job

@@ -8,8 +8,9 @@ from api.auth import Administrator, Caller, Reader, Submitter
 from api.bodies import PostedSpec
 from api.openapi import GUARDED, POSTED_JOB, problems
 from api.parameters import PRINTABLE, Cursor, Id, Limit, Withdrawing
-from api.service import ServiceDep
+from api.service import Service, ServiceDep
 from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView
+from optigpu.job.spec import Tag
 from optigpu.store import jobs, withdrawals
 from optigpu.vocabulary import Frozen, JobState
 
@@ -32,6 +33,7 @@ class JobFilter(Frozen):
     """Which jobs to list."""
 
     state: JobState | None = None
+    tag: Tag | None = None
     limit: Limit = 50
     cursor: Cursor | None = None
 
@@ -58,12 +60,17 @@ def submit_job(
     after_commit: BackgroundTasks,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
-    """Validates the job and stores it; a worker that can run it picks it up."""
+    """Validates the job and stores it; a worker that can run it picks it up. `unserved` says why none can, if so."""
     with service.database.write() as session:
-        submitted = jobs.submit(session, spec, idempotency_key=_callers_own(idempotency_key, who))
+        submitted = jobs.submit(
+            session,
+            spec,
+            idempotency_key=_callers_own(idempotency_key, who),
+            lease_s=service.settings.lease_s,
+        )
     if submitted.created:
         after_commit.add_task(service.doorbell.ring, spec.device)
-    job = linked(submitted.job)
+    job = linked(submitted.job, service)
     response.headers["Location"] = job.links["self"]
     return job
 
@@ -72,22 +79,25 @@ def submit_job(
 def list_jobs(service: ServiceDep, _: Reader, wanted: Annotated[JobFilter, Query()]) -> JobPage:
     """A page of jobs; `next_cursor` leads to the one after it."""
     with service.database.read() as session:
-        page = jobs.list_(session, state=wanted.state, limit=wanted.limit, cursor=wanted.cursor)
-    return page.model_copy(update={"jobs": tuple(map(linked, page.jobs))})
+        page = jobs.list_(
+            session, state=wanted.state, tag=wanted.tag, limit=wanted.limit, cursor=wanted.cursor
+        )
+    return page.model_copy(update={"jobs": tuple(linked(job, service) for job in page.jobs)})
 
 
 @router.get("/{id}", operation_id="get_job", summary="Get a job", responses=problems(404, 410))
 def get_job(job_id: Id, service: ServiceDep, _: Reader) -> JobView:
-    """State, progress, queue position, attempts and variants."""
+    """State, progress, queue position, attempts and variants; and while no live worker can take the job, why."""
     with service.database.read() as session:
-        return linked(jobs.get(session, job_id))
+        return linked(jobs.get(session, job_id, lease_s=service.settings.lease_s), service)
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404, 410))
 def cancel_job(job_id: Id, service: ServiceDep, _: Submitter) -> JobView:
     """A queued job is cancelled at once, a running one when its processes have ended. An ended job stays as it is."""
     with service.database.write() as session:
-        return linked(jobs.request_cancel(session, job_id))
+        job = jobs.request_cancel(session, job_id, lease_s=service.settings.lease_s)
+    return linked(job, service)
 
 
 @router.delete("/{id}", operation_id="withdraw_job", summary="Withdraw a job", responses=problems(404, 409))
@@ -100,9 +110,9 @@ def withdraw_job(
         return withdrawals.withdraw_job(session, job_id, asked.by(who))
 
 
-def linked(job: Job) -> Job:
+def linked(job: Job, service: Service) -> Job:
     """The job with its links."""
-    place = f"/v1/jobs/{job.id}"
+    place = f"{service.settings.prefix}/v1/jobs/{job.id}"
     links = {name: f"{place}/{name}" for name in ("events", "results", "cancel")}
     return job.model_copy(update={"links": {"self": place} | links})
 

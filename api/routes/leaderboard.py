@@ -82,10 +82,10 @@ class LeaderboardFilter(Frozen):
         given = self.model_dump(exclude={"format", "metric"})
         return LeaderboardQuery(**given, metric=self.metric.value if self.metric else None)
 
-    def link(self, **changes: str) -> str:
+    def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
         given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
-        return f"/v1/leaderboard?{urlencode({name: _word(value) for name, value in given.items()})}"
+        return f"{prefix}/v1/leaderboard?{urlencode({name: _word(value) for name, value in given.items()})}"
 
 
 PAGE: dict[str, object] = {
@@ -111,25 +111,25 @@ def get_leaderboard(
     A board is one workload with its shapes and its model; rows are ranked within it, and rows whose intervals overlap
     share a rank. Several boards show their first rows: `links.self` of a board leads to all of them.
     """
-    query = wanted.query()
+    query, prefix = wanted.query(), service.settings.prefix
     with service.database.read() as session:
         check_filters(session, query)
-        page = _linked(leaderboard.query(session, query), wanted)
+        page = _linked(leaderboard.query(session, query), wanted, prefix)
     form = wanted.format or _accepted(request.headers.get("accept", ""))
     response = _written(page, form)
     response.headers["Vary"] = "Accept"
     if cursor := _next_cursor(page, wanted):
-        response.headers["Link"] = f'<{wanted.link(cursor=cursor)}>; rel="next"'
+        response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response
 
 
-def _linked(page: LeaderboardPage, wanted: LeaderboardFilter) -> LeaderboardPage:
+def _linked(page: LeaderboardPage, wanted: LeaderboardFilter, prefix: str) -> LeaderboardPage:
     """The page with a link from each board to all of its rows; one of several shows only the first."""
     boards = []
     for board in page.boards:
-        links = {"self": wanted.link(workload=board.workload_digest)}
+        links = {"self": wanted.link(prefix, workload=board.workload_digest)}
         if board.next_cursor:
-            links["next"] = wanted.link(workload=board.workload_digest, cursor=board.next_cursor)
+            links["next"] = wanted.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
         boards.append(board.model_copy(update={"links": links}))
     return page.model_copy(update={"boards": tuple(boards)})
 

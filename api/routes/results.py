@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(
 
 
 class JobResults(Frozen):
-    """The output of `optigpu run --json`: the request, the results so far, and the gain of each technique."""
+    """The output of `optigpu run --format json`: the request, the results so far, and the gain of each technique."""
 
     spec: dict[str, Any]
     results: tuple[Result, ...]
@@ -63,7 +63,7 @@ def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     """All metrics of one variant, with the verdict and the environment in which they were measured."""
     with service.database.read() as session:
         document = results.get(session, result_id)
-    place = f"/v1/results/{result_id}"
+    place = f"{service.settings.prefix}/v1/results/{result_id}"
     links = (f'<{place}/{name}>; rel="related"; title="{name}"' for name in ("samples", "artifacts"))
     return JSONResponse(document, headers={"Link": ", ".join(links)})
 
@@ -102,7 +102,7 @@ def list_artifacts(result_id: Id, service: ServiceDep, _: Reader) -> ArtifactsVi
     """Files from the meters, such as a profiler's trace. A file that could not be kept has a reason and no link."""
     with service.database.read() as session:
         found = artifacts.list_(session, result_id)
-    place = f"/v1/results/{result_id}/artifacts"
+    place = f"{service.settings.prefix}/v1/results/{result_id}/artifacts"
     linked = (
         artifact.model_copy(update={"links": {"self": f"{place}/{artifact.name}"}})
         if artifact.reason is None

@@ -25,6 +25,7 @@ from pydantic import Field, TypeAdapter
 from optigpu.documents.facts import MeterFacts, RunFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
+from optigpu.documents.selftest import SelfCheck
 from optigpu.job.spec import Measure, Variant
 from optigpu.vocabulary import DeviceKind, Frozen
 
@@ -161,10 +162,62 @@ class RunPeaks(Frozen):
     threads: int
 
 
+class RunProof(Frozen):
+    """The one line to `python -m optigpu.child.proof`: the device that is to compute something small."""
+
+    kind: Literal["run_proof"] = "run_proof"
+    device: DeviceKind
+
+
+class Proven(Frozen):
+    """The device computed what it was asked to."""
+
+    kind: Literal["proven"] = "proven"
+
+
+class ListChecks(Frozen):
+    """Asks `python -m optigpu.child.selftest` for the names of all checks."""
+
+    kind: Literal["list_checks"] = "list_checks"
+
+
+class RunCheck(Frozen):
+    """Asks it for one check, with so many threads; `folder` is for files."""
+
+    kind: Literal["run_check"] = "run_check"
+    check: SelfCheck
+    environment: Environment
+    threads: int
+    folder: str
+
+
+class Checks(Frozen):
+    """Every check of the self-test, in the order in which they run."""
+
+    kind: Literal["checks"] = "checks"
+    checks: tuple[SelfCheck, ...]
+
+
+class Checked(Frozen):
+    """What a check found: its largest error, null if that is NaN or infinite, and the bound, both as shares of `of`."""
+
+    kind: Literal["checked"] = "checked"
+    error: float | None
+    bound: float
+    of: str
+    how: str = ""
+
+
 AnyCommand = RunRound | RunAudit | RunMeter | RunReference
-AnyAnswer = Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks
+AnySelfTestCommand = ListChecks | RunCheck
+AnyAnswer = (
+    Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks | Checked
+)
 Command = Annotated[AnyCommand, Field(discriminator="kind")]
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]
 
 COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Command)
+SELF_TEST_COMMAND: TypeAdapter[AnySelfTestCommand] = TypeAdapter(
+    Annotated[AnySelfTestCommand, Field(discriminator="kind")]
+)
 ANSWER: TypeAdapter[AnyAnswer] = TypeAdapter(Answer)

@@ -1,4 +1,4 @@
-"""Measured figures that claims are compared with, from `optigpu run --json` and from a leaderboard."""
+"""Measured figures that claims are compared with, from `optigpu run --format json` and from a leaderboard."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

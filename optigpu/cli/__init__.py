@@ -6,15 +6,23 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import charts, claims, compare, leaderboard, local, remote, runs
+from optigpu.cli import bench, charts, claims, compare, leaderboard, local, remote, runs, selftest
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
+
+EXIT_STATUS = (
+    "Exit status: 0 done; 1 failed; 2 a wrong request; 3 measured, and no result can be ranked; 130 interrupted (143: "
+    "SIGTERM)."
+)
 
 app = typer.Typer(
     name="optigpu",
+    epilog=EXIT_STATUS,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 local.add_commands(app)
+bench.add_commands(app)
+selftest.add_commands(app)
 runs.add_commands(app)
 remote.add_commands(app)
 leaderboard.add_commands(app)
@@ -39,10 +47,15 @@ def _options(
     """What each optimization layer buys on your hardware, alone and stacked."""
 
 
-def main() -> None:
-    """The entry point. Exit status: 0 done, 1 failed, 2 wrong request, 130 interrupted."""
+def bench_main() -> None:
+    """The entry point of `optigpu-bench`, a short name for `optigpu bench`."""
+    main(["bench", *sys.argv[1:]])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point; EXIT_STATUS says how it ends."""
     try:
-        app()
+        app(arguments)
     except OptiGPUError as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2 if _is_wrong_request(error) else 1)

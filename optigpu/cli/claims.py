@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, show_grid
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import METRICS, Document, SpecError
 
@@ -19,7 +19,7 @@ MOST_JOBS = 20
 ResultFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="FILE.JSON", help="A file that `optigpu run --json` wrote; may be given several times."
+        metavar="FILE.JSON", help="A file that `optigpu run --format json` wrote; may be given several times."
     ),
 ]
 MaybeUrl = Annotated[
@@ -42,7 +42,6 @@ def claims(
     results: ResultFiles = None,
     against: Against = None,
     format_: FormatOption = OutputFormat.TABLE,
-    json_: AsJson = False,
     url: MaybeUrl = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -58,7 +57,7 @@ def claims(
         measured += ranked
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
-    match OutputFormat.JSON if json_ else format_:
+    match format_:
         case OutputFormat.JSON:
             typer.echo(json.dumps(claims_document(rows, thesis), indent=2))
         case OutputFormat.CSV:
@@ -70,7 +69,7 @@ def claims(
 def read_report(path: Path) -> Document:
     """The report of a job from a file.
 
-    Raises SpecError if the file cannot be read or is not the output of `optigpu run --json`.
+    Raises SpecError if the file cannot be read or is not the output of `optigpu run --format json`.
     """
     from optigpu.claims import from_results, gap_of
 
@@ -82,7 +81,7 @@ def read_report(path: Path) -> Document:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecError(
-            f"{path} is not the report of a job; write one with `optigpu run --json > {path.name}`."
+            f"{path} is not the report of a job; write one with `optigpu run --format json > {path.name}`."
         ) from None
     found: Document = report
     return found

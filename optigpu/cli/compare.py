@@ -9,18 +9,19 @@ import typer
 
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.interrupt import Stop, stoppable
-from optigpu.cli.output import AsJson, OutputFormat, show_grid
+from optigpu.cli.output import FormatOption, OutputFormat, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:
+    from optigpu.documents.views import Comparison
     from optigpu.job.spec import JobSpec
     from optigpu.run import Report
 
 Place = Annotated[
     str,
     typer.Argument(
-        help="The id of a result at the service, or FILE or FILE#LABEL of what `optigpu run --json` wrote."
+        help="The id of a result at the service, or FILE or FILE#LABEL of what `optigpu run --format json` wrote."
     ),
 ]
 
@@ -46,7 +47,7 @@ def compare(
             "--anyway", help="Compare even where workload or hardware differ; notes name the differences."
         ),
     ] = False,
-    json_: AsJson = False,
+    format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -56,22 +57,25 @@ def compare(
 
     pair = [stored_result(place, url, api_key).result for place in (baseline, candidate)]
     comparison = compare_results(*pair, anyway=anyway)
-    if json_:
-        typer.echo(comparison.model_dump_json(indent=2))
-    else:
-        show_grid(comparison_grid(comparison), OutputFormat.TABLE)
+    document = comparison.model_dump(mode="json")
+    show_list(comparison_grid(comparison), _lines(comparison), document, format_)
+
+
+def _lines(comparison: "Comparison") -> list[Document]:
+    """A line for each metric."""
+    return [{"metric": name} | metric.model_dump(mode="json") for name, metric in comparison.metrics.items()]
 
 
 def replay(
     given: Given,
     result: Place,
-    json_: AsJson = False,
+    format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Measure a stored result's variant again on this machine and compare speed, environment and software.
 
-    Without flags it is measured as it was then. With --json, what `optigpu run --json` prints, and the comparison.
+    Without flags it is measured as it was then. With --format json, what `run` prints with it, and the comparison.
     """
     from optigpu.cli.flags import read_flags, section_flags
     from optigpu.job.replay import replay_note
@@ -87,10 +91,8 @@ def replay(
     comparison = compare_results(stored.result, new, anyway=True)
     if note := replay_note(stored.result, new):
         comparison = comparison.model_copy(update={"notes": (note, *comparison.notes)})
-    if json_:
-        typer.echo(json.dumps(document | {"comparison": comparison.model_dump(mode="json")}, indent=2))
-    else:
-        show_grid(comparison_grid(comparison), OutputFormat.TABLE)
+    document["comparison"] = comparison.model_dump(mode="json")
+    show_list(comparison_grid(comparison), _lines(comparison), document, format_)
     if report.cancelled:
         raise typer.Exit(stop.status)
 
@@ -116,11 +118,11 @@ def _from_file(place: str) -> Stored:
     except ValueError as error:
         raise SpecError(f"{place} is not JSON: {error}.") from error
     if not isinstance(document, dict):
-        raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
+        raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")
     results = document.get("results", [document])
     if not isinstance(results, list) or not all(map(_is_result, results)):
         raise SpecError(
-            f"{name} holds something that is not a result; give a file that `optigpu run --json` wrote."
+            f"{name} holds something that is not a result; give a file that `optigpu run --format json` wrote."
         )
     return Stored(_labelled(results, label, name), document.get("spec"))
 
@@ -138,7 +140,7 @@ def _labelled(results: list[Document], label: str, name: str) -> Document:
     labels = [result["variant"]["label"] for result in results]
     chosen = [result for result in results if label in ("", result["variant"]["label"])]
     if not labels:
-        raise SpecError(f"{name} holds no result; give a file that `optigpu run --json` wrote.")
+        raise SpecError(f"{name} holds no result; give a file that `optigpu run --format json` wrote.")
     if len(chosen) != 1:
         found = f"{len(chosen)} results labelled {label!r}" if label else f"{len(chosen)} results"
         raise SpecError(f"{name} holds {found}; choose one with {name}#LABEL: {', '.join(labels)}.")

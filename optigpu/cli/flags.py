@@ -4,6 +4,7 @@ A new field, and a new workload, has its flag without a change here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +18,8 @@ from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
 
 FLAG_TYPES: dict[str | None, type[FlagValue]] = {"integer": int, "number": float, "boolean": bool}
+NUMBERS: dict[type[FlagValue], str] = {int: "INTEGER", float: "FLOAT"}
+"""What stands for a number in the help."""
 DEFAULT_WORKLOAD = "generate"
 OWN_SYNTAX = ("workload", "stack", "beside")
 REPEATED = ("beside",)
@@ -65,16 +68,27 @@ class Flag(NamedTuple):
 
     def parameter(self, panel: str) -> Parameter:
         """The flag as typer reads it; `panel` is its heading in the help."""
-        given: Any = list[str] if self.repeated else str if self.takes_several or self.unit else self.kind
-        option = typer.Option(help=self.help, rich_help_panel=panel)
+        given: Any = list[str] if self.repeated else bool if self.kind is bool else str
+        is_number = self.kind in NUMBERS and not self.takes_several and not self.unit
+        metavar = NUMBERS[self.kind] if is_number else None
+        option = typer.Option(help=self.help, rich_help_panel=panel, metavar=metavar)
         annotation = Annotated[given | None, option]
         return Parameter(self.name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
-    def read(self, value: FlagValue) -> FlagValue:
+    def read(self, value: FlagValue) -> object:
         """The value for the job's document. Raises SpecError for a quantity that cannot be read."""
         if self.unit:
             return read_quantity(value, self.unit, self.name)
-        return split(str(value)) if self.takes_several else value
+        if self.takes_several:
+            return [self._number(part) for part in split(str(value))]
+        return self._number(value)
+
+    def _number(self, value: FlagValue) -> object:
+        """A number where one is expected. What is none stays a text, so that the job's own check answers."""
+        if isinstance(value, str) and self.kind in NUMBERS:
+            with suppress(ValueError):
+                return self.kind(value)
+        return value
 
 
 def job_flags() -> list[Flag]:

@@ -1,6 +1,7 @@
-"""Prints tables and JSON on stdout."""
+"""Prints tables and JSON on stdout, in the form that `--format` names."""
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from optigpu.documents.result import Attribution
     from optigpu.report import Grid
 
+NOTHING_RANKED = 3
+"""The exit status of a command whose job was measured, and none of its results can be ranked."""
+
 
 class OutputFormat(StrEnum):
     TABLE = "table"
@@ -22,7 +26,6 @@ class OutputFormat(StrEnum):
 
 
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="The form of the output.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 
 def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
@@ -36,6 +39,41 @@ def show_job(document: Document, attribution: "Attribution", form: OutputFormat)
         typer.echo(ladder_csv(attribution, results), nl=False)
     else:
         show_grid(ladder_grid(job_title(document["spec"], results), attribution, results), form)
+
+
+def end_unranked(results: Sequence[Document], said: str | None = None) -> None:
+    """Ends the command with status NOTHING_RANKED if none of a job's results can be ranked.
+
+    It says why on stderr, unless the job's own reason has `said` it.
+    """
+    from optigpu.documents.ranking import why_none_ranks
+
+    why = why_none_ranks(results)
+    if why is None:
+        return
+    if why not in (said or ""):
+        typer.echo(why, err=True)
+    raise typer.Exit(NOTHING_RANKED)
+
+
+def show_list(grid: "Grid", records: Sequence[Document], document: object, form: OutputFormat) -> None:
+    """Prints a list: `grid` as a table, `records` as the lines of a CSV file, or `document` as JSON."""
+    from optigpu.report import csv_text
+
+    if form is OutputFormat.JSON:
+        typer.echo(json.dumps(document, indent=2))
+    elif form is OutputFormat.CSV:
+        flat = [{name: _cell(value) for name, value in record.items()} for record in records]
+        typer.echo(csv_text(list(flat[0]) if flat else [], flat), nl=False)
+    else:
+        show_grid(grid, form)
+
+
+def _cell(value: object) -> object:
+    """A value for CSV: words of a list behind each other, anything deeper as JSON."""
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        return " ".join(map(str, value))
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def show_grid(grid: "Grid", form: OutputFormat) -> None:

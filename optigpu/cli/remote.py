@@ -1,17 +1,20 @@
 """Commands that talk to a service: submit, watch, jobs, cancel, withdraw."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid, show_job
+from optigpu.cli.output import FormatOption, OutputFormat, end_unranked, show_job, show_list
 from optigpu.vocabulary import DeviceKind, JobState
 
 if TYPE_CHECKING:
     from optigpu.client import Client
+    from optigpu.documents.views import EventView
+    from optigpu.report import RunProgress
 
 Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="URL of the service.")]
 ApiKey = Annotated[
@@ -41,6 +44,8 @@ def submit(
         typer.echo(job.id)
         if watch_:
             _follow(client, job.id, OutputFormat.TABLE)
+        elif job.unserved:
+            typer.echo(job.unserved.sentence, err=True)
 
 
 def watch(
@@ -49,15 +54,16 @@ def watch(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Follow a job to its end and show its results."""
+    """Follow a job to its end and show its results; the exit status says how it ended, as that of `run` does."""
     with connect(url, api_key) as client:
         _follow(client, job_id, format_)
 
 
 def jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
-    json_: AsJson = False,
+    format_: FormatOption = OutputFormat.TABLE,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -65,11 +71,10 @@ def jobs(
     from optigpu.report import jobs_grid
 
     with connect(url, api_key) as client:
-        page = client.jobs(state=state, limit=limit)
-    if json_:
-        typer.echo(page.model_dump_json(indent=2))
-    else:
-        show_grid(jobs_grid(page), OutputFormat.TABLE)
+        page = client.jobs(state=state, tag=tag, limit=limit)
+    document = page.model_dump(mode="json")
+    records = [{name: value for name, value in job.items() if name != "links"} for job in document["jobs"]]
+    show_list(jobs_grid(page), records, document, format_)
 
 
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
@@ -112,24 +117,36 @@ def _best_device(client: "Client") -> DeviceKind:
 def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     """Shows a job's progress on stderr until it has ended, then its results.
 
-    Exit status 1 unless it succeeded.
+    Exit status 1 unless it succeeded, and 3 if none of its results can be ranked.
     """
     from optigpu.documents.result import Attribution
     from optigpu.report import RunProgress, console
 
     try:
         with RunProgress(console(stderr=True)) as progress:
-            job = client.wait(job_id, lambda event: progress.show(event.kind, event.data))
+            job = client.wait(job_id, partial(_show, client, job_id, progress))
     except KeyboardInterrupt:
         typer.echo(
             f"The job continues. `optigpu watch {job_id}` follows it, `optigpu cancel {job_id}` stops it.",
             err=True,
         )
         raise
+    report = client.report(job_id)
     if job.attribution:
-        attribution = Attribution.model_validate(job.attribution, extra="ignore")
-        show_job(client.report(job_id), attribution, form)
+        show_job(report, Attribution.model_validate(job.attribution, extra="ignore"), form)
     if job.state is not JobState.SUCCEEDED:
         ended = "was cancelled" if job.state is JobState.CANCELLED else job.state
         typer.echo(f"The job {ended}: {job.reason or 'no reason was given'}", err=True)
         raise typer.Exit(1)
+    if job.reason:
+        typer.echo(job.reason, err=True)
+    end_unranked(report["results"], said=job.reason)
+
+
+def _show(client: "Client", job_id: str, progress: "RunProgress", event: "EventView") -> None:
+    """Shows an event; and of a job that comes into the queue, why no live worker can take it, if none can."""
+    progress.show(event.kind, event.data)
+    if event.kind == "state" and event.data["state"] == JobState.QUEUED:
+        unserved = client.job(job_id).unserved
+        if unserved:
+            progress.show("unserved", unserved.model_dump())

@@ -1,12 +1,11 @@
 """The commands `runs`, `show`, `export` and `import`: reports that `run` and `ladder` kept, and jobs of a service."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optigpu.cli.output import AsJson, FormatOption, OutputFormat, show_grid, show_job
+from optigpu.cli.output import FormatOption, OutputFormat, show_job, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
@@ -29,7 +28,10 @@ def add_commands(app: typer.Typer) -> None:
     app.command("import")(import_)
 
 
-def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json_: AsJson = False) -> None:
+def runs(
+    limit: Annotated[int, typer.Option(min=1)] = 20,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
     """List the runs that are kept on this machine, the newest first."""
     from itertools import islice
 
@@ -37,24 +39,21 @@ def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json_: AsJson = False)
     from optigpu.runs import folder, kept_runs
 
     newest = [run.summary for run in islice(kept_runs(), limit)]
-    if json_:
-        typer.echo(json.dumps(newest, indent=2))
-    elif newest:
-        show_grid(runs_grid(newest), OutputFormat.TABLE)
-    else:
+    if not newest and format_ is OutputFormat.TABLE:
         typer.echo(f"No run is kept in {folder()} yet; `optigpu run` and `optigpu ladder` keep theirs there.")
+        return
+    show_list(runs_grid(newest), newest, newest, format_)
 
 
 def show(
     which: Which,
     format_: FormatOption = OutputFormat.TABLE,
-    json_: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Show a kept run again, or a job of a service: as a table, Markdown, CSV, LaTeX or JSON."""
     run = find_run(which, url, api_key)
-    show_job(run.document, run.attribution, OutputFormat.JSON if json_ else format_)
+    show_job(run.document, run.attribution, format_)
     if run.stopped:
         typer.echo(run.stopped, err=True)
 

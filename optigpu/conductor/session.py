@@ -1,6 +1,7 @@
 """The session of one job: the locks, folders and monitor that its measuring processes share."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,10 @@ from optigpu.documents.result import Environment
 from optigpu.hardware import hardware_class, probe
 from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import DeviceKind
+from optigpu.selftest import kept
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Session:
     memory_rule: MakeMemoryRule = MemoryBudget
     # How many processes measure each variant, where the job's time is known not to suffice for all that it asks for.
     fitting: int | None = None
+    # Why techniques that failed their self-test on this machine are not run, by their names.
+    failed_techniques: Mapping[str, str] = field(default_factory=dict)
     monitor: HostMonitor = field(init=False)
     _running: set[int] = field(init=False, default_factory=set)
 
@@ -72,6 +78,12 @@ class Session:
             folder=self.folder,
             threads=self.threads,
         )
+
+    def require_sound(self, variant: Variant) -> None:
+        """Raises UnsupportedError if a technique of the variant failed its self-test on this machine."""
+        for technique in variant.stack:
+            if technique.name in self.failed_techniques:
+                raise UnsupportedError(self.failed_techniques[technique.name])
 
     @contextmanager
     def child(self, variant: Variant) -> Iterator[Child]:
@@ -122,7 +134,15 @@ def open_session(
             others=partial(others_measure, locks, spec.device, environment),
             memory_rule=memory_rule,
             fitting=plan.replicates if plan else None,
+            failed_techniques=_failed_techniques(environment, spec.device),
         )
+
+
+def _failed_techniques(environment: Environment, device: DeviceKind) -> Mapping[str, str]:
+    found = kept.read(environment, device)
+    if found.ignored:
+        _log.warning("%s", found.ignored)
+    return found.failed_techniques
 
 
 def environment_for(device: DeviceKind) -> Environment:

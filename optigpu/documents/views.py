@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from optigpu.documents.result import MetricSummary
+from optigpu.documents.selftest import SelfTestSummary
 from optigpu.vocabulary import Better, DeviceKind, Frozen, JobState, Role, VariantStatus
 
 
@@ -32,7 +33,8 @@ class AttemptView(Frozen):
 
 
 class ProgressView(Frozen):
-    """How far a running job is. `remaining_s` is a prediction, null until it is known."""
+    """How far a job is. `remaining_s` is a prediction, null until it is known. The fraction of a job that has ended is
+    1, however it ended: nothing of it is still to come."""
 
     fraction: float = 0.0
     doing: str | None = None
@@ -58,13 +60,38 @@ class JobSummary(Frozen):
     links: dict[str, str] = Field(default_factory=dict)
 
 
+class Want(StrEnum):
+    """What a job asks for of a worker, in the order in which workers are ruled out; `worker` is any worker at all."""
+
+    WORKER = "worker"
+    DEVICE = "device"
+    GPU = "gpu"
+    MEMORY = "memory"
+    BACKEND = "backend"
+    PACKAGE = "package"
+    MODEL = "model"
+
+
+class Unserved(Frozen):
+    """Why no live worker can take a queued job: what none of them has, and a sentence for people.
+
+    `name` is what was asked for: a device, part of a GPU's name, bytes, a backend, a package, or a model's reference.
+    """
+
+    want: Want
+    name: str | None
+    sentence: str
+
+
 class JobView(JobSummary):
     """A job, whole. `queue_position` is 1 for the next in line, and null once it runs.
 
+    `unserved` is null when a live worker can take the job, and when it is not queued.
     `spec` is the document as it was accepted, with its `schema_version`; `attribution` the document as it was stored.
     """
 
     queue_position: int | None = None
+    unserved: Unserved | None = None
     progress: ProgressView = ProgressView()
     attempts: tuple[AttemptView, ...] = ()
     variants: tuple[VariantView, ...] = ()
@@ -187,7 +214,14 @@ class WithdrawalView(Frozen):
 
 
 class WorkerView(Frozen):
-    """A worker and what it can run. `alive` means that it sent a heartbeat within the last lease."""
+    """A worker and what it can run. `alive` means that it sent a heartbeat within the last lease.
+
+    `packages` are those of the optional ones that it has. `models` are references to what it holds: folders of its
+    model directory and, if it may not download from the hub (`downloads`), the hub's models in its cache. Presets and
+    bundled models are everywhere.
+    `selftest` is what `optigpu selftest` last found for its device, hardware and software, as it stood when the worker
+    started; null if there was none.
+    """
 
     id: str
     host_id: str
@@ -197,7 +231,11 @@ class WorkerView(Frozen):
     memory_bytes: int
     vram_bytes: int | None = None
     backends: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    downloads: bool = True
     version: str
+    selftest: SelfTestSummary | None = None
     started_at: datetime
     seen_at: datetime
     alive: bool

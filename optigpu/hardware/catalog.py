@@ -1,4 +1,4 @@
-"""The catalog of published hardware peaks, read from catalog.toml. Measured peaks are stored elsewhere."""
+"""The catalog of published hardware peaks and limits, read from catalog.toml. Measured peaks are stored elsewhere."""
 
 import re
 import tomllib
@@ -74,11 +74,46 @@ class Device(Frozen):
         return self.derived_flop_per_s() | self.published_flop_per_s
 
 
+class Capability(Frozen):
+    """What one multiprocessor of an NVIDIA GPU has, and what a thread and a block may take of it.
+
+    `multiprocessors` are those of the first of `cards`. Registers have 32 bits.
+    """
+
+    compute_capability: str = Field(pattern=r"^\d+\.\d+$")
+    cards: tuple[str, ...] = Field(min_length=1)
+    multiprocessors: int = Field(gt=0)
+    threads: int = Field(gt=0)
+    threads_per_block: int = Field(1024, gt=0)
+    blocks: int = Field(gt=0)
+    registers: int = Field(65_536, gt=0)
+    registers_per_thread: int = Field(255, gt=0)
+    shared_bytes: int = Field(gt=0)
+    shared_bytes_per_block: int = Field(gt=0)
+    reserved_bytes_per_block: int = Field(ge=0)
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Major and minor: (7, 5)."""
+        major, minor = self.compute_capability.split(".")
+        return int(major), int(minor)
+
+    @property
+    def name(self) -> str:
+        """As compilers write it: "sm_75"."""
+        return f"sm_{self.compute_capability.replace('.', '')}"
+
+
 @lru_cache(maxsize=1)
 def devices() -> tuple[Device, ...]:
     """All devices, in the order of the file."""
-    text = files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
-    return tuple(Device.model_validate(entry) for entry in tomllib.loads(text)["device"])
+    return tuple(Device.model_validate(entry) for entry in _entries()["device"])
+
+
+@lru_cache(maxsize=1)
+def capabilities() -> tuple[Capability, ...]:
+    """The limits of NVIDIA's compute capabilities, the oldest first."""
+    return tuple(Capability.model_validate(entry) for entry in _entries()["capability"])
 
 
 def find(name: str) -> Device | None:
@@ -93,6 +128,11 @@ def find_class(hardware_class: str) -> Device | None:
     """
     match = _CLASS.match(hardware_class)
     return find(match["name"]) if match else None
+
+
+def _entries() -> Mapping[str, list[object]]:
+    """The tables of the file by their kind."""
+    return tomllib.loads(files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)

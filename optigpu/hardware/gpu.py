@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs that this process may use, the UUIDs of all GPUs, and the versions of driver and CUDA."""
+    """The GPUs that this process may use, the UUIDs of all cards, and the versions of driver and CUDA."""
 
     visible: tuple[Accelerator, ...] = ()
     uuids: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ def gpus() -> Gpus:
     """The GPUs that CUDA_VISIBLE_DEVICES selects, in its order."""
     try:
         with Driver() as driver:
-            uuids = tuple(gpu.uuid() for gpu in driver.gpus())
+            uuids = tuple(card.uuid() for card in driver.cards())
             return Gpus(_visible(driver), uuids, driver.version(), _told(driver.cuda_version))
     except SensorError:
         return Gpus()

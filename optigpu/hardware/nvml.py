@@ -9,6 +9,9 @@ from typing import Any, Self
 
 from optigpu.hardware.sensors import SensorError
 
+SLICE = "MIG-"
+"""Begins the UUID of a slice."""
+
 SLOWDOWNS = {
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",
@@ -49,31 +52,61 @@ class Driver:
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def gpus(self) -> tuple["Gpu", ...]:
-        """Every GPU in the driver's order, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+        """Every GPU that CUDA may run on: in place of a card that MIG divides, its slices that this process may use."""
+        return tuple(gpu for card in self.cards() for gpu in card.parts())
+
+    def cards(self) -> tuple["Gpu", ...]:
+        """Every card in the driver's order, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
         count = int(_ask("the number of GPUs", "nvmlDeviceGetCount"))
         return tuple(Gpu(_ask("a GPU", "nvmlDeviceGetHandleByIndex", index)) for index in range(count))
 
     def gpu(self, uuid: str) -> "Gpu":
-        return Gpu(_ask(f"the GPU {uuid}", "nvmlDeviceGetHandleByUUID", uuid))
+        handle = _ask(f"the GPU {uuid}", "nvmlDeviceGetHandleByUUID", uuid)
+        if not uuid.startswith(SLICE):
+            return Gpu(handle)
+        return Gpu(handle, _ask("the GPU of a slice", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle))
 
 
 class Gpu:
-    """One GPU of an open Driver. Every reading raises SensorError if the GPU does not give it."""
+    """One GPU of an open Driver, or one slice of it. Every reading raises SensorError if the GPU does not give it.
 
-    def __init__(self, handle: object) -> None:
+    A slice has a name, a UUID, memory and processes of its own. Clocks, heat and limits are those of its `card`; what
+    the card counts for all slices together (energy, power, utilization) is not told.
+    """
+
+    def __init__(self, handle: object, card: object = None) -> None:
         self._handle = handle
+        self._card = card or handle
+
+    def parts(self) -> list["Gpu"]:
+        """Itself, or the slices if MIG divides it; a GPU or a driver that does not know MIG says so by an error.
+
+        A number may belong to no slice, or to one of another container.
+        """
+        try:
+            is_on, _after_a_reset = self._ask("whether MIG is on", "nvmlDeviceGetMigMode")
+        except SensorError:
+            return [self]
+        if not is_on:
+            return [self]
+        found = []
+        for number in range(int(self._ask("its number of slices", "nvmlDeviceGetMaxMigDeviceCount"))):
+            with suppress(SensorError):
+                slice_ = self._ask("a slice", "nvmlDeviceGetMigDeviceHandleByIndex", number)
+                found.append(Gpu(slice_, self._handle))
+        return found
 
     def name(self) -> str:
-        """For example "NVIDIA H200"."""
+        """For example "NVIDIA H200", or "NVIDIA H200 MIG 1g.18gb" for a slice."""
         return str(self._ask("its name", "nvmlDeviceGetName"))
 
     def uuid(self) -> str:
-        """For example "GPU-7f3c..."."""
+        """For example "GPU-7f3c...", or "MIG-19c2..." for a slice."""
         return str(self._ask("its UUID", "nvmlDeviceGetUUID"))
 
     def compute_capability(self) -> str:
         """For example "9.0"."""
-        major, minor = self._ask("its compute capability", "nvmlDeviceGetCudaComputeCapability")
+        major, minor = self._ask_card("its compute capability", "nvmlDeviceGetCudaComputeCapability")
         return f"{major}.{minor}"
 
     def memory_bytes(self) -> int:
@@ -86,19 +119,19 @@ class Gpu:
 
     def energy_j(self) -> float:
         """Joules since the driver was loaded, in steps of a millijoule; Volta and later."""
-        return float(self._ask("its energy counter", "nvmlDeviceGetTotalEnergyConsumption")) / 1e3
+        return float(self._ask_whole("its energy counter", "nvmlDeviceGetTotalEnergyConsumption")) / 1e3
 
     def power_w(self) -> float:
         """Power of the board: current, or the mean over the last second (from Ampere on, except GA100)."""
-        return float(self._ask("its power", "nvmlDeviceGetPowerUsage")) / 1e3
+        return float(self._ask_whole("its power", "nvmlDeviceGetPowerUsage")) / 1e3
 
     def power_limit_w(self) -> float:
         """The enforced power limit."""
-        return float(self._ask("its power limit", "nvmlDeviceGetEnforcedPowerLimit")) / 1e3
+        return float(self._ask_card("its power limit", "nvmlDeviceGetEnforcedPowerLimit")) / 1e3
 
     def utilization(self) -> float:
         """Share of the last sampling period (1/6 to 1 s) in which a kernel ran, 0 to 1."""
-        return float(self._ask("its utilization", "nvmlDeviceGetUtilizationRates").gpu) / 100
+        return float(self._ask_whole("its utilization", "nvmlDeviceGetUtilizationRates").gpu) / 100
 
     def sm_clock_hz(self) -> float:
         return self._clock_hz("NVML_CLOCK_SM")
@@ -114,20 +147,22 @@ class Gpu:
 
     def persistence_mode(self) -> bool:
         """Whether the driver stays loaded while no process uses the GPU."""
-        return bool(self._ask("its persistence mode", "nvmlDeviceGetPersistenceMode"))
+        return bool(self._ask_card("its persistence mode", "nvmlDeviceGetPersistenceMode"))
 
     def temperature_c(self) -> float:
         """Temperature of the chip in degrees Celsius."""
         import pynvml
 
-        return float(self._ask("its temperature", "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU))
+        return float(
+            self._ask_card("its temperature", "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+        )
 
     def slowdowns(self) -> tuple[str, ...]:
         """Why the clocks are not at their maximum, by NVML's names; "gpu_idle" is harmless.
 
         The function's older name is asked for, since every driver has it and both give the same bits.
         """
-        bits = int(self._ask("its throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
+        bits = int(self._ask_card("its throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
         return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
     def heat_s(self) -> float:
@@ -146,17 +181,26 @@ class Gpu:
     def _clock_hz(self, kind: str, function: str = "nvmlDeviceGetClockInfo") -> float:
         import pynvml
 
-        return float(self._ask("its clocks", function, getattr(pynvml, kind))) * 1e6
+        return float(self._ask_card("its clocks", function, getattr(pynvml, kind))) * 1e6
 
     def _held_down_s(self, policy: str) -> float:
         import pynvml
 
         function = "nvmlDeviceGetViolationStatus"
-        status = self._ask("what holds its clocks down", function, getattr(pynvml, policy))
+        status = self._ask_card("what holds its clocks down", function, getattr(pynvml, policy))
         return float(status.violationTime) / 1e9
 
     def _ask(self, what: str, function: str, *arguments: object) -> Any:
         return _ask(what, function, self._handle, *arguments)
+
+    def _ask_card(self, what: str, function: str, *arguments: object) -> Any:
+        return _ask(what, function, self._card, *arguments)
+
+    def _ask_whole(self, what: str, function: str, *arguments: object) -> Any:
+        """A reading that the card gives for all of its slices together."""
+        if self._card is not self._handle:
+            raise SensorError(f"A MIG slice does not report {what}: its GPU counts all slices together.")
+        return self._ask(what, function, *arguments)
 
 
 def _ask(what: str, function: str, *arguments: object) -> Any:

@@ -14,6 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, StringConstraints, field_valid
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
+from optigpu.documents.fields import refusing
 from optigpu.documents.shapes import ImageFacts
 from optigpu.meters import METER_NAMES
 from optigpu.meters.base import QualityOptions
@@ -196,6 +197,26 @@ class JobSpec(Frozen):
     measure: Measure = Measure()
     target: JobTarget = JobTarget()
     limits: Limits = Limits()
+
+    def __init__(self, **fields: Any) -> None:
+        """Raises FieldsError, a SpecError with a line for each wrong field, as every way to make a request does."""
+        with refusing(JobSpec):
+            super().__init__(**fields)
+
+    # Validation need not call it: it checks nothing itself.
+    __init__.__dict__["__pydantic_base_init__"] = True
+
+    @classmethod
+    def model_validate(cls, obj: object, **how: Any) -> Self:
+        """Reads a request from Python objects, where "3" is a number as it is on the command line."""
+        with refusing(cls):
+            return super().model_validate(obj, **how)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **how: Any) -> Self:
+        """Reads a request from JSON."""
+        with refusing(cls):
+            return super().model_validate_json(json_data, **how)
 
     @field_validator("model")
     @classmethod

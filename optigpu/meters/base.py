@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.facts import MeterFacts
+from optigpu.documents.selftest import Comparison
 from optigpu.quality.text import check_name
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Frozen, UnsupportedError
 from optigpu.workloads.base import Request, Workload
 
 
@@ -94,6 +95,19 @@ class Meter(Protocol):
     def read(self, context: MeterContext) -> Reading:
         """One pass; it may run the request. A value that cannot be read becomes a reason; an error does not affect the
         other meters."""
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """A quick reading compared with what it must be; the context is a small trained model's that decodes text.
+
+        Raises UnsupportedError where this machine has nothing to read.
+        """
+
+
+def require_read(reading: Reading, *names: str) -> None:
+    """Raises UnsupportedError with the reason of the first of these metrics that has no value."""
+    for name in names:
+        if name not in reading.values:
+            raise UnsupportedError(reading.reasons.get(name, f"The meter read no {name}."))
 
 
 def keep_running(request: Request, seconds: float, stop: Callable[[], bool]) -> int:

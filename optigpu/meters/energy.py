@@ -9,18 +9,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from optigpu.documents.facts import EnergyFacts, MeterFacts
+from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.energy import CountingSensor, Energy, between_changes, cpu_energy, gpu_energy
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import WallSensor, wall_source
-from optigpu.meters.base import MeterContext, Reading, keep_running
+from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
@@ -28,6 +29,8 @@ from optigpu.workloads.base import Workload
 LEAST_CHANGES = 10
 """A counter must change at least so often in a window: then its steps blur the window's ends by less than a tenth."""
 
+GAUGE_S, GAUGE_PERIOD_S = 2.0, 0.05
+"""Of the self-test."""
 _REST_S = 0.02
 """Between two questions whether the rest is over."""
 
@@ -66,6 +69,19 @@ class EnergyMeter:
         except SensorError as error:
             return self._none(str(error))
 
+    def self_test(self, context: MeterContext) -> Comparison:
+        """Short windows: the power of requests beside the driver's own gauge on a GPU, and elsewhere idle power."""
+        quick = replace(self, rest_s=0.2, idle_s=1.0, window_s=2.0, longest_s=30.0)
+        reading = quick.read(context)
+        require_read(reading, "power_w")
+        power_w, energy = reading.values["power_w"], reading.facts.energy
+        gauge_w = _gauge_w(context) if context.runtime.device is DeviceKind.CUDA else None
+        if gauge_w is not None and wall_source() is None:
+            return Comparison(abs(power_w - gauge_w) / gauge_w, 0.5, "the power that the driver reports")
+        how = energy.source if energy else ""
+        idle_w = energy.idle_w if energy else math.nan
+        return Comparison(idle_w / power_w, 1.25, "the power while requests run", how)
+
     def _none(self, why: str) -> Reading:
         return Reading(reasons=dict.fromkeys(self.metrics, why))
 
@@ -91,6 +107,17 @@ class EnergyMeter:
         )
         values, reasons = _values(above_j, context.workload)
         return Reading(values | {"power_w": window.energy.watts}, reasons, MeterFacts(energy=energy))
+
+
+def _gauge_w(context: MeterContext) -> float | None:
+    """Mean power while requests run for GAUGE_S, as the driver reports it; None if it does not."""
+    samples: list[float] = []
+    try:
+        with job_gpu() as gpu, Ticker(lambda: samples.append(gpu.power_w()), GAUGE_PERIOD_S):
+            keep_running(context.request, GAUGE_S, lambda: False)
+    except SensorError:
+        return None
+    return statistics.mean(samples) if samples else None
 
 
 def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:

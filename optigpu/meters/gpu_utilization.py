@@ -1,15 +1,16 @@
 """gpu_utilization: the share of time in which a kernel ran on the GPU, as the driver samples it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import ClassVar
 
 from optigpu.documents.facts import MeterFacts
+from optigpu.documents.selftest import Comparison
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError, Ticker
-from optigpu.meters.base import MeterContext, Reading, keep_running
-from optigpu.vocabulary import DeviceKind
+from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
+from optigpu.vocabulary import DeviceKind, ReplicateError
 
 _PERIOD_S = 0.1
 
@@ -33,6 +34,15 @@ class GpuUtilizationMeter:
                 return self._measured(context, gpu)
         except SensorError as error:
             return self._none(str(error))
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """A share, and some of it while requests run. Raises ReplicateError where the driver sees no kernel."""
+        reading = replace(self, lead_s=1.0, window_s=1.0).read(context)
+        require_read(reading, "gpu_utilization")
+        share = reading.values["gpu_utilization"]
+        if share == 0:
+            raise ReplicateError("The driver reports that no kernel ran while requests did.")
+        return Comparison(max(0.0, share - 1, -share), 0.0, "the share of time", f"{share:.0%} busy")
 
     def _none(self, why: str) -> Reading:
         return Reading(reasons=dict.fromkeys(self.metrics, why))

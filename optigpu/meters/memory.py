@@ -1,15 +1,22 @@
 """memory: bytes of the weights with the stack applied, and the peaks of host and accelerator during one request."""
 
 import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.facts import HostPeak, MeterFacts
+from optigpu.documents.selftest import Comparison
 from optigpu.hardware.sensors import Ticker
-from optigpu.meters.base import MeterContext, Reading
+from optigpu.meters.base import MeterContext, Reading, require_read
+from optigpu.vocabulary import ReplicateError
 from optigpu.workloads.base import Request
 
+HELD_BYTES, HELD_S = 2**27, 0.1
+"""What the self-test's request holds, and for how long: ten looks of the ticker."""
 _PROC = Path("/proc/self")
 _PERIOD_S = 0.01
 _RESET_PEAK = "5"
@@ -33,6 +40,31 @@ class MemoryMeter:
         """Bytes of unique storages, weights counted before the stack, and peaks while one request runs."""
         weights, peaks = _weights(context.runtime), _peaks(context.runtime, context.request)
         return Reading(weights.values | peaks.values, weights.reasons | peaks.reasons, peaks.facts)
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """The host's peak must rise by what a request holds. Raises ReplicateError if a peak is below the weights."""
+        before = ResidentPeak()
+        before.look()
+        reading = self.read(replace(context, request=_Holding(context.request)))
+        require_read(reading, "host_peak_bytes", "weight_bytes")
+        peak = reading.values.get("peak_bytes")
+        if peak is not None and peak < reading.values["weight_bytes"]:
+            raise ReplicateError(f"The accelerator's peak of {peak:.0f} B is below the bytes of the weights.")
+        rise = reading.values["host_peak_bytes"] - before.peak_bytes
+        return Comparison(abs(rise - HELD_BYTES) / HELD_BYTES, 0.25, "the bytes that a request holds")
+
+
+class _Holding:
+    """A request that holds HELD_BYTES of the host's memory for a while, and does nothing else."""
+
+    def __init__(self, request: Request) -> None:
+        self.check, self.observe = request.check, request.observe
+        self.described, self.fresh = request.described, request.fresh
+
+    def run(self) -> Mapping[str, float]:
+        held = bytearray(b"1") * HELD_BYTES
+        time.sleep(HELD_S)
+        return {"held": float(len(held))}
 
 
 class ResidentPeak:

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.roofline import Bound
+from optigpu.documents.selftest import Comparison
 from optigpu.hardware.intensity import (
     BOUND_RULE,
     RIDGE_FLOP_PER_BYTE,
 )
 from optigpu.hardware.kernel_shares import Kernel, share, table
-from optigpu.meters.base import MeterContext, Reading
-from optigpu.vocabulary import UnsupportedError, new_id
+from optigpu.meters.base import MeterContext, Reading, require_read
+from optigpu.vocabulary import ReplicateError, UnsupportedError, new_id
 
 TRACE_LIMIT_BYTES = 20 * 2**20
 KNOWN_FROM = 0.8
@@ -63,6 +64,17 @@ class ProfileMeter:
             "trace": trace_note,
         }
         return Reading(values, reasons, MeterFacts(recorded={"profile": profile}), trace)
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """It counts the decode steps of a request. Raises ReplicateError if it sees no kernel in them."""
+        require_read(self.read(context), "launches_per_step")
+        seen = context.runtime.profile(context.request.run, self.steps, context.folder / "self-test.json.gz")
+        (gaps_s,) = context.request.described().values()
+        launches = sum(kernel.in_steps for kernel in seen.kernels)
+        if launches == 0:
+            raise ReplicateError("The profiler saw no kernel in a decode step.")
+        how = f"{launches / seen.recorded_steps:.0f} kernels a step"
+        return Comparison(abs(seen.steps - len(gaps_s)) / len(gaps_s), 0.0, "the decode steps", how)
 
     def _kept(self, path: Path) -> tuple[dict[str, Path], str]:
         """The trace, if it is not too large to be kept, and what became of it."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
-from optigpu.meters.base import MeterContext, QualityOptions, Reading
+from optigpu.documents.selftest import Comparison
+from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import (
     Figures,
@@ -51,6 +52,8 @@ from optigpu.vocabulary import OptiGPUError, Task
 PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
 QUALITY_FOLDER = "quality"
+NO_DIVERGENCE = 1e-5
+"""In nats: what another order of float32 sums makes of the same model."""
 
 _DIVERGENCE = ("kld_mean", "kld_p99", "top1_agreement")
 _PERPLEXITY = ("perplexity", "perplexity_delta")
@@ -69,6 +72,13 @@ class QualityMeter:
             return _compared_images(context) if context.workload.classified_images else _compared(context)
         except OptiGPUError as error:
             return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """The unmodified model's decode steps diverge from its own whole passes by rounding alone."""
+        make_reference(context)
+        reading = self.read(context)
+        require_read(reading, "kld_mean", "top1_agreement")
+        return Comparison(abs(reading.values["kld_mean"]), NO_DIVERGENCE, "a nat", str(context.model))
 
 
 def make_reference(context: MeterContext) -> Reading:

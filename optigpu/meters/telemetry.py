@@ -1,21 +1,23 @@
 """telemetry: clocks, temperatures, power, throttling and load at 10 Hz while requests run."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar
 
 from optigpu.documents.facts import MeterFacts
+from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.gpu import job_gpu
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.telemetry import Probe, Probes, cpu_probes, gpu_probes
 from optigpu.meters.base import MeterContext, Reading, keep_running
-from optigpu.vocabulary import DeviceKind, new_id
+from optigpu.vocabulary import DeviceKind, UnsupportedError, new_id
 
 RATE_HZ = 10.0
 MOST_SERIES_POINTS = 300
@@ -43,6 +45,18 @@ class TelemetryMeter:
         path.write_text(json.dumps(series.document(), allow_nan=False))
         summary = series.summary() | {"requests": requests}
         return Reading(facts=MeterFacts(recorded={"telemetry": summary}), artifacts={"telemetry.json": path})
+
+    def self_test(self, context: MeterContext) -> Comparison:
+        """It looks as often as it says, and sees something. Raises UnsupportedError with what no probe could read."""
+        reading = replace(self, window_s=1.0).read(context)
+        (path,) = reading.artifacts.values()
+        document = json.loads(path.read_text())
+        known = [name for name, values in document["series"].items() if any(v is not None for v in values)]
+        if not known:
+            raise UnsupportedError("; ".join(document["reasons"].values()) or "No probe reads anything here.")
+        looks, seconds = len(document["t_s"]) - 1, document["t_s"][-1]
+        error = abs(looks / seconds / RATE_HZ - 1) if seconds else math.nan
+        return Comparison(error, 0.5, "the rate of readings", f"{len(known)} series")
 
 
 class Series:

@@ -19,20 +19,29 @@ _LLAMA3_ROPE = {
 class Preset:
     """`model_type` is transformers' name of the architecture, `config` what differs from its configuration's defaults.
 
-    `source` says where the shapes are published.
+    `source` says where the shapes are published, `parameters` how many weights they make.
     """
 
     model_type: str
     source: str
+    parameters: int
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def _gpt2(size: str, width: int, layers: int, heads: int) -> Preset:
-    return Preset("gpt2", f"openai-community/{size}", {"n_embd": width, "n_layer": layers, "n_head": heads})
+def _gpt2(size: str, parameters: int, width: int, layers: int, heads: int) -> Preset:
+    shapes = {"n_embd": width, "n_layer": layers, "n_head": heads}
+    return Preset("gpt2", f"openai-community/{size}", parameters, shapes)
 
 
 def _llama(
-    source: str, model_type: str, width: int, inner: int, layers: int, heads: int, **more: Any
+    source: str,
+    model_type: str,
+    parameters: int,
+    width: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    **more: Any,
 ) -> Preset:
     shapes = {
         "hidden_size": width,
@@ -40,37 +49,38 @@ def _llama(
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
     }
-    return Preset(model_type, source, shapes | more)
+    return Preset(model_type, source, parameters, shapes | more)
 
 
 PRESETS: dict[str, Preset] = {
-    "gpt2": _gpt2("gpt2", 768, 12, 12),
-    "gpt2-medium": _gpt2("gpt2-medium", 1024, 24, 16),
-    "gpt2-large": _gpt2("gpt2-large", 1280, 36, 20),
+    "gpt2": _gpt2("gpt2", 124_439_808, 768, 12, 12),
+    "gpt2-medium": _gpt2("gpt2-medium", 354_823_168, 1024, 24, 16),
+    "gpt2-large": _gpt2("gpt2-large", 774_030_080, 1280, 36, 20),
     "opt-125m": Preset(
         "opt",
         "facebook/opt-125m",
+        125_239_296,
         {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}
         | {"vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 768},
     ),
     "llama-3.2-1b": _llama(
-        "meta-llama/Llama-3.2-1B", "llama", 2048, 8192, 16, 32,
+        "meta-llama/Llama-3.2-1B", "llama", 1_235_814_400, 2048, 8192, 16, 32,
         num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=131072,
         rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters=_LLAMA3_ROPE | {"factor": 32.0},
     ),
     "llama-3.1-8b": _llama(
-        "meta-llama/Llama-3.1-8B", "llama", 4096, 14336, 32, 32,
+        "meta-llama/Llama-3.1-8B", "llama", 8_030_261_248, 4096, 14336, 32, 32,
         num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072,
         rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
     ),
     "mistral-7b": _llama(
-        "mistralai/Mistral-7B-v0.3", "mistral", 4096, 14336, 32, 32,
+        "mistralai/Mistral-7B-v0.3", "mistral", 7_248_023_552, 4096, 14336, 32, 32,
         num_key_value_heads=8, vocab_size=32768, max_position_embeddings=32768, sliding_window=None,
         rms_norm_eps=1e-5, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
     ),
     "qwen2.5-0.5b": _llama(
-        "Qwen/Qwen2.5-0.5B", "qwen2", 896, 4864, 24, 14,
+        "Qwen/Qwen2.5-0.5B", "qwen2", 494_032_768, 896, 4864, 24, 14,
         num_key_value_heads=2, vocab_size=151936, max_position_embeddings=32768, use_sliding_window=False,
         rms_norm_eps=1e-6, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
@@ -78,39 +88,45 @@ PRESETS: dict[str, Preset] = {
     "tiny-gpt2-test": Preset(
         "gpt2",
         "made for this project's tests",
+        527_872,
         {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 512},
     ),
     "tiny-qwen-test": _llama(
-        "made for this project's tests", "qwen2", 128, 256, 2, 4,
+        "made for this project's tests", "qwen2", 361_600, 128, 256, 2, 4,
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
         use_sliding_window=False,
     ),
     "tiny-llama-test": _llama(
-        "made for this project's tests", "llama", 128, 256, 2, 4,
+        "made for this project's tests", "llama", 361_088, 128, 256, 2, 4,
         num_key_value_heads=2, vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True,
     ),
 }  # fmt: skip
 """Every preset that generates text, by its name."""
 
 IMAGE_PRESETS: dict[str, Preset] = {
-    "resnet-50": Preset("resnet", "microsoft/resnet-50", {"num_labels": 1000, "image_size": 224}),
+    "resnet-50": Preset("resnet", "microsoft/resnet-50", 25_557_032, {"num_labels": 1000, "image_size": 224}),
     "mobilenet-v2": Preset(
-        "mobilenet_v2", "google/mobilenet_v2_1.0_224", {"num_labels": 1001, "image_size": 224}
+        "mobilenet_v2", "google/mobilenet_v2_1.0_224", 3_506_153, {"num_labels": 1001, "image_size": 224}
     ),
-    "vit-base": Preset("vit", "google/vit-base-patch16-224", {"num_labels": 1000, "image_size": 224}),
+    "vit-base": Preset(
+        "vit", "google/vit-base-patch16-224", 86_567_656, {"num_labels": 1000, "image_size": 224}
+    ),
     "tiny-resnet-test": Preset(
         "resnet",
         "made for this project's tests",
+        4_786,
         {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 10, "image_size": 32},
     ),
     "tiny-mobilenet-test": Preset(
         "mobilenet_v2",
         "made for this project's tests",
+        48_202,
         {"depth_multiplier": 0.1, "finegrained_output": False, "num_labels": 10, "image_size": 32},
     ),
     "tiny-vit-test": Preset(
         "vit",
         "made for this project's tests",
+        24_234,
         {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         | {"patch_size": 8, "num_labels": 10, "image_size": 32},
     ),

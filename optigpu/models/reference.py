@@ -8,6 +8,7 @@ a hub name.
 import re
 from pathlib import PurePosixPath
 
+from optigpu.documents.names import closest, did_you_mean
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.vocabulary import Frozen, SpecError
@@ -47,13 +48,14 @@ def parse_reference(text: str) -> ModelReference:
 def _preset(name: str) -> ModelReference:
     known = PRESETS | IMAGE_PRESETS
     if name not in known:
-        raise SpecError(f"Unknown preset {name!r}; the presets are {', '.join(known)}.")
+        meant = did_you_mean(closest(name, known))
+        raise SpecError(f"Unknown preset {name!r}.{meant} The presets are {', '.join(known)}.")
     return ModelReference(kind="preset", name=name)
 
 
 def _bundled(name: str) -> ModelReference:
     if name not in BUNDLED:
-        raise SpecError(f"Unknown bundled model {name!r}; the bundled models are {', '.join(BUNDLED)}.")
+        raise SpecError(f"Unknown bundled model {name!r}. The bundled models are {', '.join(BUNDLED)}.")
     return ModelReference(kind="bundled", name=name)
 
 

@@ -12,12 +12,15 @@ from optigpu.report.comparison import comparison_grid
 from optigpu.report.formats import Column, Grid, console, csv_text, latex, markdown, terminal
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids
+from optigpu.report.models import model_facts, models_grid
 from optigpu.report.progress import RunProgress
+from optigpu.report.selftest import SelfTestProgress, selftest_csv, selftest_grid
 
 __all__ = [
     "Column",
     "Grid",
     "RunProgress",
+    "SelfTestProgress",
     "comparison_grid",
     "console",
     "csv_text",
@@ -31,7 +34,11 @@ __all__ = [
     "leaderboard_grid",
     "leaderboard_grids",
     "markdown",
+    "model_facts",
+    "models_grid",
     "runs_grid",
+    "selftest_csv",
+    "selftest_grid",
     "technique_facts",
     "techniques_grid",
     "terminal",

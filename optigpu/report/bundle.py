@@ -74,7 +74,7 @@ def _figures(title: str, results: list[Document]) -> Iterator[tuple[str, bytes]]
 
 
 def _report(contents: Contents) -> Document:
-    """What `optigpu run --json` prints."""
+    """What `optigpu run --format json` prints."""
     attribution = contents.attribution.model_dump(mode="json")
     return {"spec": contents.spec, "results": contents.results, "attribution": attribution}
 

@@ -8,6 +8,7 @@ from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import workload_text
+from optigpu.selftest import kept
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
 from optigpu.vocabulary import DeviceKind, Document
@@ -20,8 +21,9 @@ def technique_facts(environment: Environment, device: DeviceKind) -> list[Docume
     `problem` says why it cannot run there, null when it can; `suits` whether a ladder without a named stack tries it.
     """
     facts: list[Document] = []
+    failed = kept.read(environment, device).failed_techniques
     for name, kind in TECHNIQUES.items():
-        problem = _problem(kind, environment, device)
+        problem = _problem(kind, environment, device) or failed.get(name)
         suits = problem is None and kind(name=name).suits(environment, device)
         facts.append(technique_fact(kind) | {"device": str(device), "problem": problem, "suits": suits})
     return facts

@@ -30,7 +30,7 @@ def ladder_chart(title: str, results: Sequence[Document], path: Path) -> None:
     """
     shown = [result for result in results if _primary(result)["value"] is not None]
     if not shown:
-        raise SpecError("No result has a value to draw; `optigpu run --json` prints the reasons.")
+        raise SpecError("No result has a value to draw; `optigpu run --format json` prints the reasons.")
     with canvas(path, title, 8.0, 1.4 + 0.5 * len(shown), origin=origin_line(shown)) as axes:
         for place, result in enumerate(shown):
             _bar(axes, place, result)

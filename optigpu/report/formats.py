@@ -39,7 +39,9 @@ class Grid:
     faint: frozenset[int] = frozenset()
 
     def without_empty_columns(self) -> "Grid":
-        """A copy that keeps only the columns in which at least one cell has text."""
+        """A copy that keeps only the columns in which at least one cell has text; of a table without rows, all."""
+        if not self.rows:
+            return self
         kept = [n for n in range(len(self.columns)) if any(row[n] for row in self.rows)]
         columns = tuple(self.columns[n] for n in kept)
         rows = tuple(tuple(row[n] for n in kept) for row in self.rows)

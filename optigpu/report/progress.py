@@ -67,11 +67,15 @@ class RunProgress:
         self.bar.stop()
 
     def show(self, kind: str, data: Document) -> None:
-        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored."""
+        """Shows an event, as `documents.events.as_document` or the service gives it; unknown kinds are ignored.
+
+        Besides events it shows `unserved`, what the service says of a job that no live worker can take.
+        """
         handler = {
             "planned": self._planned,
             "waiting": self._waiting,
-            "estimated": self._estimated,
+            "estimated": self._sentence,
+            "unserved": self._sentence,
             "variant_started": self._started,
             "progressed": self._progressed,
             "variant_finished": self._finished_variant,
@@ -87,7 +91,7 @@ class RunProgress:
     def _waiting(self, data: Document) -> None:
         self._say(f"{data['doing']}, Ctrl-C stops.")
 
-    def _estimated(self, data: Document) -> None:
+    def _sentence(self, data: Document) -> None:
         self._say(data["sentence"])
 
     def _started(self, data: Document) -> None:

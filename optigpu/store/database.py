@@ -34,6 +34,16 @@ POSTGRESQL_SNAPSHOT: dict[str, bool | str] = {
 """Each statement of a transaction sees the state of its first one. If it only reads it never has to be repeated."""
 
 _MISSING_TABLE_OR_COLUMN = ("42P01", "42703")
+"""PostgreSQL's codes."""
+_NO_TABLE_OR_COLUMN = ("no such table", "no such column")
+"""The same in the words of SQLite."""
+_SQLITE_ADVICE = {
+    "unable to open": "Check that its folder is there, and that this user may write there.",
+    "readonly": "Give this user the right to write the file and its folder.",
+    "is full": "Free some space on its disk.",
+    "locked": "Another process writes to it for long; try again.",
+}
+"""What to do, by words of SQLite's errors."""
 
 
 class Database:
@@ -54,6 +64,12 @@ class Database:
     def dialect(self) -> str:
         """ "sqlite" or "postgresql"."""
         return self._engine.dialect.name
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a SQLite file; None for a server."""
+        file = self._engine.url.database
+        return Path(file).parent if file and self.dialect == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -97,10 +113,20 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
         return create_engine(address, pool_pre_ping=True, connect_args=waits)
     if not address.database or address.database == ":memory:":
         raise StoreError("The database must be a file that every process can open; use sqlite:///PATH.")
-    Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(Path(address.database).parent)
     engine = create_engine(address, connect_args={"timeout": SQLITE_WAIT_S})
     _prepare_sqlite(engine, foreign_keys)
     return engine
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The folder of the database, {folder}, cannot be made ({error.strerror}); name another with "
+            "OPTIGPU_DATA_DIR or OPTIGPU_DATABASE_URL."
+        ) from error
 
 
 def moment(session: Session, now: datetime | None = None) -> datetime:
@@ -135,10 +161,21 @@ def store_errors(url: URL) -> Iterator[None]:
 
 
 def _unavailable(url: URL, error: SQLAlchemyError) -> StoreUnavailableError:
-    cause = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()[0]
+    cause = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()[0].rstrip(".")
     return StoreUnavailableError(
-        f"The database {url.render_as_string()} cannot be used: {cause}. "
-        "Check that it runs, and that `alembic upgrade head` has been run on it."
+        f"The database {url.render_as_string()} cannot be used: {cause}. {_advice(url, error, cause)}"
+    )
+
+
+def _advice(url: URL, error: SQLAlchemyError, cause: str) -> str:
+    """What to do about that cause."""
+    if isinstance(error, ProgrammingError) or cause.startswith(_NO_TABLE_OR_COLUMN):
+        return "Run `alembic upgrade head` on it."
+    if url.get_backend_name() == "postgresql":
+        return "Check that it runs, and its address in OPTIGPU_DATABASE_URL."
+    return next(
+        (advice for words, advice in _SQLITE_ADVICE.items() if words in cause),
+        "Check that it is a file of SQLite.",
     )
 
 

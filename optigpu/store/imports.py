@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.events import PlannedVariant
+from optigpu.documents.ranking import why_none_ranks
 from optigpu.documents.result import Outcome
 from optigpu.documents.runs import RunDocument
 from optigpu.documents.views import JobView
@@ -34,7 +35,8 @@ def add(session: Session, run: RunDocument, spec: JobSpec) -> JobView:
         outcomes.save_outcome(session, lease, outcome)
     state = JobState.SUCCEEDED if run.results else JobState.FAILED
     measured = f"Imported; it was measured on {run.created_at:%Y-%m-%d} outside of this service."
-    reason = f"{run.stopped} {measured}" if run.stopped else measured
+    unranked = why_none_ranks([result.model_dump(mode="json") for result in run.results])
+    reason = " ".join(filter(None, (run.stopped, unranked, measured)))
     outcomes.finish(session, lease, state, reason, run.attribution)
     return jobs.get(session, lease.job_id)
 

@@ -15,15 +15,17 @@ from optigpu.documents.views import (
     VariantView,
     Withdrawn,
 )
+from optigpu.job.needs import needs_of
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import queue
+from optigpu.store import queue, unserved
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
 from optigpu.store.statements import insert_into
-from optigpu.store.tables import Attempt, Job, VariantRow
+from optigpu.store.tables import Attempt, Job, JobNeed, VariantRow
 from optigpu.store.tombstones import absent
 from optigpu.store.transitions import announce, end
+from optigpu.store.workers import LEASE_S
 from optigpu.vocabulary import (
     SCHEMA_VERSION,
     ConflictError,
@@ -31,6 +33,9 @@ from optigpu.vocabulary import (
     JobState,
     new_id,
 )
+
+ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
+"""The progress of a job that has ended, in whatever state: it stands for time, and the state says what came of it."""
 
 
 class Submitted(Frozen):
@@ -40,7 +45,9 @@ class Submitted(Frozen):
     created: bool
 
 
-def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = None) -> Submitted:
+def submit(
+    session: Session, spec: JobSpec, *, idempotency_key: str | None = None, lease_s: float = LEASE_S
+) -> Submitted:
     """Enters a job at the end of the queue; the caller rings the doorbell after the commit.
 
     With the key of an earlier request and the same spec it is that job. Raises ConflictError for another spec.
@@ -51,6 +58,7 @@ def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = Non
     )
     created = session.scalars(insert.returning(Job.id)).one_or_none() is not None
     if created:
+        session.add_all(JobNeed(job_id=row["id"], kind=need.kind, name=need.name) for need in needs_of(spec))
         job = locked(session, row["id"])
         announce(session, job, job.created_at)
     else:
@@ -59,24 +67,35 @@ def submit(session: Session, spec: JobSpec, *, idempotency_key: str | None = Non
             raise ConflictError(
                 f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
-    return Submitted(job=_view(session, job), created=created)
+    return Submitted(job=_view(session, job, lease_s), created=created)
 
 
-def get(session: Session, job_id: str) -> JobView:
-    """The job with its attempts and variants. Raises NotFoundError."""
+def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
+    """The job with its attempts and variants; a worker that is silent for `lease_s` is not alive.
+
+    Raises NotFoundError.
+    """
     job = session.get(Job, job_id)
     if job is None:
         raise absent(session, Withdrawn.JOB, job_id)
-    return _view(session, job)
+    return _view(session, job, lease_s)
 
 
 def list_(
-    session: Session, *, state: JobState | None = None, limit: int = 50, cursor: str | None = None
+    session: Session,
+    *,
+    state: JobState | None = None,
+    tag: str | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
 ) -> JobPage:
     """A page of jobs, newest first. Raises CursorError."""
     query = select(Job).options(defer(Job.attribution))
     if state is not None:
         query = query.where(Job.state == state)
+    if tag is not None:
+        # The list as JSON text, in which no tag holds a quotation mark.
+        query = query.where(Job.spec["tags"].as_string().contains(f'"{tag}"', autoescape=True))
     if cursor is not None:
         at, job_id = _position(cursor)
         query = query.where(
@@ -90,7 +109,7 @@ def list_(
     )
 
 
-def request_cancel(session: Session, job_id: str) -> JobView:
+def request_cancel(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
     """Cancels a queued job at once; a running one stops as soon as its worker's processes have ended.
 
     Changes nothing for a job that has ended or was asked before. Raises NotFoundError.
@@ -102,7 +121,7 @@ def request_cancel(session: Session, job_id: str) -> JobView:
         record(session, job, "cancel_requested", {}, at)
         if job.state is JobState.QUEUED:
             end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
-    return _view(session, job)
+    return _view(session, job, lease_s)
 
 
 def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
@@ -150,7 +169,7 @@ def _summary(job: Job) -> dict[str, Any]:
     return columns | {"name": job.spec.get("name"), "tags": job.spec.get("tags", ())}
 
 
-def _view(session: Session, job: Job) -> JobView:
+def _view(session: Session, job: Job, lease_s: float) -> JobView:
     attempts = session.scalars(select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number))
     variants = session.scalars(
         select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index)
@@ -158,7 +177,8 @@ def _view(session: Session, job: Job) -> JobView:
     return JobView(
         **_summary(job),
         queue_position=queue.position(session, job),
-        progress=ProgressView(**job.progress),
+        unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
+        progress=ENDED if job.state.is_final else ProgressView(**job.progress),
         attempts=tuple(_attempt_view(attempt) for attempt in attempts),
         variants=tuple(_variant_view(variant) for variant in variants),
         spec=job.spec,

@@ -7,18 +7,18 @@ under the number with which it was claimed, so a worker without a valid lease ca
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from pydantic import ValidationError
-from sqlalchemy import ColumnElement, delete, func, literal, or_, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
 from optigpu.job.spec import JobSpec
 from optigpu.store.database import moment
 from optigpu.store.events import replace
+from optigpu.store.matching import can_run
 from optigpu.store.tables import Attempt, Job, VariantRow
 from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
 from optigpu.store.workers import WorkerInfo
-from optigpu.vocabulary import Frozen, JobState, LeaseLostError
+from optigpu.vocabulary import Frozen, JobState, LeaseLostError, SpecError
 
 MAX_ATTEMPTS = 3
 LOST = "lost"
@@ -54,7 +54,7 @@ def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | 
         announce(session, job, at)
         try:
             spec = JobSpec.model_validate(job.spec)
-        except ValidationError as error:
+        except SpecError as error:
             end(session, job, JobState.FAILED, _unreadable(error), at)
             continue
         return Lease(
@@ -138,7 +138,7 @@ def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: floa
     """One statement, so that no two workers take the same job; a job that another is taking is skipped."""
     oldest = (
         select(Job.id)
-        .where(Job.state == JobState.QUEUED, *_can_run(worker))
+        .where(Job.state == JobState.QUEUED, *can_run(worker))
         .order_by(Job.created_at, Job.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -160,16 +160,6 @@ def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: floa
     )
     options = {"populate_existing": True, "synchronize_session": False}
     return session.scalars(take, execution_options=options).one_or_none()
-
-
-def _can_run(worker: WorkerInfo) -> tuple[ColumnElement[bool], ...]:
-    names = [literal(name.lower()).like(Job.gpu_pattern, escape="\\") for name in worker.gpus]
-    return (
-        Job.device == worker.device,
-        Job.backend.in_(worker.backends),
-        Job.min_vram_bytes <= (worker.vram_bytes or 0),
-        or_(Job.gpu_pattern.is_(None), *names),
-    )
 
 
 def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime) -> tuple[int, ...]:
@@ -221,7 +211,6 @@ def _times_lost(session: Session, job: Job) -> int:
     return session.execute(query).scalar_one()
 
 
-def _unreadable(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the job"
-    return f"This version can no longer run the job ({place}: {first['msg']}); post it again in the current format."
+def _unreadable(error: SpecError) -> str:
+    first = str(error).splitlines()[0].rstrip(".")
+    return f"This version can no longer run the job ({first}); post it again in the current format."

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from optigpu.documents.views import Standing, Withdrawn
+from optigpu.documents.views import Standing, Want, Withdrawn
 from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
 from optigpu.vocabulary import DeviceKind, JobState, Role, VariantStatus
 
@@ -31,12 +31,14 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime,
         dict[str, Any]: Document,
         list[Any]: Document,
+        list[str]: Document,
         DeviceKind: choice(DeviceKind),
         JobState: choice(JobState),
         Role: choice(Role),
         Standing: choice(Standing),
         Withdrawn: choice(Withdrawn),
         VariantStatus: choice(VariantStatus),
+        Want: choice(Want),
     }
 
 
@@ -88,6 +90,16 @@ class Job(Base):
     last_sequence: Mapped[int]
     progress: Mapped[dict[str, Any]]
     attribution: Mapped[dict[str, Any] | None]
+
+
+class JobNeed(Base):
+    """One thing that a job asks for of a worker besides a device, as `optigpu.job.needs` lists them."""
+
+    __tablename__ = "job_needs"
+
+    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    kind: Mapped[Want] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
 
 
 class Attempt(Base):
@@ -218,7 +230,11 @@ class Worker(Base):
     memory_bytes: Mapped[int]
     vram_bytes: Mapped[int | None]
     backends: Mapped[list[Any]]
+    packages: Mapped[list[str]]
+    models: Mapped[list[str]]
+    downloads: Mapped[bool]
     version: Mapped[str]
+    selftest: Mapped[dict[str, Any] | None]
     started_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     job_id: Mapped[Identifier | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"))

@@ -5,11 +5,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from optigpu.documents.selftest import SelfTestSummary
 from optigpu.documents.views import WorkerView
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import LeaderboardEntry, Worker
-from optigpu.vocabulary import DeviceKind, Frozen
+from optigpu.vocabulary import DeviceKind, Document, Frozen
 
 LEASE_S = 30.0
 FORGOTTEN_AFTER = timedelta(days=7)
@@ -19,7 +20,8 @@ class WorkerInfo(Frozen):
     """A worker's description of itself.
 
     `gpus` are the names of the GPUs that it can see and `vram_bytes` the memory of the smallest; `gpu_uuid` is the one
-    that its jobs run on, null on a CPU.
+    that its jobs run on, null on a CPU. `packages`, `models` and `downloads` are as in WorkerView. `selftest` is what
+    the last self-test of its device found, if that holds for its hardware and software.
     """
 
     id: str
@@ -31,7 +33,11 @@ class WorkerInfo(Frozen):
     memory_bytes: int
     vram_bytes: int | None = None
     backends: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    downloads: bool = True
     version: str
+    selftest: SelfTestSummary | None = None
 
     @property
     def measures_on(self) -> str:
@@ -44,11 +50,18 @@ def register(session: Session, worker: WorkerInfo, now: datetime | None = None) 
     at = moment(session, now)
     session.execute(delete(Worker).where(Worker.seen_at < at - FORGOTTEN_AFTER))
     row = worker.model_dump(exclude={"gpu_uuid"}) | {"started_at": at, "seen_at": at, "job_id": None}
-    row |= {"gpus": list(worker.gpus), "backends": list(worker.backends)}
+    row |= {name: list(getattr(worker, name)) for name in ("gpus", "backends", "packages", "models")}
+    row["selftest"] = worker.selftest.model_dump(mode="json") if worker.selftest else None
     changes = {name: value for name, value in row.items() if name != "id"}
     session.execute(
         insert_into(session, Worker).values(row).on_conflict_do_update(index_elements=["id"], set_=changes)
     )
+
+
+def note_models(session: Session, worker: WorkerInfo) -> None:
+    """Which models the worker has now."""
+    changes = {"models": list(worker.models), "downloads": worker.downloads}
+    session.execute(update(Worker).where(Worker.id == worker.id).values(changes))
 
 
 def seen(session: Session, worker_id: str, job_id: str | None = None, now: datetime | None = None) -> None:
@@ -69,6 +82,11 @@ def list_(session: Session, *, lease_s: float = LEASE_S, now: datetime | None = 
     return [_view(row, alive=row.seen_at >= heard_since) for row in rows]
 
 
+def alive(session: Session, lease_s: float = LEASE_S) -> list[WorkerView]:
+    """The workers that were seen within `lease_s` seconds."""
+    return [worker for worker in list_(session, lease_s=lease_s) if worker.alive]
+
+
 def hardware_classes(session: Session) -> list[str]:
     """Every class of hardware that serves or that has a place on the leaderboard, sorted."""
     serving = session.scalars(select(Worker.hardware_class).distinct())
@@ -86,9 +104,17 @@ def _view(row: Worker, *, alive: bool) -> WorkerView:
         memory_bytes=row.memory_bytes,
         vram_bytes=row.vram_bytes,
         backends=tuple(row.backends),
+        packages=tuple(row.packages),
+        models=tuple(row.models),
+        downloads=row.downloads,
         version=row.version,
+        selftest=_summary(row.selftest),
         started_at=row.started_at,
         seen_at=row.seen_at,
         alive=alive,
         job_id=row.job_id,
     )
+
+
+def _summary(stored: Document | None) -> SelfTestSummary | None:
+    return None if stored is None else SelfTestSummary.model_validate(stored, extra="ignore")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.surgery.extras import Package, missing
 from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
 if TYPE_CHECKING:
@@ -74,6 +75,24 @@ class Expected(NamedTuple):
     basis: Basis
     text: str
     source: str | None = None
+
+
+EXACT = 1e-3
+"""The `error_bound` of a technique that computes the same in another way: what another order of sums may change."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way in which `optigpu selftest` runs a technique: with these parameters, and with others beside it.
+
+    `beside` names techniques that are also in what its logits are compared with. `devices` are those on which the trial
+    shows something new. `error_bound` replaces the technique's own; None keeps it.
+    """
+
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    devices: tuple[DeviceKind, ...] = tuple(DeviceKind)
+    error_bound: float | None = None
 
 
 GgufType = Literal["Q4_0", "Q4_K_M", "Q8_0", "F16"]
@@ -187,6 +206,10 @@ class Technique(Frozen):
     of a digest, so that earlier results stay comparable. `compared_with` names techniques that make up the reference
     which "alone" is measured against, where the plain baseline would already contain this technique. `cautionary` marks
     a rung that is expected to lose.
+
+    `optigpu selftest` runs each of `trials` and compares the logits with the unmodified model's: an error may be
+    `error_bound` of the largest logit at most. One above EXACT says that the technique rounds: then an error of zero
+    means that it was not applied. `process_wide` says that it changes settings which outlast its model.
     """
 
     layer: ClassVar[Layer]
@@ -204,6 +227,9 @@ class Technique(Frozen):
     compared_with: ClassVar[tuple[str, ...]] = ()
     later: ClassVar[tuple[str, ...]] = ()
     cautionary: ClassVar[bool] = False
+    error_bound: ClassVar[float] = EXACT
+    trials: ClassVar[tuple[Trial, ...]] = (Trial(),)
+    process_wide: ClassVar[bool] = False
 
     name: str
 
@@ -216,7 +242,11 @@ class Technique(Frozen):
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """Why this cannot run there, in one sentence, or None. Asked before anything is changed."""
-        return None
+        return missing(self.packages(model), environment)
+
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
+        """The optional packages that it needs for such a model; None: its facts are known when it is loaded."""
+        return ()
 
     def fits(self, workload: Any) -> str | None:
         """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted."""

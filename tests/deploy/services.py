@@ -41,6 +41,7 @@ class Deployment:
             "@postgres:5432/": f"@{database.host}:{database.port}/",
             "redis://redis:6379/0": redis_url,
             "/var/lib/optigpu": str(folder),
+            "/tmp/optigpu-heartbeat": str(folder / "heartbeat"),
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         headers = {"Authorization": f"Bearer {api_key}"}

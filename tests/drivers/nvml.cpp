@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
@@ -17,11 +18,12 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    LIBRARY_NOT_FOUND = 12,
     GPU_IS_LOST = 15
 };
 
 constexpr double IDLE_W = 10, BUSY_W = 310;
-int device = 0;
+int device = 0, slices[2] = {0, 0};
 long looks = 0;
 double burned_mj = 0, burned_at_s = -1;
 
@@ -69,20 +71,49 @@ void burn(double millijoules) {
     burned_at_s = now_s();
 }
 
-int nvmlInitWithFlags(unsigned) { return mode("not_loaded") ? DRIVER_NOT_LOADED : SUCCESS; }
+int nvmlInitWithFlags(unsigned) {
+    return mode("not_loaded") ? DRIVER_NOT_LOADED : mode("absent") ? LIBRARY_NOT_FOUND : SUCCESS;
+}
 int nvmlShutdown() { return SUCCESS; }
 const char *nvmlErrorString(int) { return "an error of the made-up driver"; }
 int nvmlSystemGetDriverVersion(char *version, unsigned length) { return say(version, length, "570.1"); }
 int nvmlDeviceGetCount_v2(unsigned *count) { return tell(count, 1u); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned, void **handle) { return tell(handle, (void *)&device); }
+// In the mode "mig" the GPU is divided: slices have the numbers 0 and 2, and know nothing but what is their own.
+int nvmlDeviceGetMigMode(void *, unsigned *now, unsigned *later) {
+    *later = mode("mig");
+    return tell(now, mode("mig") ? 1u : 0u);
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *, unsigned *count) { return tell(count, 7u); }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *, unsigned number, void **handle) {
+    return number == 0 || number == 2 ? tell(handle, (void *)&slices[number / 2]) : NOT_FOUND;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *, void **handle) { return tell(handle, (void *)&device); }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    for (int number : {0, 2})
+        if (mode("mig") && !std::strncmp(uuid, "MIG-made-up-", 12) && uuid[12] == '0' + number)
+            return tell(handle, (void *)&slices[number / 2]);
     return std::strcmp(uuid, "GPU-made-up") ? NOT_FOUND : tell(handle, (void *)&device);
 }
-int nvmlDeviceGetName(void *, char *name, unsigned length) { return say(name, length, "NVIDIA Made-up"); }
-int nvmlDeviceGetUUID(void *, char *uuid, unsigned length) { return say(uuid, length, "GPU-made-up"); }
-int nvmlDeviceGetCudaComputeCapability(void *, int *major, int *minor) { *major = 9; return tell(minor, 0); }
-int nvmlDeviceGetMemoryInfo(void *, Memory *memory) { return tell(memory, Memory{8ull << 30, 6ull << 30, 2ull << 30}); }
-int nvmlDeviceGetClockInfo(void *, int kind, unsigned *mhz) { return tell(mhz, kind == 1 ? 1500u : 2600u); }
+int nvmlDeviceGetName(void *asked, char *name, unsigned length) {
+    return say(name, length, asked == &device ? "NVIDIA Made-up" : "NVIDIA Made-up MIG 1g.1gb");
+}
+int nvmlDeviceGetUUID(void *asked, char *uuid, unsigned length) {
+    return say(uuid, length, asked == &device ? "GPU-made-up" : asked == &slices[0] ? "MIG-made-up-0" : "MIG-made-up-2");
+}
+int nvmlDeviceGetCudaComputeCapability(void *asked, int *major, int *minor) {
+    if (asked != &device) return NOT_SUPPORTED;
+    *major = 9;
+    return tell(minor, 0);
+}
+int nvmlDeviceGetMemoryInfo(void *asked, Memory *memory) {
+    unsigned long long gib = asked == &device ? 8 : 1;
+    return tell(memory, Memory{gib << 30, (gib << 30) * 3 / 4, (gib << 30) / 4});
+}
+int nvmlDeviceGetClockInfo(void *asked, int kind, unsigned *mhz) {
+    if (asked != &device) return NOT_SUPPORTED;
+    return tell(mhz, kind == 1 ? 1500u : 2600u);
+}
 int nvmlDeviceGetTemperature(void *, int, unsigned *celsius) { return tell(celsius, 55u); }
 int nvmlDeviceGetEnforcedPowerLimit(void *, unsigned *milliwatts) { return tell(milliwatts, 700000u); }
 int nvmlDeviceGetViolationStatus(void *, int policy, Violation *status) {

@@ -24,6 +24,7 @@ from optigpu.workloads.base import Request
 from optigpu.workloads.generate import Generate
 
 REQUEST_J = 3.0
+OF_A_SLICE = ("uuid", "name", "memory_bytes", "compute_capability", "sm_clock_hz", "energy_j")
 
 
 class Burn:
@@ -76,7 +77,7 @@ def readings() -> dict[str, Any]:
     try:
         with Driver() as driver:
             (gpu,) = driver.gpus()
-            names = [name for name in dir(gpu) if not name.startswith("_")]
+            names = [name for name in dir(gpu) if not name.startswith("_") and name != "parts"]
             return {name: _said(getattr(gpu, name)) for name in names}
     except SensorError as error:
         return {"error": str(error)}
@@ -91,6 +92,14 @@ def which() -> dict[str, Any]:
         return {"error": str(error), "visible": len(gpus().visible)}
 
 
+def slices() -> list[dict[str, Any]]:
+    """What the slices of the GPU tell of themselves, and of the one that a job runs on."""
+    with Driver() as driver:
+        told = [{name: _said(getattr(gpu, name)) for name in OF_A_SLICE} for gpu in driver.gpus()]
+    with job_gpu() as gpu:
+        return [*told, {name: _said(getattr(gpu, name)) for name in OF_A_SLICE}]
+
+
 def _said(reading: Any) -> Any:
     try:
         return reading()
@@ -100,6 +109,6 @@ def _said(reading: Any) -> Any:
 
 if __name__ == "__main__":
     question = sys.argv[1]
-    answers = {"readings": readings, "which": which}
+    answers = {"readings": readings, "which": which, "slices": slices}
     answer = answers[question]() if question in answers else metered(question)
     print(json.dumps(answer))

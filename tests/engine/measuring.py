@@ -109,6 +109,21 @@ def verdict_as_if_alone(replicate: Replicate) -> Verdict:
     return verdict(replace(replicate, host_samples=alone))
 
 
+def verdict_as_if_beside(replicate: Replicate, name: str) -> Verdict:
+    """What it would say if of all others only the process of this name had run on this machine meanwhile."""
+    beside = tuple(
+        HostSample(
+            wall_s=sample.wall_s,
+            cpus=sample.cpus,
+            foreign_s=sample.named.get(name, 0.0),
+            named={name: sample.named.get(name, 0.0)},
+            crowding=frozenset(each for each in sample.crowding if each[2] == name),
+        )
+        for sample in replicate.host_samples
+    )
+    return verdict(replace(replicate, host_samples=beside))
+
+
 def evidence(replicate: Replicate) -> Evidence:
     """The rounds that its figures come from, by the fastest probe of any of them."""
     probes = [sample.probe_s for sample in replicate.host_samples if sample.probe_s]

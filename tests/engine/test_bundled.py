@@ -136,7 +136,7 @@ def test_what_is_known_without_loading_it_is_true(model: Any) -> None:
 
 
 def test_a_bundled_model_that_is_not_there_lists_those_that_are() -> None:
-    with pytest.raises(SpecError, match="the bundled models are tiny"):
+    with pytest.raises(SpecError, match="The bundled models are tiny"):
         parse_reference("bundled:huge")
 
 

@@ -18,33 +18,11 @@ from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny_model
 
-PUBLISHED = {
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "opt-125m": 125_239_296,
-    "llama-3.2-1b": 1_235_814_400,
-    "llama-3.1-8b": 8_030_261_248,
-    "mistral-7b": 7_248_023_552,
-    "qwen2.5-0.5b": 494_032_768,
-    "tiny-llama-test": 361_088,
-    "tiny-gpt2-test": 527_872,
-    "tiny-qwen-test": 361_600,
-}
-PUBLISHED_IMAGES = {
-    "resnet-50": 25_557_032,
-    "mobilenet-v2": 3_506_153,
-    "vit-base": 86_567_656,
-    "tiny-resnet-test": 4_786,
-    "tiny-mobilenet-test": 48_202,
-    "tiny-vit-test": 24_234,
-}
-
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_published_number_of_weights(name: str) -> None:
     model = load_model(parse_reference(f"preset:{name}"), device="meta", dtype="bfloat16")
-    assert count_weights(model) == PUBLISHED[name]
+    assert count_weights(model) == PRESETS[name].parameters
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -57,7 +35,7 @@ def test_what_is_known_of_a_preset_without_loading_it_is_true(name: str) -> None
 def test_an_image_preset_has_the_published_number_of_weights_and_facts(name: str) -> None:
     reference = parse_reference(f"preset:{name}")
     model = load_image_model(reference, device="meta", dtype="bfloat16")
-    assert count_weights(model) == PUBLISHED_IMAGES[name]
+    assert count_weights(model) == IMAGE_PRESETS[name].parameters
     assert loaded_image_facts(model) == known_facts(reference)
     assert facts_of(reference) is None, "what is asked of a decoder says nothing of it"
 
@@ -134,7 +112,7 @@ def test_the_weights_of_a_preset_are_drawn_as_the_architecture_says_and_not_twic
             return function(*args, **(kwargs or {}))
 
     monkeypatch.setitem(
-        PRESETS, "tiny", Preset(family, "", FAMILIES[family] | {"vocab_size": 96, "pad_token_id": 2})
+        PRESETS, "tiny", Preset(family, "", 0, FAMILIES[family] | {"vocab_size": 96, "pad_token_id": 2})
     )
     with Watch():
         model = load_model(parse_reference("preset:tiny"), device="cpu", dtype="float32")

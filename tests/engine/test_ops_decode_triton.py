@@ -36,11 +36,11 @@ def test_the_operators_are_right_where_they_are_interpreted() -> None:
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_a_gpu() -> None:
-    """Down to machine code for a Hopper GPU; Triton brings the assembler, and keeps what it has compiled."""
+def test_weights_stream_in_what_is_compiled_for_a_gpu() -> None:
+    """Down to machine code for a Hopper GPU; test_kernels_compiled.py compiles every kernel for every GPU."""
     code = (
-        "from tests.engine.triton_decode_compiled import every_kernel, no_decoder_without_a_gpu\n"
-        "every_kernel()\nno_decoder_without_a_gpu()\nprint('right')"
+        "from tests.engine.triton_decode_compiled import no_decoder_without_a_gpu, streaming_products\n"
+        "streaming_products()\nno_decoder_without_a_gpu()\nprint('right')"
     )
     assert_right(code, {"TRITON_INTERPRET": "0"})
 

@@ -11,7 +11,7 @@ import optigpu
 from optigpu.hardware import origin, probe
 from optigpu.hardware.origin import container, git_revision, image
 from tests.engine.trees import tree
-from tests.readme import ROOT
+from tests.pages import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -193,6 +193,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         "nvmlDeviceGetCount": 1,
         "nvmlSystemGetDriverVersion": "570.1",
         "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlDeviceGetMigMode": (0, 0),
         "nvmlDeviceGetName": "NVIDIA H200",
         "nvmlDeviceGetUUID": "GPU-a",
         "nvmlDeviceGetCudaComputeCapability": (9, 0),

@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,17 @@ import pytest
 
 from optigpu.child.priority import HIGHEST
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS
+from optigpu.conductor.session import environment_for
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.documents.facts import WarmUpFacts
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
+from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, Subject
+from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.run import Report, run
+from optigpu.selftest import kept
 from optigpu.statistics.intervals import FEWEST_REQUESTS
-from optigpu.vocabulary import LeaseLostError, OptiGPUError, VariantStatus
+from optigpu.vocabulary import DeviceKind, LeaseLostError, OptiGPUError, UnsupportedError, VariantStatus
 from tests.engine.processes import is_alive, may_come_first, program, wait_until
 from tests.engine.sessions import space_for
 
@@ -350,24 +353,36 @@ def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
         run(job(), lambda _: None, lock_dir=tmp_path / "file" / "locks")
 
 
+def test_a_device_that_is_not_there_is_said_before_anything_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event, no lock, no process: the program that would measure does not exist."""
+    monkeypatch.setattr("optigpu.run.probe", lambda: probe().model_copy(update={"accelerators": ()}))
+    events: list[Event] = []
+    with pytest.raises(UnsupportedError, match="device: this machine has no NVIDIA GPU that works"):
+        run(job(device="cuda"), events.append, lock_dir=tmp_path / "locks", program=["no-such-program"])
+    assert events == []
+    assert not (tmp_path / "locks").exists()
+
+
 @pytest.mark.slow
-def test_a_device_that_is_not_there_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, "-c", _CUDA_JOB, str(tmp_path)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("unsupported This machine has no cuda device")
-
-
-_CUDA_JOB = """
-import sys
-from pathlib import Path
-from optigpu.run import run
-from optigpu.job.spec import JobSpec
-job = {"workload": {"kind": "matmul", "sizes": [8]}, "device": "cuda", "limits": {"wait_for_quiet_s": 0}}
-spec = JobSpec.model_validate(job)
-(outcome,) = run(spec, lambda _: None, lock_dir=Path(sys.argv[1])).outcomes
-print(outcome.status, outcome.reason)
-"""
+def test_a_technique_that_failed_its_self_test_is_unsupported_and_the_others_go_on(
+    conductor: Conductor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
+    check = SelfCheck(subject=Subject.TECHNIQUE, name="bf16", device=DeviceKind.CPU)
+    failed = CheckResult(check=check, status=CheckStatus.FAILED, reason="It is wrong.")
+    here = environment_for(DeviceKind.CPU)
+    path = kept.keep(kept.outcome_of(here, DeviceKind.CPU, (failed,)), here)
+    conductor.run(job("bf16", "static_kv_cache"), "well_behaved")
+    statuses = {outcome.index: str(outcome.status) for outcome in conductor.outcomes}
+    assert statuses == {0: "succeeded", 1: "unsupported", 2: "succeeded", 3: "unsupported"}
+    reasons = {outcome.reason for outcome in conductor.outcomes if outcome.reason}
+    (reason,) = reasons
+    assert reason.startswith("bf16 failed its self-test here: It is wrong. ")
+    path.write_text("half a fi")
+    (outcome,) = conductor.run(job("bf16", plan="single"), "well_behaved").outcomes
+    assert str(outcome.status) == "succeeded"
 
 
 def test_an_interrupt_reaches_the_conductor_alone_and_leaves_nothing(tmp_path: Path) -> None:

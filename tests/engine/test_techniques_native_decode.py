@@ -32,7 +32,7 @@ from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
 from tests.engine.decoder_models import configured, decoder_of, packed
@@ -306,7 +306,7 @@ def test_a_job_can_ask_for_it() -> None:
     asked = {"name": "native_decode", "weights": "w8", "group": 64, "kv": "int8"}
     spec = JobSpec.model_validate(job | {"stack": [asked]})
     assert spec.stack == (NativeDecode(weights="w8", group=64, kv="int8"),)
-    with pytest.raises(ValidationError, match="own key-value cache"):
+    with pytest.raises(SpecError, match="own key-value cache"):
         JobSpec.model_validate(job | {"stack": [asked, {"name": "static_kv_cache"}]})
 
 

@@ -22,7 +22,7 @@ from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoo
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
-from optigpu.vocabulary import DeviceKind, ReplicateError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, UnsupportedError
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.generate import Generate
 from tests.engine.decoded import assert_tokens_right
@@ -148,7 +148,7 @@ def test_a_draft_that_is_not_there_is_refused_and_the_model_left() -> None:
 def test_a_batch_is_refused_when_a_job_is_posted_and_by_the_loop() -> None:
     job = {"model": "preset:gpt2", "stack": [{"name": "speculative_decoding"}]}
     assert JobSpec.model_validate(job | {"workload": {"kind": "generate"}}).stack == (SpeculativeDecoding(),)
-    with pytest.raises(ValidationError, match="one sequence at a time; set batch_size to 1"):
+    with pytest.raises(SpecError, match="one sequence at a time; set batch_size to 1"):
         JobSpec.model_validate(job | {"workload": {"kind": "generate", "batch_size": 2}})
     sweep = BatchSweep(batch_sizes=(1, 2))
     assert SpeculativeDecoding().fits(sweep) == SpeculativeDecoding().fits(Generate(batch_size=2))

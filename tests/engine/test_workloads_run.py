@@ -17,7 +17,7 @@ from optigpu.run import run
 from optigpu.workloads import WORKLOADS
 from tests.engine.in_process import in_process
 from tests.engine.processes import program
-from tests.engine.test_cli_run import QUICK, environment, optigpu
+from tests.engine.test_cli_run import MEASURED, QUICK, environment, optigpu
 from tests.engine.test_replicate import answer, ask, assignment
 
 __all__ = ["environment"]
@@ -119,8 +119,10 @@ def as_valid(outcome: Outcome) -> Outcome:
 
 @pytest.mark.slow
 def test_the_command_line_classifies_with_a_roofline(environment: dict[str, str]) -> None:
-    ran = optigpu(environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, *METERS, "--json")
-    assert ran.returncode == 0, ran.stderr
+    ran = optigpu(
+        environment, "run", "--workload", "classify", "--model", IMAGES, *QUICK, *METERS, "--format", "json"
+    )
+    assert ran.returncode in MEASURED, ran.stderr
     (result,) = json.loads(ran.stdout)["results"]
     assert result["metrics"]["images_per_s"]["value"] > 0
     assert result["metrics"]["mfu"]["value"] > 0

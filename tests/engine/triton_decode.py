@@ -19,8 +19,8 @@ from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.packing import pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.cuda.prefill import prefill
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
-from optigpu.ops.decode.cuda.triton_linear import LaunchTarget, best_of, linear
-from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
+from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
+from optigpu.ops.decode.cuda.triton_steps import State, choose_call, embed_call, query_key_value_call
 from optigpu.ops.decode.program import (
     Activation,
     Block,
@@ -31,6 +31,7 @@ from optigpu.ops.decode.program import (
     Sampling,
     WeightKind,
 )
+from optigpu.ops.launch import LaunchTarget
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.engine.decode_reference import ReferenceDecoder, eight_bits, norm_of, untied
 
@@ -153,12 +154,12 @@ def linear_layers() -> None:
         x[-1, : group // 2] *= 1e3  # outliers stay in their group
         x[0, -group:] = 0
         y = torch.full((rows, outputs), torch.nan)
-        linear(x, matrix, y, DIVIDED)
+        linear_call(x, matrix, y, DIVIDED).run()
         assert_near(y, *exact_linear(x, matrix))
     draw = Draw(133)
     uneven = pack_for_cuda(draw(33, 100), None, "bf16", 0)
     y = torch.full((2, 33), torch.nan)
-    linear(x := draw(2, 100), uneven, y, DIVIDED)
+    linear_call(x := draw(2, 100), uneven, y, DIVIDED).run()
     assert_near(y, *exact_linear(x, uneven))
 
 
@@ -170,13 +171,13 @@ def linear_endings() -> None:
     for kind in ("rms", "layer"):
         norm = draw.norm(kind, 96)
         h = norm_of(x, norm)
-        linear(x, up, y := torch.empty(3, 50), DIVIDED, norm=norm)
+        linear_call(x, up, y := torch.empty(3, 50), DIVIDED, norm=norm).run()
         assert_near(y, *exact_linear(h, up))
     exact, size = exact_linear(x, up)
     beside, beside_size = exact_linear(x, gate)
-    linear(x, up, y := residual.clone(), DIVIDED, into="add")
+    linear_call(x, up, y := residual.clone(), DIVIDED, into="add").run()
     assert_near(y, residual + exact, size)
-    linear(x, up, y := residual.clone(), DIVIDED, into="times")
+    linear_call(x, up, y := residual.clone(), DIVIDED, into="times").run()
     assert_near(y, residual * exact, residual.abs() * size)
     functions = torch.nn.functional
     activations: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -186,12 +187,12 @@ def linear_endings() -> None:
         "gelu_tanh": partial(functions.gelu, approximate="tanh"),
     }
     for name, function in activations.items():
-        linear(x, up, y := torch.empty(3, 50), DIVIDED, activation=name)
+        linear_call(x, up, y := torch.empty(3, 50), DIVIDED, activation=name).run()
         assert_near(y, function(exact), 2 * size)
-        linear(x, up, y, DIVIDED, gate=gate, activation=name)
+        linear_call(x, up, y, DIVIDED, gate=gate, activation=name).run()
         assert_near(y, function(beside) * exact, 2 * beside_size * exact.abs() + beside.abs() * size)
     eights = pack_for_cuda(draw(50, 96), None, "w8", 32), pack_for_cuda(draw(50, 96), draw(50), "w8", 32)
-    linear(x, eights[0], y, DIVIDED, gate=eights[1], activation="relu")
+    linear_call(x, eights[0], y, DIVIDED, gate=eights[1], activation="relu").run()
     (exact, size), (beside, beside_size) = (exact_linear(x, matrix) for matrix in eights)
     assert_near(y, beside.relu() * exact, beside_size * exact.abs() + beside.abs() * size)
 
@@ -206,23 +207,23 @@ def most_likely() -> None:
         torch.tensor([1, 2, 3]), torch.tensor([4, 4, 4]).int(), torch.zeros(3).int(), torch.zeros(3, 8).long()
     )
     x, logits = draw(3, 64), torch.empty(3, 90)
-    linear(x, head, logits, DIVIDED, best=best)
-    choose(best, state)
+    linear_call(x, head, logits, DIVIDED, best=best).run()
+    choose_call(best, state).run()
     assert torch.equal(state.tokens, logits.argmax(dim=1))
     assert torch.equal(state.chosen[:, 4], state.tokens)
     assert state.position.tolist() == [5, 5, 5]
     assert state.not_finite.tolist() == [0, 0, 0]
-    linear(torch.zeros(3, 64), head, logits, DIVIDED, best=best)
-    choose(best, state)
+    linear_call(torch.zeros(3, 64), head, logits, DIVIDED, best=best).run()
+    choose_call(best, state).run()
     assert state.tokens.tolist() == [0, 0, 0]
     for row, value in enumerate((torch.nan, torch.inf)):
         x[row, 7] = value
-    linear(x, head, logits, DIVIDED, best=best)
-    choose(best, state)
+    linear_call(x, head, logits, DIVIDED, best=best).run()
+    choose_call(best, state).run()
     assert state.not_finite.tolist() == [1, 1, 0]
     for kind in ("w4", "w8"):
         matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
-        linear(x, matrix, logits, DIVIDED)
+        linear_call(x, matrix, logits, DIVIDED).run()
         assert not logits[0].isfinite().any()
         assert not logits[1].isfinite().any()
         assert logits[2].isfinite().all()
@@ -235,9 +236,9 @@ def beginnings() -> None:
     state = State(
         torch.tensor([3, 19]), torch.tensor([8, 8]).int(), torch.zeros(2).int(), torch.zeros(2, 9).long()
     )
-    embed(state, embedding, None, x := torch.empty(2, 1100))
+    embed_call(state, embedding, None, x := torch.empty(2, 1100)).run()
     assert torch.equal(x, embedding[state.tokens].float())
-    embed(state, embedding, positions, x)
+    embed_call(state, embedding, positions, x).run()
     assert torch.equal(x, embedding[state.tokens].float() + positions[8])
 
 
@@ -260,7 +261,7 @@ def keys_and_values() -> None:
             first = 0
             for matrix in matrices:
                 at = torch.full((SEQUENCES,), 5).int()
-                query_key_value(x, norm, matrix, first, table, at, query, layer, DIVIDED)
+                query_key_value_call(x, norm, matrix, first, table, at, query, layer, DIVIDED).run()
                 first += matrix.outputs // size
             queries, keys, values = expected.split(counts, dim=1)
             assert_near(query, queries, queries.abs() + 5)

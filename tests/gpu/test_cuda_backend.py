@@ -7,6 +7,7 @@ import pytest
 
 from optigpu.backends.torch.clock import CudaClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
+from optigpu.conductor.proof import prove
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.techniques.base import Technique
@@ -90,3 +91,7 @@ def test_a_product_is_right_in_every_dtype(dtype: Dtype) -> None:
     request = Matmul(sizes=(512,), dtypes=(dtype,)).prepare(TorchOperatorRuntime(DeviceKind.CUDA, seed=0))
     assert request.check().problem is None
     assert request.run()["tflops"] > 0
+
+
+def test_the_gpu_proves_that_it_works() -> None:
+    prove(DeviceKind.CUDA, cancelled=lambda: None)

@@ -95,5 +95,6 @@ POSTGRES = Kind(
     image_environment=("POSTGRES_HOST_AUTH_METHOD=trust",),
     candidates=_candidates,
     answers=_answers,
+    programs=("initdb", "postgres"),
     start=_start,
 )

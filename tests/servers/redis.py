@@ -76,5 +76,6 @@ REDIS = Kind(
     image_environment=(),
     candidates=_candidates,
     answers=_answers,
+    programs=("redis-server",),
     start=_start,
 )

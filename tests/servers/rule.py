@@ -2,7 +2,9 @@
 
 In this order: the server that a variable names; one that answers on localhost's standard port; a
 throw-away one from the machine's own programs; the same after apt-get has installed them (root on
-Debian and Ubuntu); Docker. When none of these works the tests fail with one sentence; they never skip.
+Debian and Ubuntu); Docker. Where there is not even one of these, the tests that need the server are
+left out, and the end of the run says so; where one is there and does not work, they fail with one
+sentence.
 """
 
 import subprocess
@@ -30,6 +32,8 @@ class Kind:
     # URLs worth trying on this port of 127.0.0.1, the likeliest first.
     candidates: Callable[[Machine, int], list[str]]
     answers: Callable[[str], bool]
+    # All that `start` needs.
+    programs: tuple[str, ...]
     # Starts a throw-away server; None when its programs are not on the machine.
     start: Callable[[Machine], Server | None]
 
@@ -40,10 +44,25 @@ def provide(kind: Kind, machine: Machine) -> Server:
         server = way(kind, machine)
         if server is not None:
             return server
-    raise NoServerError(
-        f"These tests need {kind.name}: install it (Debian and Ubuntu: apt-get install {kind.package}; "
-        f"macOS: brew install {kind.package.removesuffix('-server')}), start Docker, "
-        f"or set {kind.variable}."
+    raise NoServerError(f"These tests need {kind.name}: {advice(kind)}")
+
+
+def is_possible(kind: Kind, machine: Machine) -> bool:
+    """Whether there is a way to a server, tried or not. Nothing is started or installed to know."""
+    return (
+        bool(machine.environment.get(kind.variable))
+        or all(machine.program(name) for name in kind.programs)
+        or _may_install(machine)
+        or machine.program("docker") is not None
+        or _from_localhost(kind, machine) is not None
+    )
+
+
+def advice(kind: Kind) -> str:
+    """What helps where there is no server."""
+    return (
+        f"install it (Debian and Ubuntu: apt-get install {kind.package}; macOS: brew install "
+        f"{kind.package.removesuffix('-server')}), start Docker, or set {kind.variable}."
     )
 
 
@@ -72,7 +91,7 @@ def _from_programs(kind: Kind, machine: Machine) -> Server | None:
 
 def _from_apt(kind: Kind, machine: Machine) -> Server | None:
     apt_get = machine.program("apt-get")
-    if apt_get is None or not machine.is_root or "debian" not in machine.families:
+    if apt_get is None or not _may_install(machine):
         return None
     print(f"Installing {kind.package} with apt-get for the tests ...", file=sys.stderr)
     environment = {**machine.environment, "DEBIAN_FRONTEND": "noninteractive"}
@@ -80,6 +99,10 @@ def _from_apt(kind: Kind, machine: Machine) -> Server | None:
         if not _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment):
             return None
     return kind.start(machine)
+
+
+def _may_install(machine: Machine) -> bool:
+    return machine.program("apt-get") is not None and machine.is_root and "debian" in machine.families
 
 
 def _succeeds(command: list[str], environment: dict[str, str]) -> bool:

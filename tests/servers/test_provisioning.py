@@ -23,7 +23,6 @@ from tests.servers.redis import LEASE_KEY, REDIS, leased_database
 from tests.servers.rule import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = {"PostgreSQL": ("initdb", "postgres"), "Redis": ("redis-server",)}
 pytestmark = pytest.mark.slow
 
 KINDS = pytest.mark.parametrize("kind", [POSTGRES, REDIS], ids=lambda kind: kind.name)
@@ -149,7 +148,7 @@ def test_a_redis_without_an_empty_database_says_so(redis_url: str, monkeypatch: 
 
 
 def installed(kind: Kind) -> bool:
-    return all(this_machine().program(name) for name in PROGRAMS[kind.name])
+    return all(this_machine().program(name) for name in kind.programs)
 
 
 def listens(url: str) -> bool:

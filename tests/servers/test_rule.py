@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.machine import Machine
 from tests.servers.process import NoServerError, Server
-from tests.servers.rule import Kind, provide
+from tests.servers.rule import Kind, is_possible, provide
 
 LOCAL_URL = "thing://127.0.0.1:4242"
 DOCKER_URL = "thing://127.0.0.1:49153"
@@ -42,6 +42,7 @@ def kind(*answering: str) -> Kind:
         image_environment=("TRUST=yes",),
         candidates=lambda _, port: [f"thing://127.0.0.1:{port}"],
         answers=lambda url: url in answering,
+        programs=("thingd",),
         start=start,
     )
 
@@ -172,3 +173,18 @@ def test_a_program_is_found_on_the_path_or_where_debian_keeps_postgresql(machine
         program.touch(0o755)
     assert machine.program("initdb") == str(machine.postgres_root / "16" / "bin" / "initdb")
     assert machine.program("absent") is None
+
+
+def test_without_any_way_to_a_server_none_is_possible(machine: Machine, install: Install) -> None:
+    """Being root helps only where something can be installed."""
+    assert not is_possible(kind(), replace(machine, is_root=True))
+    assert is_possible(kind(LOCAL_URL), machine)
+    assert is_possible(kind(), replace(machine, environment={"THING_URL": "thing://gone"}))
+    install("thingd", "")
+    assert is_possible(kind(), machine)
+
+
+@pytest.mark.parametrize("program", ["apt-get", "docker"])
+def test_what_can_install_or_run_one_is_a_way(machine: Machine, install: Install, program: str) -> None:
+    install(program, "")
+    assert is_possible(kind(), replace(machine, is_root=True, families=frozenset({"debian"})))

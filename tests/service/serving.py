@@ -62,7 +62,13 @@ class Served:
         assert lease is not None
         return lease
 
-    def finish(self, lease: Lease, *results: Result, samples: dict[str, Samples] | None = None) -> None:
+    def finish(
+        self,
+        lease: Lease,
+        *results: Result,
+        samples: dict[str, Samples] | None = None,
+        reason: str | None = None,
+    ) -> None:
         """Ends the job with results that were made for the test and never measured."""
         with self.database.write() as session:
             outcomes.plan(session, lease, a_plan(*(result.variant.label for result in results)))
@@ -71,7 +77,7 @@ class Served:
                 outcomes.save_outcome(session, lease, an_outcome(result, samples))
         with self.database.write() as session:
             attribution = Attribution(metric="tflops", rows=())
-            outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)
+            outcomes.finish(session, lease, JobState.SUCCEEDED, reason, attribution)
 
 
 @contextmanager

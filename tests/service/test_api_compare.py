@@ -119,8 +119,8 @@ def optigpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_compares_what_the_service_and_a_file_hold(compared: Served, tmp_path: Path) -> None:
     file = tmp_path / "fast.json"
     file.write_text(json.dumps({"spec": {}, "results": [FAST.model_dump(mode="json")], "attribution": None}))
-    by_id = optigpu("compare", SLOW.id, FAST.id, "--url", compared.url, "--json")
-    by_file = optigpu("compare", SLOW.id, str(file), "--url", compared.url, "--json")
+    by_id = optigpu("compare", SLOW.id, FAST.id, "--url", compared.url, "--format", "json")
+    by_file = optigpu("compare", SLOW.id, str(file), "--url", compared.url, "--format", "json")
     assert by_id.returncode == by_file.returncode == 0, by_id.stderr + by_file.stderr
     assert json.loads(by_id.stdout)["metrics"] == json.loads(by_file.stdout)["metrics"]
     over_http = get(compared, SLOW, FAST).json()

@@ -1,5 +1,6 @@
 """Liveness, readiness, figures, the page, and a broker that is away."""
 
+import shutil
 import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
 
 import migrations
 from optigpu.store import workers
@@ -38,9 +40,48 @@ def test_an_old_schema_is_not_ready_but_alive(database_url: str) -> None:
         answer = served.client.get("/readyz")
         assert answer.status_code == 503
         assert answer.headers["content-type"] == "application/problem+json"
-        assert [entry["field"] for entry in answer.json()["errors"]] == ["schema"]
+        assert answer.json()["errors"] == [
+            {
+                "field": "schema",
+                "message": "The database has no tables yet; run `alembic upgrade head` on it.",
+            }
+        ]
         assert served.client.get("/healthz").status_code == 200
         assert served.client.get("/v1/jobs").status_code == 503
+
+
+def test_a_database_of_another_version_is_told_from_an_empty_one(database_url: str) -> None:
+    with serving(database_url) as served:
+        with served.database.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = 'another'"))
+        (entry,) = served.client.get("/readyz").json()["errors"]
+        assert entry["message"].startswith("The database's tables are not those of this version;")
+
+
+def test_a_disk_with_too_little_room_is_not_ready(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    url = f"sqlite:///{tmp_path / 'optigpu.db'}"
+    with serving(url, min_free_bytes=1000 * free) as served:
+        answer = served.client.get("/readyz")
+        assert (answer.status_code, answer.json()["detail"]) == (503, "Not ready: disk.")
+        (entry,) = answer.json()["errors"]
+        assert f"fewer than the {1000 * free} of OPTIGPU_MIN_FREE_BYTES; free some space." in entry["message"]
+        assert served.client.get("/healthz").status_code == 200
+    with serving(url, min_free_bytes=0) as served:
+        assert served.client.get("/readyz").status_code == 200
+
+
+def test_a_folder_that_is_gone_is_said_beside_the_database(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    with serving(f"sqlite:///{folder / 'optigpu.db'}") as served:
+        served.app.state.service.database.close()
+        shutil.rmtree(folder)
+        errors = served.client.get("/readyz").json()["errors"]
+        assert not folder.exists(), "a question does not make it again"
+    assert errors == [
+        {"field": "database", "message": "The database does not answer."},
+        {"field": "folder", "message": "The data folder cannot be written."},
+    ]
 
 
 def test_a_database_that_is_away_is_a_problem_that_hides_its_address(tmp_path: Path) -> None:
@@ -146,6 +187,15 @@ def test_the_page_shows_results_and_jobs_escaped_and_loads_nothing(service: Serv
     assets = Assets()
     assets.feed(answer.text)
     assert assets.found == []
+
+
+def test_the_page_says_why_a_job_ended_so(service: Served) -> None:
+    service.submit()
+    result = a_result(workload="matmul", valid=False)
+    service.finish(
+        service.claim(), result, reason="Nothing that was measured can be ranked: output_invalid (1 of 1)."
+    )
+    assert "Nothing that was measured can be ranked: output_invalid (1 of 1)." in service.client.get("/").text
 
 
 def test_the_page_says_when_there_is_nothing_yet(service: Served) -> None:

@@ -86,6 +86,8 @@ def test_a_job_is_listed_with_its_name_and_tags(service: Served) -> None:
     (listed,) = service.client.get("/v1/jobs").json()["jobs"]
     assert (listed["name"], listed["tags"]) == ("A first look", ["paper", "zen4"])
     assert service.client.get(f"/v1/jobs/{listed['id']}").json()["spec"]["note"] == "With the new fan."
+    assert len(service.client.get("/v1/jobs", params={"tag": "zen4"}).json()["jobs"]) == 1
+    assert service.client.get("/v1/jobs", params={"tag": "zen"}).json()["jobs"] == []
 
 
 def test_jobs_are_filtered_by_state(service: Served) -> None:

@@ -37,6 +37,14 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def test_a_stray_key_is_no_harm_where_there_are_none(service: Served) -> None:
+    """As a client sends that has OPTIGPU_API_KEY of another service."""
+    assert service.client.get("/v1/jobs", headers=bearer("of-another-service")).status_code == 200
+    assert (
+        service.client.post("/v1/jobs", json=MATMUL, headers=bearer("of-another-service")).status_code == 202
+    )
+
+
 def test_as_soon_as_there_is_a_key_every_call_needs_one(service: Served, keyed: dict[str, str]) -> None:
     for path in ("/v1/jobs", "/v1/leaderboard", "/v1/workers", "/v1/schema/job", "/metrics"):
         answer = service.client.get(path)
@@ -251,3 +259,11 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(
         assert served.client.post("/v1/jobs", json=MATMUL, headers=bearer(plain)).status_code == 401
     assert command.main(["revoke", "no-such-key"]) == 1
     assert "There is no key" in capsys.readouterr().err
+
+
+def test_the_keys_command_names_a_setting_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPTIGPU_PORT", "http")
+    assert command.main(["list"]) == 1
+    assert capsys.readouterr().err == "OPTIGPU_PORT: The value is not a whole number.\n"

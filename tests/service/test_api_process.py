@@ -21,7 +21,7 @@ from tests.service.processes import Processes, eventually, watched_processes
 MOST_BYTES = 200 * 10**6
 LISTENS = "OptiGPU listens on "
 EVERYTHING = (
-    "/readyz", "/", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
+    "/readyz", "/", "/docs", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib")
 
@@ -167,6 +167,7 @@ def test_a_port_that_is_taken_is_said(refuse: Refuse) -> None:
         ("OPTIGPU_RATE_LIMIT", "fast"),
         ("OPTIGPU_PORT", "70000"),
         ("OPTIGPU_LOG_LEVEL", "LOUD"),
+        ("OPTIGPU_ROOT_PATH", "/opti gpu"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(refuse: Refuse, variable: str, value: str) -> None:
@@ -180,3 +181,20 @@ def test_a_database_url_that_cannot_be_used_is_said(refuse: Refuse) -> None:
     status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL="mysql://somewhere/else")
     assert status == 1
     assert "postgresql" in words
+
+
+def test_a_data_folder_that_cannot_be_made_is_said(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    url = f"sqlite:///{tmp_path / 'file' / 'optigpu.db'}"
+    status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL=url)
+    assert status == 1
+    assert words.startswith(
+        f"The folder of the database, {tmp_path / 'file'}, cannot be made (File exists); name"
+    )
+
+
+def test_a_server_that_is_down_is_said(refuse: Refuse) -> None:
+    away = "postgresql://nobody.0.0.1:1/none"
+    status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL=away)
+    assert status == 1
+    assert words.endswith("Check that it runs, and its address in OPTIGPU_DATABASE_URL.\n")

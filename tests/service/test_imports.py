@@ -61,7 +61,7 @@ def test_the_same_run_is_entered_once(service: Served, run: Document) -> None:
         ({"format": RUN_FORMAT + 1}, "format", "a later version of OptiGPU"),
         ({"spec": {"workload": {"kind": "dance"}}}, "spec", "cannot read the run's request: workload"),
         ({"spec": {"workload": {"kind": "matmul"}}}, "results", "is not one of the variants that"),
-        ({"outcomes": "none"}, "outcomes", "array"),
+        ({"outcomes": "none"}, "outcomes", "'none' is not a list."),
         ({"colour": "red"}, "colour", ""),
     ],
 )
@@ -87,3 +87,14 @@ def test_the_client_imports_a_run(service: Served, run: Document) -> None:
     with Client(service.url) as client:
         job = client.import_run(run)
         assert client.job(job.id).state == "succeeded"
+
+
+def test_a_run_in_which_nothing_can_be_ranked_says_so(service: Served, run: Document) -> None:
+    invalid = {"valid": False, "reasons": ["drift"], "warnings": [], "notes": ["It became slower."]}
+    results = [result | {"verdict": invalid} for result in run["results"]]
+    job = imported(service, {**run, "results": results}).json()
+    assert job["state"] == "succeeded"
+    assert (
+        "Nothing that was measured can be ranked: drift (2 of 2). It became slower. Imported;"
+        in job["reason"]
+    )

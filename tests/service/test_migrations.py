@@ -25,6 +25,7 @@ from optigpu.store import (
     results,
     standings,
     withdrawals,
+    workers,
 )
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
@@ -41,7 +42,7 @@ ROOT = Path(migrations.__file__).parents[1]
 def test_up_down_and_up_again_with_data(database_url: str) -> None:
     for _ in range(2):
         migrations.upgrade(database_url)
-        assert migrations.is_current(database_url)
+        assert migrations.lacking(database_url) is None
         assert _tables(database_url) == {*Base.metadata.tables, "alembic_version"}
         _fill(database_url)
         migrations.downgrade(database_url, "base")
@@ -128,6 +129,36 @@ def test_a_leaderboard_of_before_gets_its_history_and_gives_the_newest_back(data
     assert [row["result_id"] for row in _board_of(database_url)] == [made[1].id, made[3].id]
     migrations.upgrade(database_url)
     assert _board_of(database_url) == today
+
+
+def test_what_jobs_need_is_known_of_those_that_have_not_ended(database_url: str) -> None:
+    """Workers of before say nothing of packages and models until they start again."""
+    generate = {"workload": {"kind": "generate"}}
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        workers.register(
+            session, a_worker(packages=("bitsandbytes",), models=("path:mine",), downloads=False)
+        )
+        ended = jobs.submit(session, a_spec(**generate, model="path:mine")).job.id
+        jobs.request_cancel(session, ended)
+        posted = [jobs.submit(session, a_spec(**generate, model=model)).job.id for model in KEPT_MODELS]
+    today = _needs(database_url)
+    migrations.downgrade(database_url, "0006")
+    migrations.upgrade(database_url)
+    assert _needs(database_url) == [need for need in today if need[0] != ended]
+    assert {job_id for job_id, _, _ in _needs(database_url)} == set(posted)
+    with closing(Database(database_url)) as database, database.read() as session:
+        (worker,) = workers.list_(session)
+        assert (worker.packages, worker.models, worker.downloads) == ((), (), True)
+
+
+KEPT_MODELS = ("bundled:tiny", "path:mine", "hub:nobody/tiny")
+
+
+def _needs(url: str) -> list[tuple[str, str, str]]:
+    with closing(Database(url)) as database, database.read() as session:
+        rows = session.execute(text("SELECT job_id, kind, name FROM job_needs ORDER BY job_id, kind"))
+        return [(row.job_id, row.kind, row.name) for row in rows]
 
 
 def _board_of(url: str) -> list[dict[str, Any]]:
@@ -222,7 +253,9 @@ def test_nothing_is_left_of_a_migration_that_fails(database_url: str) -> None:
 
 
 def test_an_empty_database_is_not_current(database_url: str) -> None:
-    assert not migrations.is_current(database_url)
+    assert migrations.lacking(database_url) == (
+        "The database has no tables yet; run `alembic upgrade head` on it."
+    )
 
 
 def test_an_unknown_revision_is_refused_with_a_sentence(database_url: str) -> None:
@@ -232,27 +265,27 @@ def test_an_unknown_revision_is_refused_with_a_sentence(database_url: str) -> No
 
 def test_a_server_that_is_away_is_said_to_be_away() -> None:
     with pytest.raises(StoreUnavailableError):
-        migrations.is_current("postgresql://nobody@127.0.0.1:1/none")
+        migrations.lacking("postgresql://nobody@127.0.0.1:1/none")
 
 
 @pytest.mark.slow
 def test_two_processes_may_upgrade_at_once(database_url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_upgrade_in_a_process, [database_url] * 2))
-    assert migrations.is_current(database_url)
+    assert migrations.lacking(database_url) is None
 
 
 @pytest.mark.slow
 def test_the_command_line_migrates_the_database_of_the_environment(database_url: str, tmp_path: Path) -> None:
     _alembic({"OPTIGPU_DATABASE_URL": database_url}, "upgrade", "head")
-    assert migrations.is_current(database_url)
+    assert migrations.lacking(database_url) is None
 
 
 @pytest.mark.slow
 def test_the_command_line_migrates_the_default_file_and_checks_it(tmp_path: Path) -> None:
     default = {"OPTIGPU_DATABASE_URL": "", "OPTIGPU_DATA_DIR": str(tmp_path / "data")}
     _alembic(default, "upgrade", "head")
-    assert migrations.is_current(default_url(tmp_path / "data"))
+    assert migrations.lacking(default_url(tmp_path / "data")) is None
     _alembic(default, "check")
 
 

@@ -5,7 +5,8 @@ from threading import Barrier
 
 import pytest
 
-from optigpu.store import events, jobs, leases, outcomes, queue
+from optigpu.documents.views import ProgressView
+from optigpu.store import events, jobs, leases, outcomes, queue, workers
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
@@ -103,6 +104,19 @@ def test_a_list_can_be_of_one_state(database: Database) -> None:
     assert found == dict.fromkeys(JobState, 0) | {JobState.QUEUED: 1, JobState.CANCELLED: 1}
 
 
+def test_a_list_can_be_of_one_tag(database: Database) -> None:
+    """Whole tags: no part of one is found, and no character of one is a wildcard."""
+    with database.write() as session:
+        paper = jobs.submit(session, a_spec(tags=["paper", "zen_4"])).job.id
+        draft = jobs.submit(session, a_spec(tags=["paper-draft", "zen54"])).job.id
+        jobs.submit(session, a_spec())
+        found = {
+            tag: [job.id for job in jobs.list_(session, tag=tag).jobs]
+            for tag in ("paper", "zen_4", "zen54", "pape")
+        }
+    assert found == {"paper": [paper], "zen_4": [paper], "zen54": [draft], "pape": []}
+
+
 @pytest.mark.parametrize(
     "cursor", ["nonsense", encode_cursor("today", "x"), encode_cursor("0001-01-01T00:00:00+23:59", "x")]
 )
@@ -183,3 +197,18 @@ def test_events_count_without_gaps_when_many_write_at_once(database: Database) -
 def test_an_event_needs_its_job(database: Database) -> None:
     with pytest.raises(NotFoundError), database.write() as session:
         events.append(session, "nonsense", "note", {})
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_the_progress_of_a_job_that_has_ended_is_whole(database: Database, state: JobState) -> None:
+    """However it ended: an ended job has nothing to come."""
+    with database.write() as session:
+        jobs.submit(session, a_spec())
+        workers.register(session, a_worker())
+        lease = leases.claim(session, a_worker(), lease_s=60)
+        assert lease is not None
+        leases.heartbeat(session, lease, 60, ProgressView(fraction=0.4, doing="measuring", remaining_s=60))
+        assert jobs.get(session, lease.job_id).progress.fraction == 0.4
+        outcomes.finish(session, lease, state, "As told.")
+        ended = jobs.get(session, lease.job_id).progress
+    assert (ended.fraction, ended.doing, ended.remaining_s) == (1.0, None, 0.0)

@@ -101,6 +101,28 @@ def test_a_database_that_is_away_says_so_and_hides_the_password() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be used") as refused:
         database.ping()
     assert "secret" not in str(refused.value)
+    assert str(refused.value).endswith(" Check that it runs, and its address in OPTIGPU_DATABASE_URL.")
+
+
+def test_what_keeps_a_file_from_being_used_has_its_own_advice(tmp_path: Path) -> None:
+    (tmp_path / "folder.db").mkdir()
+    for name, advice in (
+        ("folder.db", "that this user may write there."),
+        ("empty.db", "`alembic upgrade head` on it."),
+    ):
+        database = Database(f"sqlite:///{tmp_path / name}")
+        with pytest.raises(StoreUnavailableError) as refused, database.read() as session:
+            jobs.list_(session)
+        assert str(refused.value).endswith(advice)
+        database.close()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(
+        StoreError, match=r"of the database, .*/file/data, cannot be made \(Not a directory\)"
+    ):
+        Database(default_url(tmp_path / "file" / "data"))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://root@localhost/x", "nonsense"])

@@ -1,6 +1,7 @@
 """Who serves, and who may ask."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -14,10 +15,12 @@ from tests.service.records import NOON, a_gpu_worker, a_spec, a_worker
 
 
 def test_a_worker_is_listed_from_its_start_until_it_leaves(database: Database) -> None:
+    has: dict[str, Any] = {"packages": ("bitsandbytes",), "models": ("path:mine",), "downloads": False}
     with database.write() as session:
-        workers.register(session, a_gpu_worker(), now=NOON)
+        workers.register(session, a_gpu_worker(**has), now=NOON)
         (view,) = workers.list_(session, now=NOON + timedelta(seconds=30))
         assert (view.gpus, view.backends, view.vram_bytes) == (("NVIDIA H200",), ("torch",), 141 * 10**9)
+        assert (view.packages, view.models, view.downloads) == tuple(has.values())
         assert (view.started_at, view.seen_at, view.alive, view.job_id) == (NOON, NOON, True, None)
         workers.leave(session, view.id)
         assert workers.list_(session) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from optigpu.documents.ranking import why_none_ranks
 from optigpu.hardware import probe
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
@@ -18,6 +19,7 @@ from tests.service.workers import (
     ENDLESS,
     QUICK,
     change,
+    hopeless,
     look,
     matmul,
     measuring_processes,
@@ -59,7 +61,7 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
     job_id = submit(database, matmul(sizes=(64, 65)))
     assert execute_next(worker_context(database))
     job = look(database, job_id)
-    assert (job.state, job.reason) == (JobState.SUCCEEDED, None)
+    assert job.state is JobState.SUCCEEDED
     assert statuses(database, job_id) == [VariantStatus.SUCCEEDED] * 2
     assert [(attempt.number, attempt.outcome) for attempt in job.attempts] == [(1, "succeeded")]
     with database.read() as session:
@@ -67,6 +69,7 @@ def test_a_job_goes_from_the_queue_to_the_leaderboard(either_database: Database)
         samples = results.samples(session, stored[0]["id"]).samples
         boards = leaderboard.query(session, LeaderboardQuery(metric="tflops")).boards
         kinds = [event.kind for event in events.after(session, job_id, 0)]
+    assert job.reason == why_none_ranks(stored), "None, unless the machine was too busy"
     assert [document["id"] for document in stored] == [variant.result_id for variant in job.variants]
     assert len(samples["tflops"][0]) == stored[0]["metrics"]["tflops"]["n"]
     assert {row.result_id for board in boards for row in board.rows} == {
@@ -111,6 +114,18 @@ def test_a_job_of_which_nothing_could_be_measured_fails_and_says_why(database: D
     job = look(database, job_id)
     assert job.state is JobState.FAILED
     assert job.reason == f"Nothing was measured: {job.variants[0].reason}"
+
+
+@pytest.mark.slow
+def test_a_job_of_which_nothing_can_be_ranked_succeeds_and_says_so(database: Database) -> None:
+    """Without most of its weights the model predicts other tokens, which the job's own limit does not allow."""
+    job_id = submit(database, hopeless())
+    assert execute_next(worker_context(database))
+    job = look(database, job_id)
+    assert job.state is JobState.SUCCEEDED
+    assert (job.reason or "").startswith("Nothing that was measured can be ranked: ")
+    assert "quality_below_gate (1 of 1)" in (job.reason or "")
+    assert job.progress.fraction == 1
 
 
 @pytest.mark.slow

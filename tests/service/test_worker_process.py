@@ -1,6 +1,7 @@
 """`python -m worker` itself: how it starts, why it refuses to, and what it does not load."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import pytest
 from optigpu.documents.result import Accelerator
 from optigpu.hardware.gpu import Gpus, visible
 from optigpu.hardware.probe import probed
+from optigpu.store import workers
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import DeviceKind, UnsupportedError
+from tests.drivers.nvml import build
 from tests.service.processes import Processes, eventually, stop, watched_processes
 from tests.service.workers import ENDLESS, matmul, measuring_processes, migrated, submit
 from worker.capabilities import serving
@@ -50,13 +53,27 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
 @pytest.mark.slow
 def test_a_database_without_tables_is_said_in_a_sentence(processes: Processes) -> None:
     assert refusal(processes).splitlines() == [
-        "python -m worker: The database's tables are not those of this version; run `alembic upgrade head` on it."
+        "python -m worker: The database has no tables yet; run `alembic upgrade head` on it."
     ]
 
 
 @pytest.mark.slow
+def test_a_data_folder_that_cannot_be_made_is_said_in_a_sentence(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    said = refusal(processes, OPTIGPU_DATABASE_URL=f"sqlite:///{tmp_path / 'file' / 'optigpu.db'}")
+    assert said.startswith(
+        f"python -m worker: The folder of the database, {tmp_path / 'file'}, cannot be made"
+    )
+
+
+@pytest.mark.slow
 def test_a_wrong_setting_is_named(processes: Processes) -> None:
-    assert "OPTIGPU_LEASE_S: Input should be a valid number" in refusal(processes, OPTIGPU_LEASE_S="soon")
+    assert refusal(processes, OPTIGPU_LEASE_S="soon", OPTIGPU_POLL_S="0") == (
+        "python -m worker: OPTIGPU_LEASE_S: The value is not a number. OPTIGPU_POLL_S: The value is too small; it must "
+        "be more than 0.\n"
+    )
 
 
 @pytest.mark.slow
@@ -74,6 +91,19 @@ def test_a_worker_that_measures_has_no_torch_in_its_memory(processes: Processes,
     assert eventually(lambda: "libtorch" in maps(child.pid))
     assert "libtorch" not in maps(worker.pid)
     stop(worker)
+
+
+@pytest.mark.slow
+def test_a_torch_without_cuda_beside_a_gpu_keeps_the_worker_from_starting(
+    processes: Processes, database: Database, tmp_path: Path
+) -> None:
+    """The GPU is made up; a torch that was built for CUDA does not find it either."""
+    said = refusal(processes, LD_LIBRARY_PATH=str(build(tmp_path)))
+    assert said.startswith("python -m worker: torch ")
+    assert re.search("was built without CUDA and cannot use NVIDIA Made-up|finds no GPU, although", said)
+    assert said.count("\n") == 1, "one sentence and nothing else"
+    with database.read() as session:
+        assert workers.list_(session) == []
 
 
 def test_workers_of_a_host_with_several_gpus_take_one_each(

@@ -40,6 +40,17 @@ def tiny_ladder() -> JobSpec:
     return JobSpec.model_validate({"workload": workload, "measure": QUICK, "limits": AT_ONCE} | fields)
 
 
+def hopeless() -> JobSpec:
+    """A trained model whose stack leaves it no quality, so that its result cannot be ranked."""
+    workload = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "batch_size": 1}
+    quality = {"meters": ("latency", "quality"), "quality": {"tokens": 32}}
+    fields = {"model": "bundled:tiny", "stack": [{"name": "magnitude_pruning", "sparsity": 0.95}]}
+    limits = AT_ONCE | {"min_top1": 0.99}
+    return JobSpec.model_validate(
+        {"workload": workload, "measure": QUICK | quality, "limits": limits} | fields
+    )
+
+
 @contextmanager
 def migrated(url: str) -> Iterator[Database]:
     """The database with today's tables."""

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.hardware.catalog import Device, Dtype, HardwareKind, ParallelUnits, devices, find, find_class
+from optigpu.hardware.catalog import (
+    Capability,
+    Device,
+    Dtype,
+    HardwareKind,
+    ParallelUnits,
+    capabilities,
+    devices,
+    find,
+    find_class,
+)
 
 WANTED = (
     "Tesla T4", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 80GB HBM3",
@@ -157,3 +167,23 @@ def test_reading_the_catalog_loads_nothing_heavy() -> None:
         f"find('T4'); print(sorted({heavy!r} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_every_nvidia_card_has_the_limits_of_one_capability() -> None:
+    cards = [card for each in capabilities() for card in each.cards]
+    gpus = [device.name for device in devices() if device.kind is HardwareKind.GPU]
+    assert {name for name in gpus if name.startswith("NVIDIA")} <= set(cards)
+    assert len(set(cards)) == len(cards)
+
+
+@pytest.mark.parametrize("capability", capabilities(), ids=lambda capability: capability.name)
+def test_the_limits_of_a_capability_fit_together(capability: Capability) -> None:
+    assert capability.name == f"sm_{''.join(map(str, capability.parts))}"
+    reserved = capability.reserved_bytes_per_block
+    assert capability.shared_bytes_per_block + reserved == capability.shared_bytes
+    assert reserved == (1024 if capability.parts >= (8, 0) else 0)
+    assert capability.threads % 512 == 0
+    assert capability.threads >= capability.threads_per_block
+    assert capability.threads / capability.blocks <= 96
+    first = find(capability.cards[0])
+    assert first is None or first.blocks[0].units == capability.multiprocessors

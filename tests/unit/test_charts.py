@@ -20,6 +20,7 @@ from optigpu.report.charts import (
     roofline_chart,
     throughput_chart,
 )
+from optigpu.report.combined import combined
 from optigpu.roofline import roofline_of
 from optigpu.vocabulary import OptiGPUError, Role, SpecError
 from optigpu.workloads.generate import Generate
@@ -238,8 +239,17 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"spec": {"workload": GENERATE, "model": "preset:gpt2"}, "results": RESULTS}))
+    path.write_text(json.dumps(report_of(RESULTS)))
     return path
+
+
+ATTRIBUTION = {"metric": "tokens_per_s", "rows": []}
+
+
+def report_of(results: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
+    """What `optigpu run --format json` prints."""
+    whole = {"workload": GENERATE, "model": "preset:gpt2"} | spec
+    return {"spec": whole, "results": results, "attribution": ATTRIBUTION}
 
 
 @pytest.mark.parametrize("kind", CHARTS)
@@ -256,12 +266,12 @@ def test_the_command_draws_what_a_run_printed(
     ("content", "words"),
     [
         ("", "is not JSON"),
-        ("[1]", "holds no results"),
-        ('{"results": []}', "holds no results"),
-        ('{"spec": {}, "results": [{}]}', "holds no results"),
+        ("[1]", "holds no run"),
+        ('{"results": []}', "holds no run"),
+        ('{"spec": {}, "results": [{}], "attribution": {"metric": "m", "rows": []}}', "holds no run"),
         (
-            '{"spec": {"workload": {"kind": "matmul"}, "model": null}, "results": []}',
-            "No result has a value",
+            '{"spec": {"workload": {"kind": "matmul"}}, "results": [], "attribution": {"metric": "m", "rows": []}}',
+            "has a result to draw",
         ),
     ],
 )
@@ -275,3 +285,48 @@ def test_a_file_with_something_else_is_a_wrong_request(
     report.write_text(content)
     assert command(monkeypatch, str(report), "-o", str(report.with_name("c.svg"))) == 2
     assert words in capsys.readouterr().err
+
+
+def on(results: list[dict[str, Any]], hardware: str) -> list[dict[str, Any]]:
+    """The results as another machine's."""
+    return [each | {"environment": each["environment"] | {"hardware_class": hardware}} for each in results]
+
+
+def test_reports_of_one_chart_are_told_apart_by_what_differs() -> None:
+    here, there = report_of(RESULTS[:2]), report_of(on(RESULTS[:2], "NVIDIA L4"))
+    title, results = combined([here, there])
+    labels = [each["variant"]["label"] for each in results]
+    assert labels == [
+        "baseline (2x Test CPU)",
+        "bf16 (2x Test CPU)",
+        "baseline (NVIDIA L4)",
+        "bf16 (NVIDIA L4)",
+    ]
+    assert "Test CPU" not in title
+    _, named = combined([report_of(RESULTS[:1], name="before"), report_of(RESULTS[:1], name="after")])
+    assert [each["variant"]["label"] for each in named] == ["baseline (before)", "baseline (after)"]
+    _, twice = combined([here, here])
+    assert len({each["variant"]["label"] for each in twice}) == 4
+
+
+def test_one_report_keeps_its_labels() -> None:
+    title, results = combined([report_of(RESULTS)])
+    assert results == RESULTS
+    assert "Test CPU" in title
+
+
+def test_one_chart_has_one_unit() -> None:
+    product = RESULTS[0] | {"variant": RESULTS[0]["variant"] | {"primary_metric": "tflops"}}
+    with pytest.raises(SpecError, match="TFLOP/s, tokens/s; draw them apart"):
+        combined([report_of(RESULTS), report_of([product])])
+
+
+def test_the_command_draws_several_reports(
+    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = report.with_name("other.json")
+    other.write_text(json.dumps(report_of(on(RESULTS, "NVIDIA L4"))))
+    output = report.with_name("both.svg")
+    assert command(monkeypatch, str(report), str(other), "-o", str(output)) == 0
+    assert "bf16 (NVIDIA L4)" in texts(output)
+    assert "Test CPU and NVIDIA L4" in texts(output)

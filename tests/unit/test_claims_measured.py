@@ -88,7 +88,7 @@ def claims(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.fixture
 def results_file(tmp_path: Path) -> str:
-    """A file as `optigpu run --json` prints it, of a job on a T4."""
+    """A file as `optigpu run --format json` prints it, of a job on a T4."""
     path = tmp_path / "results.json"
     path.write_text(json.dumps(a_report(8.0, (7.0, 9.0)), default=str))
     return str(path)
@@ -97,7 +97,7 @@ def results_file(tmp_path: Path) -> str:
 def test_without_measurements_every_claim_is_shown_as_not_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = json.loads(claims(capsys, monkeypatch, "--json").out)
+    document = json.loads(claims(capsys, monkeypatch, "--format", "json").out)
     assert [claim["id"] for claim in document["claims"]] == [claim.id for claim in BOOK.claims]
     assert {claim["measured"] for claim in document["claims"]} == {None}
     assert document["thesis"]["verdict"] == "not measured"
@@ -205,7 +205,7 @@ def test_a_service_s_leaderboard_is_read_page_by_page(
         return Answer(200, {"boards": [board] if wanted else []})
 
     with scripted_service(answer) as (url, calls):
-        ran = claims(capsys, monkeypatch, "--json", "--url", url)
+        ran = claims(capsys, monkeypatch, "--format", "json", "--url", url)
     document = json.loads(ran.out)
     (claim,) = [each for each in document["claims"] if each["id"] == "t4-gpt2-int8"]
     assert (claim["measured"]["value"], claim["measured"]["of_claim"]) == (333.0, pytest.approx(333 / 148))
@@ -223,7 +223,7 @@ def test_a_file_that_is_no_report_is_refused_and_says_how_to_make_one(
     path.write_text(text)
     ran = claims(capsys, monkeypatch, "--results", str(path))
     assert (ran.status, ran.out) == (2, "")
-    assert "is not the report of a job; write one with `optigpu run --json" in ran.err
+    assert "is not the report of a job; write one with `optigpu run --format json" in ran.err
 
 
 def test_a_file_that_is_not_there_and_unknown_hardware_are_refused(

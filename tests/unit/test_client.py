@@ -12,7 +12,7 @@ import stamina
 from optigpu import client as client_module
 from optigpu.client import ATTEMPTS, Client
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import JobState, ServiceError, UnreachableError, new_id, utc_now
+from optigpu.vocabulary import JobState, ServiceError, SpecError, UnreachableError, new_id, utc_now
 from tests.unit.made_results import a_row, metric
 from tests.unit.scripted_service import Answer, Call, scripted_service
 
@@ -69,6 +69,31 @@ def test_an_address_without_a_scheme_is_http() -> None:
     ):
         client.submit(MATMUL)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "ftp://here", "http://", "http://[::1", "http://here:port", "here there"]
+)
+def test_what_is_no_address_is_said_at_once(address: str) -> None:
+    with pytest.raises(SpecError, match="is not the address of a service; write it as http://HOST:PORT"):
+        Client(address)
+
+
+@pytest.mark.parametrize("key", ["ключ", "two\nlines", "a\x00b"])
+def test_what_is_no_key_is_said_at_once(key: str) -> None:
+    with pytest.raises(SpecError, match="The API key has characters that no key has"):
+        Client("localhost:8000", key)
+
+
+@pytest.mark.parametrize("errors", ["text", [1], [{"field": "a"}], {"a": 1}])
+def test_a_problem_of_another_program_is_its_detail(errors: Any) -> None:
+    problem = Answer(422, {"detail": "Not like this.", "errors": errors})
+    with (
+        scripted_service(lambda _: problem) as (url, _),
+        Client(url) as client,
+        pytest.raises(ServiceError, match=r"^Not like this\.$"),
+    ):
+        client.submit(MATMUL)
 
 
 def test_a_retried_post_carries_the_same_key() -> None:

@@ -22,33 +22,52 @@ from optigpu.hardware import probe
 from optigpu.job.spec import PlanName
 from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Notes, Technique, conflict_between
+from optigpu.variables import KNOWN
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS
-from tests.readme import README, ROOT, blocks, section
+from tests.pages import (
+    ADD_A_TECHNIQUE,
+    GETTING_STARTED,
+    README,
+    ROOT,
+    SETTINGS,
+    blocks,
+    commands,
+    part,
+)
+from tests.pages import PAGES as CODED
 
-SETTINGS: tuple[type[BaseSettings], ...] = (api.settings.ServiceSettings, worker.settings.WorkerSettings)
+SETTINGS_CLASSES: tuple[type[BaseSettings], ...] = (
+    api.settings.ServiceSettings,
+    worker.settings.WorkerSettings,
+)
+NAMES = ROOT / "optigpu" / "variables.py"
+"""It lists every name, read or not."""
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ARCHITECTURE, DESIGN, CONTRIBUTING = (
     ROOT / "docs" / f"{name}.md" for name in ("architecture", "design", "contributing")
 )
 STEPS = ("posted", "claimed", "planned", "prepared", "measured", "judged", "recorded", "read")
-ADDED_BY_THE_README = "optigpu/techniques/compilation/regional_compile.py"
-NOT_HOOKS = {"identity", "check", "fits", "chosen", "suits", "as_alternative"}
-COMMAND_LINES = [
-    line.split("#")[0] for block in blocks("") for line in block.splitlines() if line.startswith("optigpu ")
+ADDED_BY_THE_EXAMPLE = "optigpu/techniques/compilation/regional_compile.py"
+NOT_HOOKS = {"identity", "check", "packages", "fits", "chosen", "suits", "as_alternative"}
+OWN_COMMANDS = [
+    line.split(" > ")[0] for page in CODED for line in commands(page) if line.startswith("optigpu ")
 ]
+TARGETS = {line.split()[1] for page in CODED for line in commands(page) if line.startswith("make ")}
+PYTHON = [each for page in CODED for each in blocks(page, "python") if "from optigpu" in each]
+LANGUAGES = {"", "sh", "bash", "python", "json", "mermaid", "yaml", "nginx", "caddy"}
 
 
 def documented_settings() -> dict[str, str]:
     """Each variable of the table with its default."""
-    return dict(re.findall(r"^\| `(OPTIGPU_\w+)` \| (.*?) \|", section("Settings"), re.MULTILINE))
+    return dict(re.findall(r"^\| `(OPTIGPU_\w+)` \| (.*?) \|", SETTINGS.read_text(), re.MULTILINE))
 
 
 def read_settings() -> set[str]:
     """Each variable that a settings class has, or that any of our code names."""
-    fields = {f"OPTIGPU_{name.upper()}" for kind in SETTINGS for name in kind.model_fields}
+    fields = {f"OPTIGPU_{name.upper()}" for kind in SETTINGS_CLASSES for name in kind.model_fields}
     folders = ("optigpu", "api", "worker", "migrations", "examples", "tests/servers")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")] + [
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != NAMES] + [
         ROOT / "tests" / "conftest.py"
     ]
     return fields | {
@@ -60,7 +79,11 @@ def test_the_table_of_settings_has_every_variable_and_no_other() -> None:
     assert set(documented_settings()) == read_settings()
 
 
-@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__module__)
+def test_the_names_that_programs_know_are_those_of_the_table() -> None:
+    assert sorted(KNOWN) == sorted(documented_settings())
+
+
+@pytest.mark.parametrize("kind", SETTINGS_CLASSES, ids=lambda kind: kind.__module__)
 def test_the_table_of_settings_has_the_defaults(kind: type[BaseSettings]) -> None:
     documented = documented_settings()
     for name, field in kind.model_fields.items():
@@ -68,37 +91,39 @@ def test_the_table_of_settings_has_the_defaults(kind: type[BaseSettings]) -> Non
             default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
             assert (
                 documented[f"OPTIGPU_{name.upper()}"]
-                == f"`{default.lower() if default == 'True' else default}`"
+                == f"`{default.lower() if isinstance(field.default, bool) else default}`"
             )
 
 
-def test_the_sections_are_in_the_order_in_which_a_newcomer_needs_them() -> None:
-    headings = re.findall(r"^## (.*)$", README, re.MULTILINE)
-    assert headings[:5] == [
-        "Two commands",
-        "What the demo prints",
-        "The service",
-        "The command line",
-        "On a machine with GPUs",
-    ]
-    assert headings[-1] == "What is not there yet"
+def test_the_readme_fits_on_one_screen() -> None:
+    assert len(README.read_text().splitlines()) <= 60
 
 
 def test_the_demo_s_output_was_captured() -> None:
-    captured = section("What the demo prints")
+    captured = part(GETTING_STARTED, "What the demo prints")
     assert "speedup: relative to the baseline" in captured
     assert "Leaderboard by tokens/s" in captured
 
 
-@pytest.mark.parametrize("line", COMMAND_LINES)
-def test_a_command_of_the_readme_is_one(line: str) -> None:
+@pytest.mark.parametrize("line", OWN_COMMANDS)
+def test_a_command_of_the_documentation_is_one(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     command: Any = typer.main.get_command(app)
     command.commands[name].make_context(name, arguments)
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(COMMAND_LINES) >= 6
+def test_the_documentation_has_commands() -> None:
+    assert len(OWN_COMMANDS) >= 20
+
+
+def test_the_targets_of_make_that_the_documentation_names_exist() -> None:
+    there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test", "serve"} <= TARGETS <= there
+
+
+@pytest.mark.parametrize("page", CODED, ids=lambda page: page.name)
+def test_the_code_of_a_page_is_of_a_language_that_tests_look_at(page: Path) -> None:
+    assert set(re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)) <= LANGUAGES
 
 
 def links_of(page: Path) -> list[tuple[str, str]]:
@@ -111,11 +136,6 @@ def headings_of(page: Path) -> set[str]:
     """The headings of a page as links name them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def part(page: Path, heading: str) -> str:
-    """The text of a page below a heading of the second level, up to the next one."""
-    return page.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def block_of(text: str) -> list[str]:
@@ -157,7 +177,7 @@ def test_a_file_that_is_named_exists(page: Path, file_names: set[str]) -> None:
     places = (ROOT, ROOT / "optigpu", page.parent)
     lost = [
         name
-        for name in {*named} - {ADDED_BY_THE_README}
+        for name in {*named} - {ADDED_BY_THE_EXAMPLE}
         if (
             name not in file_names
             if "/" not in name
@@ -170,7 +190,7 @@ def test_a_file_that_is_named_exists(page: Path, file_names: set[str]) -> None:
 def test_the_pages_about_the_code_are_among_those_that_are_checked() -> None:
     assert {ARCHITECTURE, DESIGN, CONTRIBUTING} <= set(PAGES)
     assert {page.name for page in (ARCHITECTURE, DESIGN, CONTRIBUTING)} <= {
-        Path(path).name for path, _ in links_of(ROOT / "README.md")
+        Path(path).name for path, _ in links_of(ROOT / "docs" / "README.md")
     }
 
 
@@ -202,8 +222,8 @@ def test_the_folders_that_the_design_lists_are_those_that_there_are() -> None:
     assert sorted(top) == sorted([*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs"])
 
 
-def test_the_folders_that_the_readme_lists_exist() -> None:
-    top, inner = folders_in(block_of(section("Where things are")))
+def test_the_folders_that_the_index_lists_exist() -> None:
+    top, inner = folders_in(block_of(part(ROOT / "docs" / "README.md", "Where things are")))
     assert {"optigpu", "api", "worker"} <= set(top)
     assert {"techniques", "workloads", "meters", "backends"} <= set(inner)
     places = [ROOT / name for name in top] + [ROOT / "optigpu" / name for name in inner]
@@ -235,8 +255,12 @@ def test_plain_english_has_ten_good_and_bad_pairs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", blocks("python"), ids=lambda source: source.splitlines()[0])
-def test_what_the_readme_imports_is_there(source: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [each for page in CODED for each in blocks(page, "python") if "from optigpu" in each],
+    ids=lambda source: source.splitlines()[0],
+)
+def test_what_the_documentation_imports_is_there(source: str) -> None:
     imports = [
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.module
     ]
@@ -247,10 +271,10 @@ def test_what_the_readme_imports_is_there(source: str) -> None:
 
 @pytest.fixture(scope="module")
 def example() -> type[Technique]:
-    """The technique that the README adds."""
-    (source,) = [block for block in blocks("python") if "(Technique)" in block]
-    module: dict[str, Any] = {"__name__": "readme_example"}
-    exec(compile(source, "README.md", "exec"), module)
+    """The technique that the page adds."""
+    (source,) = blocks(ADD_A_TECHNIQUE, "python")
+    module: dict[str, Any] = {"__name__": "example"}
+    exec(compile(source, ADD_A_TECHNIQUE.name, "exec"), module)
     kind: type[Technique] = module["RegionalCompile"]
     return kind
 

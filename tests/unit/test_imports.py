@@ -30,6 +30,8 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.run",
             "optigpu.hardware",
             "optigpu.child.replicate",
+            "optigpu.child.selftest",
+            "optigpu.conductor.selftest",
         ),
         ("optigpu.cli", "optigpu.client", "optigpu.report"),
         ("api.app",),

@@ -13,6 +13,7 @@ from optigpu.child.messages import (
     Broken,
     Metered,
     Progress,
+    Proven,
     Ready,
     Refused,
     Round,
@@ -43,6 +44,7 @@ ANSWERS: list[Answer] = [
     Round(samples={"tokens_per_s": (1.0, 1e-300)}),
     Audited(samples={"latency_s": (1.0,)}, described={"token_s": (0.1, 0.2)}, problem="NaN"),
     Metered(meter="memory", values={"weight_bytes": 1.0}, reasons={"peak_bytes": "no GPU"}),
+    Proven(),
 ]
 
 

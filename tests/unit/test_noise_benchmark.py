@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import noise
-from benchmarks.load import NAME, PERIOD_S, Load, Pattern, beside, schedule
+from benchmarks.load import NAME, PERIOD_S, PROGRAM, Load, Pattern, beside, schedule
 from benchmarks.noise_goals import Figure, Goal, Ratio, Run, goals_of, grid_of
 from optigpu.report import markdown
 from optigpu.vocabulary import OptiGPUError
@@ -211,3 +211,10 @@ def test_the_table_has_a_line_for_each_load() -> None:
         in text
     )
     assert "1 core, steady, nice 19" in text
+
+
+def test_the_load_has_its_own_priority_whatever_that_of_who_starts_it() -> None:
+    """Not one relative to a starter, who may measure at the highest."""
+    start = ["nice", "-n", "5", *PROGRAM]
+    with beside(Load(0.2, nice=7), seed=0, program=start) as running:
+        assert {process.nice() for process in running.processes} == {7}

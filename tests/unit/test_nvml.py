@@ -80,3 +80,26 @@ def test_an_older_driver_says_what_it_lacks(tmp_path: Path) -> None:
 def test_a_job_runs_on_the_gpu_that_cuda_shows_first(library: Path) -> None:
     assert ask(library, "which", CUDA_VISIBLE_DEVICES="GPU-made")["uuid"] == "GPU-made-up"
     assert "CUDA_VISIBLE_DEVICES" in ask(library, "which", CUDA_VISIBLE_DEVICES="")["error"]
+
+
+def test_slices_stand_in_place_of_the_gpu_that_mig_divides(library: Path) -> None:
+    *slices, of_the_job = ask(library, "slices", "mig", CUDA_VISIBLE_DEVICES="MIG-made-up-2")
+    assert [told["uuid"] for told in slices] == ["MIG-made-up-0", "MIG-made-up-2"]
+    assert of_the_job == slices[1]
+    assert {told["name"] for told in slices} == {"NVIDIA Made-up MIG 1g.1gb"}
+    assert of_the_job["memory_bytes"] == 2**30
+
+
+def test_a_slice_tells_of_its_card_what_is_the_card_s_and_nothing_of_others(library: Path) -> None:
+    told, *_ = ask(library, "slices", "mig", CUDA_VISIBLE_DEVICES="MIG-made-up-2")
+    assert (told["compute_capability"], told["sm_clock_hz"]) == ("9.0", 1.5e9)
+    assert told["energy_j"] == (
+        "A MIG slice does not report its energy counter: its GPU counts all slices together."
+    )
+
+
+def test_the_probe_sees_slices(library: Path) -> None:
+    assert ask(library, "which", "mig", CUDA_VISIBLE_DEVICES="MIG-made-up-0,MIG-made-up-2") == {
+        "uuid": "MIG-made-up-0",
+        "visible": 2,
+    }

@@ -108,7 +108,14 @@ def test_an_end_that_several_runs_have_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "is not JSON"), ("[]", "holds no run"), ('{"spec": {}}', "holds no run")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds no run"),
+        ('{"spec": {}}', "holds no run"),
+        ('{"spec": 1, "results": {}, "attribution": null}', "holds no run"),
+        ('{"spec": {}, "results": [], "attribution": null}', "holds no run"),
+        ('{"spec": {}, "results": [{}], "attribution": {"metric": "tflops", "rows": []}}', "holds no run"),
+    ],
 )
 def test_a_file_that_holds_no_run_is_refused_and_not_listed(text: str, why: str) -> None:
     kept = kept_run()
@@ -129,7 +136,7 @@ def test_a_run_of_a_later_version_is_refused() -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence_and_leaves_no_half() -> None:
     folder().parent.mkdir()
     folder().write_text("a file")
-    with pytest.raises(OptiGPUError, match=r"could not be kept in .*/runs \(.*\); free space there"):
+    with pytest.raises(OptiGPUError, match=r"Runs cannot be kept in .*/runs \(.*\); make room"):
         kept_run()
 
 
@@ -153,7 +160,7 @@ def test_runs_are_listed_with_what_was_best() -> None:
         "The time limit of 10 s was reached.",
     ):
         assert text in listed
-    (summary,) = json.loads(shown("runs", "--json"))
+    (summary,) = json.loads(shown("runs", "--format", "json"))
     assert (summary["id"], summary["best"], summary["results"]) == (kept.id, "bf16", 2)
     assert summary["tags"] == ["paper", "zen4"]
 

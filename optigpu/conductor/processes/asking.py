@@ -1,11 +1,10 @@
 """Sends one message to a measuring process and waits for its answer, while the job's limits are checked."""
 
 import logging
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from optigpu.child.messages import Answer, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
-from optigpu.conductor.progress import JobProgress
 from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError, UnsupportedError
 
 Wanted = TypeVar("Wanted", bound=Frozen)
@@ -13,7 +12,17 @@ Wanted = TypeVar("Wanted", bound=Frozen)
 _log = logging.getLogger(__name__)
 
 
-def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: JobProgress) -> Wanted:
+class Watch(Protocol):
+    """The limits that hold while an answer is waited for, as JobProgress has them."""
+
+    def check(self) -> None:
+        """Called at least twice a second; raises to stop waiting."""
+
+    def show(self, doing: str) -> None:
+        """The process says what it is busy with."""
+
+
+def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) -> Wanted:
     """Sends a message and waits for its answer.
 
     Raises UnsupportedError when the process refuses, ReplicateError when it fails, and what `progress.check` raises.

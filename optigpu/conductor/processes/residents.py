@@ -88,6 +88,7 @@ class Residents:
         progress.begin(variant.index, self._number, "starting")
         process = self._processes.enter_context(ExitStack())
         with self._failing_alone(variant, process):
+            session.require_sound(variant)
             child = process.enter_context(session.child(variant))
             assignment = session.assignment(variant, self._number)
             with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import optigpu
 from optigpu.job.spec import Variant
-from optigpu.paths import data_dir
+from optigpu.paths import cache_dir, data_dir
 
 _PLAIN = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV"),
@@ -21,6 +21,8 @@ _PLAIN = {
     "OPTIGPU_WALL_METER",
     # They select GPUs; the result's `accelerators` say which.
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+    # What an image asks of the driver; the result names the driver itself.
+    "NVIDIA_REQUIRE_CUDA",
 }
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
 """HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
@@ -45,6 +47,7 @@ def child_variables(threads: int, *, secrets: bool = False) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(data_dir() / "inductor"),
+        "TRITON_CACHE_DIR": str(cache_dir() / "triton"),
         # NVML counts in this order; torch must mean the same GPU by the same number.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

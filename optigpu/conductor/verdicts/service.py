@@ -10,7 +10,7 @@ _MODULES = ("api", "worker")
 
 
 def is_service(command: Sequence[str]) -> bool:
-    """Whether a command line starts the API, a worker or the `optigpu` command, as README.md does."""
+    """Whether a command line starts the API, a worker or the `optigpu` command, as the documentation does."""
     if not command:
         return False
     if any(PurePath(word).name == "optigpu" for word in command[:2]):

@@ -1,9 +1,7 @@
 """Loads models from their references."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +21,13 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, whi
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.facts import block_shapes, image_facts_from_config
+from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
+from optigpu.models.held import model_directory
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
 from optigpu.models.reference import ModelReference, preset_of
 from optigpu.vocabulary import UnsupportedError
 
-MODELS_DIR = "OPTIGPU_MODELS_DIR"
-"""The environment variable that names the directory of `path:` references."""
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
 
 
@@ -216,7 +214,7 @@ def _source(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
-    return str(_directory(reference.name)) if reference.kind == "path" else reference.name
+    return str(model_directory(reference.name)) if reference.kind == "path" else reference.name
 
 
 def _reading(reference: ModelReference) -> dict[str, Any]:
@@ -246,16 +244,3 @@ def _advice(reference: ModelReference) -> str:
     known = name in PRESETS or name in IMAGE_PRESETS
     preset = f"; preset:{name} has its shapes, random weights, and needs no network" if known else ""
     return f"{preset}; or put it under {MODELS_DIR} and name it path:DIR"
-
-
-def _directory(name: str) -> Path:
-    """The directory of a `path:` reference; the target of a link must be under the model directory as well."""
-    if not os.environ.get(MODELS_DIR):
-        raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
-    root = Path(os.environ[MODELS_DIR]).resolve()
-    directory = (root / name).resolve()
-    if not directory.is_relative_to(root):
-        raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
-    if not directory.is_dir():
-        raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
-    return directory

@@ -4,52 +4,55 @@ Imported only where a GPU is used, because it loads Triton. `torch.library.trito
 into the operators, so that their launches become part of its graph.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
+
+from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.naming import type_name
 
 BLOCK = 1024
 """Outputs of a program: 8 for each of the 128 threads of four warps."""
 
 
-@triton_op("optigpu::triton_bias_gelu", mutates_args={})
-def triton_bias_gelu(x: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> torch.Tensor:
-    """gelu(x + bias), [..., columns] in x's type. x and bias: float32, bfloat16 or float16."""
-    x = x.contiguous()
-    y = torch.empty_like(x)
+def gelu_call(x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, tanh: bool) -> KernelCall:
+    """y = gelu(x + bias). x is contiguous and not empty."""
     columns = x.shape[-1]
-    if y.numel() == 0:
-        return y
     blocks = triton.cdiv(columns, BLOCK)
     row = x if bias is None else bias.contiguous()
-    wrap_triton(_bias_gelu_kernel)[(y.numel() // columns * blocks,)](
-        x,
-        row,
-        y,
-        columns,
-        blocks,
-        HAS_BIAS=bias is not None,
-        ACTIVATION="gelu_tanh" if tanh else "gelu",
-        BLOCK=BLOCK,
-    )
-    return y
+    constants: dict[str, str | int] = {
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": "gelu_tanh" if tanh else "gelu",
+        "BLOCK": BLOCK,
+    }
+    grid = (y.numel() // columns * blocks,)
+    return KernelCall(_bias_gelu_kernel, grid, (x, row, y, columns, blocks), constants)
 
 
-@triton_op("optigpu::triton_swiglu", mutates_args={})
-def triton_swiglu(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """silu(gate) * up, [..., inner] in x's type, where x + bias = [gate | up]. Types as in `triton_bias_gelu`."""
-    x = x.contiguous()
-    inner = x.shape[-1] // 2
-    y = x.new_empty((*x.shape[:-1], inner))
-    if y.numel() == 0:
-        return y
+def swiglu_call(x: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> KernelCall:
+    """y = silu(gate) * up, where x + bias = [gate | up]. x is contiguous, and y is not empty."""
+    inner = y.shape[-1]
     blocks = triton.cdiv(inner, BLOCK)
     row = x if bias is None else bias.contiguous()
-    wrap_triton(_swiglu_kernel)[(y.numel() // inner * blocks,)](
-        x, row, y, inner, blocks, HAS_BIAS=bias is not None, BLOCK=BLOCK
-    )
-    return y
+    constants = {"HAS_BIAS": bias is not None, "BLOCK": BLOCK}
+    grid = (y.numel() // inner * blocks,)
+    return KernelCall(_swiglu_kernel, grid, (x, row, y, inner, blocks), constants)
+
+
+def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a block is a program on every GPU
+    """The activations of GPT-2 and of an 8B model."""
+    for dtype, tanh in ((torch.float32, False), (torch.bfloat16, True)):
+        x, bias = without_memory(2, 3072, dtype=dtype), without_memory(3072, dtype=dtype)
+        name = f"{'tanh' if tanh else 'erf'}, {type_name(dtype)}, 3072"
+        yield Example(name, gelu_call(x, bias, x, tanh))
+    for dtype in (torch.float16, torch.bfloat16):
+        x, y = without_memory(2, 28672, dtype=dtype), without_memory(2, 14336, dtype=dtype)
+        name = f"{type_name(dtype)}, 14336"
+        yield Example(name, swiglu_call(x, None, y))
 
 
 @triton.jit
@@ -113,3 +116,26 @@ def _swiglu_kernel(
         gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(bias + inner + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * inner + column, activated(gate, "silu") * up, mask=inside)
+
+
+# After the kernels: torch finds them when it registers an operator, and compiles again when they have changed.
+
+
+@triton_op("optigpu::triton_bias_gelu", mutates_args={})
+def triton_bias_gelu(x: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> torch.Tensor:
+    """gelu(x + bias), [..., columns] in x's type. x and bias: float32, bfloat16 or float16."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if y.numel():
+        gelu_call(x, bias, y, tanh).run_traced()
+    return y
+
+
+@triton_op("optigpu::triton_swiglu", mutates_args={})
+def triton_swiglu(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(gate) * up, [..., inner] in x's type, where x + bias = [gate | up]. Types as in `triton_bias_gelu`."""
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    if y.numel():
+        swiglu_call(x, bias, y).run_traced()
+    return y

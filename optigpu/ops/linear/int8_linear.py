@@ -4,11 +4,16 @@
     packed = pack(q)                             # once
     y = int8_linear(x, packed, scale, bias)      # y = (x @ q.T) * scale + bias
 
-On a CPU with a compiler this is our C++ operator (int8_linear.cpp); elsewhere it is plain torch, and
-`int8_linear_backend` says which. Generating one token at a time reads every weight once and computes little, so
-its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what fp32 does.
+On a CPU with a compiler this is our C++ operator (int8_linear.cpp), on CUDA with Triton our kernels (triton_int8.py);
+elsewhere it is plain torch, and `int8_linear_backend` says which. Generating one token at a time reads every weight
+once and computes little, so its speed is the weights' bytes over the memory bandwidth: int8 reads a quarter of what
+fp32 does.
 """
 
+import importlib
+import importlib.util
+import math
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +24,9 @@ from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
 
-Int8Backend = Literal["native-avx512", "native-avx2", "native-portable", "torch-int8pack", "torch-dequantize"]
+Int8Backend = Literal[
+    "native-avx512", "native-avx2", "native-portable", "triton", "torch-int8pack", "torch-dequantize"
+]
 
 TILE = 16
 """Outputs that the C++ operator computes together; kTile in int8_linear.cpp."""
@@ -31,10 +38,17 @@ INT8PACK_ROWS = 16
 """Above this number of rows, torch's int8 operator is slower than widening the weights for a plain matrix product."""
 INT8PACK_STEP = 64
 """torch's int8 operator reads past the end of rows that are no multiple of its vectors (seen with torch 2.13)."""
+OLDEST_CAPABILITY = (7, 5)
+"""The first GPUs that Triton compiles for."""
+ROWS_WITHOUT_MATRIX_UNITS = 16
+"""The most rows for our kernels on GPUs whose matrix units Triton does not use: torch's product does, for more."""
 SCALE_UNIT = 2**-7
 """Exact in every type, and keeps the sums of float16 activations with weights up to 127 in float16's range."""
 _FOLDER = Path(__file__).parent
 _SOURCES = tuple(_FOLDER / name for name in ("int8_linear.cpp", "int8_linear_kernel.h", "../bfloat16.h"))
+_TRITON_ROWS: dict[str, int] = {}
+"""The most rows for the Triton kernels, by device, filled when weights are packed there: traced code can read this, but
+cannot load Triton."""
 
 
 def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,8 +74,9 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def int8_linear_backend(device: torch.device | str) -> Int8Backend:
     """The backend of `pack` and `int8_linear` on `device` in this process. Builds the C++ operator if it can."""
-    if torch.device(device).type != "cpu":
-        return "torch-dequantize"
+    kind = torch.device(device).type
+    if kind != "cpu":
+        return "triton" if _triton_rows(kind) else "torch-dequantize"
     return "torch-int8pack" if native_reason() is not None else _NATIVE.best
 
 
@@ -98,14 +113,20 @@ def int8_linear(
     x: float32, bfloat16 or float16 [..., inner]; packed: what `pack` returned; scale and bias: float32 [outputs].
     Returns [..., outputs] in x's type. `instruction_set` picks one path of the C++ operator by its number in
     INSTRUCTION_SETS. Traces into one graph under torch.compile(fullgraph=True).
-    The plain torch path sums in x's type on CUDA, and rounds x to bfloat16 for few rows on a CPU.
+    On CUDA with Triton all sums are float32. The plain torch path sums in x's type there, and on a CPU rounds x to
+    bfloat16 for few rows.
     Raises ValueError for shapes and types that do not fit.
     """
     _check(x, packed, scale, bias)
     if packed.dim() == 2:
+        if x.device.type != "cpu" and math.prod(x.shape[:-1]) <= _triton_rows(x.device.type):
+            from optigpu.ops.linear.triton_int8 import triton_int8_linear
+
+            y: torch.Tensor = triton_int8_linear(x, packed, scale, bias)
+            return y
         return _torch_linear(x, packed, scale, bias)
     known = x.float() if x.dtype == torch.float16 else x  # the C++ operator knows the other two types
-    y: torch.Tensor = torch.ops.optigpu.int8_linear(known, packed, scale, bias, instruction_set)
+    y = torch.ops.optigpu.int8_linear(known, packed, scale, bias, instruction_set)
     return y.to(x.dtype)
 
 
@@ -123,6 +144,24 @@ def _torch_linear(
     y = sums * (scale / SCALE_UNIT)
     y = y if bias is None else y + bias
     return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _triton_rows(kind: str) -> int:
+    """The most rows of a product that goes to the Triton kernels on a kind of device; 0 where there are none."""
+    if kind not in _TRITON_ROWS:
+        _TRITON_ROWS[kind] = _find_triton_rows(kind)
+    return _TRITON_ROWS[kind]
+
+
+def _find_triton_rows(kind: str) -> int:
+    if kind != "cuda" or importlib.util.find_spec("triton") is None:
+        return 0
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST_CAPABILITY:
+        return 0
+    launch = importlib.import_module("optigpu.ops.launch")
+    importlib.import_module("optigpu.ops.linear.triton_int8")
+    return sys.maxsize if capability >= launch.MATRIX_UNITS else ROWS_WITHOUT_MATRIX_UNITS
 
 
 def _check(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:

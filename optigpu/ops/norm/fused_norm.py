@@ -29,8 +29,8 @@ NORM_INSTRUCTION_SETS: dict[NormBackend, int] = {
     "native-avx512": 3,
 }
 """The operators' numbers; the enumeration InstructionSet in fused_norm.cpp."""
-TRITON_WIDTH = 2**16
-"""The longest row that one program of the Triton kernel holds; longer ones are left to plain torch."""
+TRITON_WIDTH = 2**15
+"""The longest row that one program of the Triton kernel holds in its registers; longer ones are left to plain torch."""
 _FOLDER = Path(__file__).parent
 _SOURCES = (_FOLDER / "fused_norm.cpp", _FOLDER / "fused_norm.h")
 _BACKENDS: dict[str, NormBackend] = {}

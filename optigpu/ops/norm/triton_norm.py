@@ -4,10 +4,16 @@ Imported only where a GPU is used, because it loads Triton. `torch.library.trito
 into the operators, so that their launches become part of its graph.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
+
+from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.naming import type_name
 
 ELEMENTS_A_WARP = 512
 """How many elements of a row one warp of 32 threads takes: 16 for each thread, in two 16-byte loads of a half."""
@@ -32,32 +38,7 @@ def triton_add_norm(
     return normed, summed
 
 
-@triton_op("optigpu::triton_norm", mutates_args={})
-def triton_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, is_rms: bool
-) -> torch.Tensor:
-    """The norm of x's rows, [..., width]."""
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, None, weight, bias, normed, None, eps, is_rms)
-    return normed
-
-
-@triton_op("optigpu::triton_add_norm", mutates_args={})
-def triton_add_norm_pair(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    is_rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of x + residual, and that sum, both [..., width]."""
-    normed, summed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    _launch(x, residual, weight, bias, normed, summed, eps, is_rms)
-    return normed, summed
-
-
-def _launch(
+def norm_call(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
@@ -66,14 +47,12 @@ def _launch(
     summed: torch.Tensor | None,
     eps: float,
     is_rms: bool,
-) -> None:
+) -> KernelCall:
+    """The norm of x's rows, with `summed` that of x + residual. x is not empty."""
     width = x.shape[-1]
-    rows = x.numel() // width
-    if rows == 0:
-        return
     block = triton.next_power_of_2(width)
     # The kernel never reads an absent tensor, but needs a pointer.
-    wrap_triton(_norm_row)[(rows,)](
+    arguments = (
         x.contiguous(),
         x if residual is None else residual.contiguous(),
         x if weight is None else weight.contiguous(),
@@ -82,13 +61,32 @@ def _launch(
         normed if summed is None else summed,
         width,
         eps,
-        HAS_RESIDUAL=residual is not None,
-        HAS_WEIGHT=weight is not None,
-        HAS_BIAS=bias is not None,
-        IS_RMS=is_rms,
-        BLOCK=block,
-        num_warps=min(LARGEST_WARPS, max(1, block // ELEMENTS_A_WARP)),
     )
+    constants = {
+        "HAS_RESIDUAL": residual is not None,
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        "IS_RMS": is_rms,
+        "BLOCK": block,
+    }
+    warps = min(LARGEST_WARPS, max(1, block // ELEMENTS_A_WARP))
+    return KernelCall(_norm_row, (x.numel() // width,), arguments, constants, warps)
+
+
+def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a row is a program on every GPU
+    """The norms of GPT-2 and of an 8B model, and the longest row."""
+    scenes = (
+        ("layer", torch.float32, 768, True),
+        ("rms", torch.bfloat16, 4096, True),
+        ("rms", torch.float16, 4096, False),
+        ("layer", torch.float32, 2**15, True),
+    )
+    for kind, dtype, width, added in scenes:
+        x, row = without_memory(2, width, dtype=dtype), without_memory(width, dtype=dtype)
+        residual, bias = x if added else None, row if kind == "layer" else None
+        call = norm_call(x, residual, row, bias, x, x if added else None, 1e-5, kind == "rms")
+        # The longest row fills the 128 registers that 512 threads have each.
+        yield Example(f"{kind}, {type_name(dtype)}, {width}", call, spilled_bytes=32 if width == 2**15 else 0)
 
 
 @triton.jit
@@ -127,3 +125,33 @@ def _norm_row(
     if HAS_BIAS:
         values += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + start + column, values.to(normed.dtype.element_ty), mask=inside)
+
+
+# After the kernels: torch finds them when it registers an operator, and compiles again when they have changed.
+
+
+@triton_op("optigpu::triton_norm", mutates_args={})
+def triton_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, is_rms: bool
+) -> torch.Tensor:
+    """The norm of x's rows, [..., width]."""
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        norm_call(x, None, weight, bias, normed, None, eps, is_rms).run_traced()
+    return normed
+
+
+@triton_op("optigpu::triton_add_norm", mutates_args={})
+def triton_add_norm_pair(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    is_rms: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and that sum, both [..., width]."""
+    normed, summed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    if x.numel():
+        norm_call(x, residual, weight, bias, normed, summed, eps, is_rms).run_traced()
+    return normed, summed

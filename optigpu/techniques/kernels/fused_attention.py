@@ -15,6 +15,7 @@ from optigpu.techniques.base import (
     Notes,
     Phase,
     Technique,
+    Trial,
 )
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
@@ -52,6 +53,12 @@ class FusedAttention(Technique):
     )
     compared_with: ClassVar[tuple[str, ...]] = ("eager_attention",)
     later: ClassVar[tuple[str, ...]] = ("kernel",)
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"kernel": "math"}),
+        Trial({"kernel": "memory_efficient"}, devices=(DeviceKind.CUDA,), error_bound=0.02),
+        Trial({"kernel": "flash"}, beside=("bf16",), devices=(DeviceKind.CUDA,), error_bound=0.1),
+    )
 
     name: Literal["fused_attention"] = "fused_attention"
     kernel: AttentionKernel = "auto"

@@ -50,6 +50,7 @@ class Autocast(Technique):
         "its operator computes in the dtype of its inputs, which autocast does not change",
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+    error_bound: ClassVar[float] = 0.1
 
     name: Literal["autocast"] = "autocast"
     dtype: Literal["bfloat16", "float16"] = "bfloat16"

@@ -31,6 +31,7 @@ class Int8KvCache(Technique):
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "one uses a key-value cache and the other disables it"
     }
+    error_bound: ClassVar[float] = 0.1
 
     name: Literal["int8_kv_cache"] = "int8_kv_cache"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
-from optigpu.surgery.extras import missing
+from optigpu.surgery.extras import Package
 from optigpu.surgery.gptqmodel.recipe import RecipeParameters, conv1d_reason
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -44,14 +44,18 @@ class Awq(RecipeParameters, Technique):
     )
     conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.5
 
     name: Literal["awq"] = "awq"
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The library cannot scale every family; and what it needs must be installed."""
+        refused = conv1d_reason(model.family) if model else None
+        return refused or super().check(environment, device, model)
+
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
-        if model is None:
-            return None
-        return conv1d_reason(model.family) or missing("gptqmodel", environment)
+        return ("gptqmodel",) if model else ()
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Quantizing takes minutes, and its loss depends on the text."""

@@ -33,6 +33,7 @@ class Bf16(Technique):
         ),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+    error_bound: ClassVar[float] = 0.1
 
     name: Literal["bf16"] = "bf16"
 

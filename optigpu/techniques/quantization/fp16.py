@@ -22,6 +22,7 @@ class Fp16(Technique):
         ),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+    error_bound: ClassVar[float] = 0.02
 
     name: Literal["fp16"] = "fp16"
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import Basis, Expected, GgufType, LoadOptions, Phase, Technique
+from optigpu.techniques.base import Basis, Expected, GgufType, LoadOptions, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
 
@@ -26,6 +26,11 @@ class Gguf(Technique):
             "109.3 in F16, beside 25.5 in eager fp32",
             "results/vs_peers.md",
         ),
+    )
+    error_bound: ClassVar[float] = 0.5
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"type": "Q8_0"}, error_bound=0.1),
     )
 
     name: Literal["gguf"] = "gguf"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
-from optigpu.surgery.extras import missing
+from optigpu.surgery.extras import Package
 from optigpu.surgery.gptqmodel.recipe import RecipeParameters
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -46,12 +46,13 @@ class Gptq(RecipeParameters, Technique):
         "magnitude_pruning": "the corrections for rounding errors would fill the zeros again",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.5
 
     name: Literal["gptq"] = "gptq"
 
-    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """Quantizing needs the extra; a model that is known before it is loaded is not a ready checkpoint."""
-        return missing("gptqmodel", environment) if model else None
+        return ("gptqmodel",) if model else ()
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Quantizing takes minutes, and its loss depends on the text."""

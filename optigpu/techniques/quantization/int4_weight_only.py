@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Int4WeightOnly(Technique):
     )
     conflicts: ClassVar[Mapping[str, str]] = FOUR_BITS
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.5
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["int4_weight_only"] = "int4_weight_only"
     group_size: GroupSize = 32

@@ -7,7 +7,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class Int8Dynamic(Technique):
         ),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.15
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["int8_dynamic"] = "int8_dynamic"
     smoothing: Annotated[float, Field(ge=0, le=1)] | None = None

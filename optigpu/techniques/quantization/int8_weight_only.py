@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import Layer, Task
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,6 +35,12 @@ class Int8WeightOnly(Technique):
             "GPT-2 decoded on two Zen 4 cores: 4.57x, with torch_compile 6.99x eager fp32",
             "results/README.md",
         ),
+    )
+    error_bound: ClassVar[float] = 0.1
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
+        Trial(beside=("fp16",), devices=(DeviceKind.CUDA,)),
     )
 
     name: Literal["int8_weight_only"] = "int8_weight_only"

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.extras import missing
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.surgery.extras import Package
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,13 +47,18 @@ class LlmInt8(Technique):
         "grad_enabled": "int8 weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.15
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("fp16",), devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["llm_int8"] = "llm_int8"
     threshold: float = Field(6.0, ge=0, le=1e4, allow_inf_nan=False)
 
-    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """The library is an extra."""
-        return missing("bitsandbytes", environment)
+        return ("bitsandbytes",)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers."""

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.extras import missing
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.surgery.extras import Package
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -48,14 +48,19 @@ class Nf4(Technique):
         "grad_enabled": "4-bit weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.5
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["nf4"] = "nf4"
     double_quantization: bool = True
     packing: bool = True
 
-    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """The library is an extra."""
-        return missing("bitsandbytes", environment)
+        return ("bitsandbytes",)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for memory, and costs quality."""

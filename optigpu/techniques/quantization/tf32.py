@@ -40,6 +40,8 @@ class Tf32(Technique):
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+    error_bound: ClassVar[float] = 0.02
+    process_wide: ClassVar[bool] = True
 
     name: Literal["tf32"] = "tf32"
 

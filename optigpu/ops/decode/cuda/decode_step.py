@@ -9,9 +9,10 @@ import torch
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_attention import PartialSoftmax, attention
-from optigpu.ops.decode.cuda.triton_linear import LaunchTarget, best_of, linear
-from optigpu.ops.decode.cuda.triton_steps import State, choose, embed, query_key_value
+from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
+from optigpu.ops.decode.cuda.triton_steps import State, choose_call, embed_call, query_key_value_call
 from optigpu.ops.decode.program import Block, CacheKind, Program
+from optigpu.ops.launch import LaunchTarget
 
 
 class CudaDecodeStep:
@@ -32,7 +33,10 @@ class CudaDecodeStep:
             empty(dtype=torch.int32).zero_(),
             empty(capacity, dtype=torch.int64),
         )
-        self.layers = [_layer(program, kv, capacity, empty) for _ in program.blocks]
+        self.layers = [
+            LayerCache.empty(kv, sequences, program.kv_heads, capacity, program.head_size, device)
+            for _ in program.blocks
+        ]
         self.rotary = None if program.rotary is None else program.rotary(capacity)
         if self.rotary is not None:
             cosine, sine = (table.to(device).contiguous() for table in self.rotary)
@@ -77,17 +81,18 @@ class CudaDecodeStep:
 
     def _launch(self) -> None:
         program = self._program
-        embed(self.state, program.embedding, program.positions, self._x)
+        embed_call(self.state, program.embedding, program.positions, self._x).run()
         for block, layer in zip(program.blocks, self.layers, strict=True):
             self._attend(block, layer)
             self._feed_forward(block)
-        linear(self._x, program.head, self.logits, self._target, norm=program.final, best=self._best)
-        choose(self._best, self.state)
+        best = self._best
+        linear_call(self._x, program.head, self.logits, self._target, norm=program.final, best=best).run()
+        choose_call(best, self.state).run()
 
     def _attend(self, block: Block, layer: LayerCache) -> None:
         head = 0
         for matrix in block.qkv:
-            query_key_value(
+            query_key_value_call(
                 self._x,
                 block.first,
                 matrix,
@@ -97,24 +102,27 @@ class CudaDecodeStep:
                 self._query,
                 layer,
                 self._target,
-            )
+            ).run()
             head += matrix.outputs // self._program.head_size
         attention(
             self._query, layer, self._parts, self.state.position, self._attended, block.scale, block.window
         )
-        linear(self._attended, block.output, self._x, self._target, into="add")
+        linear_call(self._attended, block.output, self._x, self._target, into="add").run()
 
     def _feed_forward(self, block: Block) -> None:
         x, inner, target, activation = self._x, self._inner, self._target, self._program.activation
         gate, up = block.gate, block.up
         if gate is None:
-            linear(x, up, inner, target, norm=block.second, activation=activation)
+            linear_call(x, up, inner, target, norm=block.second, activation=activation).run()
         elif (gate.kind, gate.group) == (up.kind, up.group):
-            linear(x, up, inner, target, norm=block.second, gate=gate, activation=activation)
+            linear_call(x, up, inner, target, norm=block.second, gate=gate, activation=activation).run()
         else:
-            linear(x, up, inner, target, norm=block.second)
-            linear(x, gate, inner, target, norm=block.second, activation=activation, into="times")
-        linear(inner, block.down, x, target, into="add")
+            linear_call(x, up, inner, target, norm=block.second).run()
+            times = linear_call(
+                x, gate, inner, target, norm=block.second, activation=activation, into="times"
+            )
+            times.run()
+        linear_call(inner, block.down, x, target, into="add").run()
 
 
 def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tensor]:
@@ -122,16 +130,3 @@ def _allocator(device: torch.device, sequences: int) -> Callable[..., torch.Tens
         return torch.empty(sequences, *shape, dtype=dtype, device=device)
 
     return empty
-
-
-def _layer(program: Program, kv: CacheKind, capacity: int, empty: Callable[..., torch.Tensor]) -> LayerCache:
-    shape = (program.kv_heads, capacity, program.head_size)
-    dtype = torch.bfloat16 if kv == "bf16" else torch.int8
-    eight = kv == "int8"
-    return LayerCache(
-        keys=empty(*shape, dtype=dtype),
-        values=empty(*shape, dtype=dtype),
-        key_steps=empty(*shape[:2]) if eight else None,
-        value_steps=empty(*shape[:2]) if eight else None,
-        fresh=empty(2 * program.kv_heads, program.head_size),
-    )

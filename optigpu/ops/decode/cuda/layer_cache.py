@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from optigpu.ops.decode.program import CacheKind
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -18,3 +20,18 @@ class LayerCache:
     key_steps: torch.Tensor | None
     value_steps: torch.Tensor | None
     fresh: torch.Tensor
+
+    @staticmethod
+    def empty(
+        kv: CacheKind, sequences: int, kv_heads: int, capacity: int, head_size: int, device: torch.device
+    ) -> "LayerCache":
+        """Room for so many tokens of each sequence."""
+        shape, eight = (sequences, kv_heads, capacity), kv == "int8"
+        dtype = torch.int8 if eight else torch.bfloat16
+        return LayerCache(
+            keys=torch.empty(*shape, head_size, dtype=dtype, device=device),
+            values=torch.empty(*shape, head_size, dtype=dtype, device=device),
+            key_steps=torch.empty(shape, device=device) if eight else None,
+            value_steps=torch.empty(shape, device=device) if eight else None,
+            fresh=torch.empty(sequences, 2 * kv_heads, head_size, device=device),
+        )

@@ -10,6 +10,7 @@ first, so the program that has the last part rounds the new key and value itself
 Imported only where a GPU is used, because it loads Triton.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,10 @@ import triton
 import triton.language as tl
 
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
-from optigpu.ops.decode.cuda.triton_linear import LaunchTarget
 from optigpu.ops.decode.cuda.triton_products import ROUNDING, magnitude, over_largest
+from optigpu.ops.decode.program import CacheKind
+from optigpu.ops.kernel import Example, KernelCall, without_memory
+from optigpu.ops.launch import LaunchTarget
 
 LOWEST_SCORE = tl.constexpr(-1e30)
 """Less than any score. Unlike with infinity, its difference from itself is zero."""
@@ -70,11 +73,23 @@ def attention(
 
     query: float32 [sequences, heads, head_size]; y: the same, or flat. Writes the new token to an int8 cache.
     """
+    attend_call(query, layer, parts, position, scale, window).run()
+    join_call(parts, y).run()
+
+
+def attend_call(
+    query: torch.Tensor,
+    layer: LayerCache,
+    parts: PartialSoftmax,
+    position: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> KernelCall:
+    """The softmax's intermediate results, to `parts`."""
     rows, heads, head_size = query.shape
     kv_heads, capacity = layer.keys.shape[1:3]
-    count = parts.tops.shape[1]
     sharing = heads // kv_heads
-    _attend[rows * kv_heads, count](
+    arguments = (
         query,
         layer.fresh,
         layer.keys,
@@ -88,25 +103,41 @@ def attention(
         scale,
         capacity,
         kv_heads,
-        WINDOW=window or 0,
-        SHARING=sharing,
-        MEMBERS=triton.next_power_of_2(sharing),
-        HEAD=head_size,
-        PADDED=triton.next_power_of_2(head_size),
-        TOKENS=tokens_at_once(sharing, head_size),
-        INT8=layer.key_steps is not None,
-        num_warps=WARPS,
     )
-    _join[(rows * heads,)](
-        parts.sums,
-        parts.tops,
-        parts.totals,
-        y,
-        HEAD=head_size,
-        PADDED=triton.next_power_of_2(head_size),
-        PARTS=count,
-        num_warps=WARPS,
+    constants = {
+        "WINDOW": window or 0,
+        "SHARING": sharing,
+        "MEMBERS": triton.next_power_of_2(sharing),
+        "HEAD": head_size,
+        "PADDED": triton.next_power_of_2(head_size),
+        "TOKENS": tokens_at_once(sharing, head_size),
+        "INT8": layer.key_steps is not None,
+    }
+    return KernelCall(_attend, (rows * kv_heads, parts.tops.shape[1]), arguments, constants, WARPS)
+
+
+def join_call(parts: PartialSoftmax, y: torch.Tensor) -> KernelCall:
+    """What attention gives, from the softmax's parts."""
+    all_heads, count, head_size = parts.sums.shape
+    constants = {"HEAD": head_size, "PADDED": triton.next_power_of_2(head_size), "PARTS": count}
+    return KernelCall(_join, (all_heads,), (parts.sums, parts.tops, parts.totals, y), constants, WARPS)
+
+
+def examples(target: LaunchTarget) -> Iterator[Example]:
+    """Of an 8B model, and of one whose heads are no power of two."""
+    scenes: tuple[tuple[CacheKind, int, int, int, int | None], ...] = (
+        ("bf16", 32, 8, 128, None),
+        ("int8", 3, 1, 80, 4096),
     )
+    for kv, heads, kv_heads, size, window in scenes:
+        layer = LayerCache.empty(kv, 1, kv_heads, 8192, size, torch.device("meta"))
+        query = without_memory(1, heads, size)
+        parts = PartialSoftmax.of(query, layer, target)
+        position = without_memory(1, dtype=torch.int32)
+        call = attend_call(query, layer, parts, position, size**-0.5, window)
+        shape = f"{heads} heads of {size} on {kv_heads}"
+        yield Example(f"{kv} cache, {shape}", call)
+        yield Example(shape, join_call(parts, query))
 
 
 @triton.jit

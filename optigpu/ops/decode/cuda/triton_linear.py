@@ -1,12 +1,13 @@
 """Linear layers for the few rows of a decode step, in Triton, with the norm before them and what follows fused in.
 
-A program keeps its rows' activations in registers, normed and quantized once, and lets outputs stream past: its threads
-share the inputs of a tile of outputs, so that sums are split over them and no second pass adds anything up. The next
-tile is on its way while one is computed with, and the first one while the activations are made ready.
+A program keeps its rows' activations in registers, normed and quantized once, and lets tiles of outputs stream past
+(ops/launch.py says how many). The next tile is on its way while one is computed with, and the first one while the
+activations are made ready.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,83 +17,21 @@ import triton.language as tl
 
 from optigpu.ops.activation.triton_activation import activated
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
-from optigpu.ops.decode.program import Activation, Matrix, Norm
+from optigpu.ops.decode.program import Activation, Matrix, Norm, WeightKind
+from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
+from optigpu.ops.launch import LEAST_INPUTS, Launch, LaunchTarget, divided, padded
 
-MOST_ROWS, MOST_NUMBERS = 4, 64
-"""Rows of a program, and how many of their activations a thread may have: ptxas spills registers beyond.
-
-Further rows are other programs', which read the weights again, at best from the L2 cache.
-"""
-LOADS = 4
-"""16-byte loads of weights that each thread has on the way at least."""
-TILE_AIM = 4
-"""Outputs of a tile, where the inputs are few enough: after each tile the threads wait for each other to add up."""
-MOST_WARPS = 16
-WARPS_A_MULTIPROCESSOR = 16
-"""512 threads with LOADS loads are 32 KiB on the way; 4.3 TB/s for 0.8 us, over 132 multiprocessors, are 26 KiB."""
-INTERPRETED_WARPS, INTERPRETED_LOADS = 2, 64
-"""Without a GPU: few programs and large tiles, because each operation of the interpreter costs the same."""
 _UNIT_BYTES = {"w4": 16, "w8": 32, "bf16": 64}
-"""Bytes of 32 inputs of an output."""
-_LEAST_INPUTS = 32
+"""Bytes of LEAST_INPUTS inputs of an output."""
 
 Into = Literal["store", "add", "times"]
 """How the result is combined with the output's current values."""
 
 
-@dataclass(frozen=True)
-class LaunchTarget:
-    """`warps` that run at once, among which work is divided, and the 16-byte `loads` that their threads make together.
-
-    `dp4a`: whether int8 products may be that instruction.
-    """
-
-    warps: int
-    dp4a: bool
-    loads: int = LOADS
-
-    @staticmethod
-    def of(device: torch.device) -> "LaunchTarget":
-        """For a CUDA device, or for the CPU with Triton's interpreter."""
-        if device.type != "cuda":
-            return LaunchTarget(INTERPRETED_WARPS, dp4a=False, loads=INTERPRETED_LOADS)
-        count: int = torch.cuda.get_device_properties(device).multi_processor_count
-        return LaunchTarget(
-            count * WARPS_A_MULTIPROCESSOR, dp4a=torch.cuda.get_device_capability(device) >= (6, 1)
-        )
-
-
-@dataclass(frozen=True)
-class Launch:
-    """`tile` outputs at a time of each of the streams of weights that a program reads, by `warps` warps."""
-
-    tile: int
-    warps: int
-    programs: int
-    rows: int
-    row_programs: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Over outputs and over rows."""
-        return self.programs, self.row_programs
-
-
 def launch_of(matrix: Matrix, outputs: int, rows: int, target: LaunchTarget, streams: int = 1) -> Launch:
-    """How a product is divided; `outputs` are those of one stream. Each thread has the target's loads on the way."""
-    output_bytes = padded_inputs(matrix) // _LEAST_INPUTS * _UNIT_BYTES[matrix.kind]
-    warp_bytes = 32 * 16 * target.loads
-    warps = min(MOST_WARPS, max(1, TILE_AIM * output_bytes // warp_bytes))
-    tile = max(1, warps * warp_bytes // output_bytes // streams)
-    row_numbers = padded_inputs(matrix) // (32 * warps)
-    together = min(MOST_ROWS, triton.next_power_of_2(rows), max(1, MOST_NUMBERS // max(1, row_numbers)))
-    programs = min(triton.cdiv(outputs, tile), max(1, target.warps // warps))
-    return Launch(tile, warps, programs, together, triton.cdiv(rows, together))
-
-
-def padded_inputs(matrix: Matrix) -> int:
-    """The power of two that a tile has for a matrix's inputs."""
-    return int(max(_LEAST_INPUTS, triton.next_power_of_2(matrix.inputs)))
+    """How a product is divided; `outputs` are those of one stream."""
+    inputs = padded(matrix.inputs)
+    return divided(inputs, inputs // LEAST_INPUTS * _UNIT_BYTES[matrix.kind], outputs, rows, target, streams)
 
 
 def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
@@ -101,13 +40,13 @@ def matrix_flags(matrix: Matrix, target: LaunchTarget) -> dict[str, str | int]:
         "KIND": matrix.kind,
         "GROUP": matrix.group,
         "INPUTS": matrix.inputs,
-        "PADDED": padded_inputs(matrix),
+        "PADDED": padded(matrix.inputs),
         "BIAS": matrix.bias is not None,
         "DP4A": target.dp4a,
     }
 
 
-def norm_flags(norm: Norm | None) -> dict[str, str | bool]:
+def norm_flags(norm: Norm | None) -> dict[str, str | int]:
     """The compile-time arguments of a norm."""
     return {
         "NORM": norm.kind if norm else "none",
@@ -126,7 +65,7 @@ class Best:
     index: torch.Tensor
 
 
-def linear(
+def linear_call(
     x: torch.Tensor,
     matrix: Matrix,
     y: torch.Tensor,
@@ -137,7 +76,7 @@ def linear(
     activation: Activation | None = None,
     into: Into = "store",
     best: Best | None = None,
-) -> None:
+) -> KernelCall:
     """y = linear(norm(x)), or activation of that, or with a gate activation(gate's) * that; added to y, or times y.
 
     x: float32 [rows, inputs]; y: float32 [rows, outputs]; both contiguous. The gate has the matrix's shape and kind.
@@ -145,7 +84,7 @@ def linear(
     rows = x.shape[0]
     launch = launch_of(matrix, matrix.outputs, rows, target, 2 if gate else 1)
     # The kernel never reads an absent tensor, but needs a pointer.
-    _linear[launch.grid](
+    arguments: tuple[Argument, ...] = (
         x,
         *norm_arguments(norm, x),
         *matrix_arguments(matrix, x),
@@ -155,24 +94,75 @@ def linear(
         best.index if best else x,
         rows,
         matrix.outputs,
-        **matrix_flags(matrix, target),
-        **norm_flags(norm),
-        GATED=gate is not None,
-        GATE_BIAS=gate is not None and gate.bias is not None,
-        ACTIVATION=activation or "none",
-        INTO=into,
-        BEST=best is not None,
-        ROWS=launch.rows,
-        TILE=launch.tile,
-        num_warps=launch.warps,
     )
+    constants = matrix_flags(matrix, target) | norm_flags(norm)
+    constants |= {
+        "GATED": gate is not None,
+        "GATE_BIAS": gate is not None and gate.bias is not None,
+        "ACTIVATION": activation or "none",
+        "INTO": into,
+        "BEST": best is not None,
+        "ROWS": launch.rows,
+        "TILE": launch.tile,
+    }
+    return KernelCall(_linear, launch.grid, arguments, constants, launch.warps)
 
 
 def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
-    """Room for what `linear` finds with `best`."""
+    """Room for what `linear_call` finds with `best`."""
     shape = (rows, launch_of(matrix, matrix.outputs, rows, target).programs)
     device = matrix.numbers.device
     return Best(torch.zeros(shape, device=device), torch.zeros(shape, device=device, dtype=torch.int32))
+
+
+def examples(target: LaunchTarget) -> Iterator[Example]:
+    """The products of an 8B model and of GPT-2."""
+    rms, layer = norm_without_memory("rms", 4096), norm_without_memory("layer", 768)
+    kinds: tuple[WeightKind, ...] = ("w4", "w8", "bf16")
+    for kind in kinds:
+        gated = matrix_without_memory(kind, 6144, 4096)
+        call = linear_call(*_operands(gated, 1), target, norm=rms, gate=gated, activation="silu")
+        yield Example(f"{kind}, gate and up of 4096 to 6144", call)
+    down = matrix_without_memory("w4", 4096, 14336)
+    yield Example("w4, 14336 to 4096, added", linear_call(*_operands(down, 1), target, into="add"))
+    head = matrix_without_memory("w8", 128256, 4096)
+    call = linear_call(*_operands(head, 1), target, norm=rms, best=best_of(head, 1, target))
+    yield Example("w8, head of 4096 to 128256", call)
+    up = matrix_without_memory("w8", 3072, 768, bias=True)
+    call = linear_call(*_operands(up, 4), target, norm=layer, activation="gelu_tanh")
+    yield Example("w8, 768 to 3072, 4 rows", call)
+    down = matrix_without_memory("bf16", 768, 3072, bias=True)
+    call = linear_call(*_operands(down, 2), target, into="times")
+    yield Example("bf16, 3072 to 768, 2 rows, times", call)
+
+
+def _operands(matrix: Matrix, rows: int) -> tuple[torch.Tensor, Matrix, torch.Tensor]:
+    return without_memory(rows, matrix.inputs), matrix, without_memory(rows, matrix.outputs)
+
+
+def matrix_without_memory(kind: WeightKind, outputs: int, inputs: int, bias: bool = False) -> Matrix:
+    """A matrix of an example, in groups of 32, as packing.py lays it out."""
+    added = without_memory(outputs) if bias else None
+    if kind == "bf16":
+        return Matrix(
+            "bf16", outputs, inputs, 0, without_memory(outputs, inputs, dtype=torch.bfloat16), None, added
+        )
+    planes = 1 if kind == "w4" else 2
+    return Matrix(
+        kind,
+        outputs,
+        inputs,
+        32,
+        without_memory(outputs, planes, inputs // 32, 4, dtype=torch.int32),
+        without_memory(outputs, inputs // 32, dtype=torch.int8),
+        added,
+        without_memory(outputs, dtype=torch.bfloat16),
+    )
+
+
+def norm_without_memory(kind: Literal["rms", "layer"], width: int) -> Norm:
+    """A norm of an example."""
+    return Norm(kind, without_memory(width), without_memory(width) if kind == "layer" else None, 1e-5)
 
 
 def matrix_arguments(matrix: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,12 +1,13 @@
 """The other kernels of a decode step, besides linear layers and attention, in Triton.
 
-`embed` makes the residual of the tokens, `query_key_value` norms it, multiplies, turns queries and keys, and appends to
-the cache, and `choose` takes the most likely tokens and goes on to the next position. Tokens and positions stay on the
-device, so that one recorded graph serves every step.
+`embed_call` makes the residual of the tokens, `query_key_value_call` norms it, multiplies, turns queries and keys, and
+appends to the cache, and `choose_call` takes the most likely tokens and goes on to the next position. Tokens and
+positions stay on the device, so that one recorded graph serves every step.
 
 Imported only where a GPU is used, because it loads Triton.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,15 +17,19 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.layer_cache import LayerCache
 from optigpu.ops.decode.cuda.triton_linear import (
     Best,
-    LaunchTarget,
+    best_of,
     launch_of,
     matrix_arguments,
     matrix_flags,
+    matrix_without_memory,
     norm_arguments,
     norm_flags,
+    norm_without_memory,
 )
 from optigpu.ops.decode.cuda.triton_products import activations, in_units, products, weights
-from optigpu.ops.decode.program import Matrix, Norm
+from optigpu.ops.decode.program import CacheKind, Matrix, Norm, WeightKind
+from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
+from optigpu.ops.launch import LaunchTarget
 
 EMBEDDED = 1024
 """Numbers of a token's embedding for each program."""
@@ -44,22 +49,21 @@ class State:
     chosen: torch.Tensor
 
 
-def embed(state: State, embedding: torch.Tensor, positions: torch.Tensor | None, x: torch.Tensor) -> None:
+def embed_call(
+    state: State, embedding: torch.Tensor, positions: torch.Tensor | None, x: torch.Tensor
+) -> KernelCall:
     """x, float32 [sequences, width], is embedding[tokens], bfloat16, + positions[position], float32."""
     rows, width = x.shape
-    _embed[rows, triton.cdiv(width, EMBEDDED)](
-        state.tokens,
-        state.position,
-        embedding,
-        embedding if positions is None else positions,
-        x,
-        width,
-        POSITIONS=positions is not None,
-        BLOCK=EMBEDDED,
+    added = embedding if positions is None else positions
+    return KernelCall(
+        _embed,
+        (rows, triton.cdiv(width, EMBEDDED)),
+        (state.tokens, state.position, embedding, added, x, width),
+        {"POSITIONS": positions is not None, "BLOCK": EMBEDDED},
     )
 
 
-def query_key_value(
+def query_key_value_call(
     x: torch.Tensor,
     norm: Norm,
     matrix: Matrix,
@@ -69,7 +73,7 @@ def query_key_value(
     query: torch.Tensor,
     layer: LayerCache,
     target: LaunchTarget,
-) -> None:
+) -> KernelCall:
     """The heads from `first_head` on that the matrix has, in the order of Block.qkv: queries, then keys, then values.
 
     x: float32 [sequences, width]; query: float32 [sequences, heads, head_size]. Keys and values go to a bfloat16 cache
@@ -79,7 +83,7 @@ def query_key_value(
     kv_heads, capacity = layer.keys.shape[1:3]
     launch = launch_of(matrix, matrix.outputs // 2, rows, target, streams=2)
     cosine, sine = (x, x) if rotary is None else rotary
-    _query_key_value[launch.grid](
+    arguments: tuple[Argument, ...] = (
         x,
         *norm_arguments(norm, x),
         *matrix_arguments(matrix, x),
@@ -96,30 +100,72 @@ def query_key_value(
         heads,
         kv_heads,
         capacity,
-        **matrix_flags(matrix, target),
-        **norm_flags(norm),
-        HEAD=head_size,
-        ROTARY=rotary is not None,
-        INT8=layer.key_steps is not None,
-        ROWS=launch.rows,
-        TILE=launch.tile,
-        num_warps=launch.warps,
+    )
+    constants = matrix_flags(matrix, target) | norm_flags(norm)
+    constants |= {
+        "HEAD": head_size,
+        "ROTARY": rotary is not None,
+        "INT8": layer.key_steps is not None,
+        "ROWS": launch.rows,
+        "TILE": launch.tile,
+    }
+    return KernelCall(_query_key_value, launch.grid, arguments, constants, launch.warps)
+
+
+def choose_call(best: Best, state: State) -> KernelCall:
+    """Takes each sequence's most likely token as its next one, and advances the position."""
+    rows, programs = best.value.shape
+    tensors = (best.value, best.index, state.tokens, state.position, state.not_finite, state.chosen)
+    return KernelCall(
+        _choose,
+        (rows,),
+        (*tensors, programs, state.chosen.shape[1]),
+        {"BLOCK": triton.next_power_of_2(programs)},
     )
 
 
-def choose(best: Best, state: State) -> None:
-    """Takes each sequence's most likely token as its next one, and advances the position."""
-    rows, programs = best.value.shape
-    _choose[(rows,)](
-        best.value,
-        best.index,
-        state.tokens,
-        state.position,
-        state.not_finite,
-        state.chosen,
-        programs,
-        state.chosen.shape[1],
-        BLOCK=triton.next_power_of_2(programs),
+def examples(target: LaunchTarget) -> Iterator[Example]:
+    """The steps of an 8B model and of GPT-2."""
+    embedding, positions = without_memory(50257, 768, dtype=torch.bfloat16), without_memory(1024, 768)
+    call = embed_call(_state_without_memory(1), embedding, positions, without_memory(1, 768))
+    yield Example("with positions", call)
+    kinds: tuple[tuple[WeightKind, CacheKind], ...] = (("w4", "bf16"), ("bf16", "int8"))
+    for kind, kv in kinds:
+        layer = LayerCache.empty(kv, 1, 8, 4096, 128, torch.device("meta"))
+        call = query_key_value_call(
+            without_memory(1, 4096),
+            norm_without_memory("rms", 4096),
+            matrix_without_memory(kind, 6144, 4096),
+            0,
+            (without_memory(4096, 64), without_memory(4096, 64)),
+            without_memory(1, dtype=torch.int32),
+            without_memory(1, 32, 128),
+            layer,
+            target,
+        )
+        yield Example(f"{kind}, 4096 to 6144, rotary, {kv} cache", call)
+    call = query_key_value_call(
+        without_memory(2, 768),
+        norm_without_memory("layer", 768),
+        matrix_without_memory("w8", 2304, 768, bias=True),
+        0,
+        None,
+        without_memory(2, dtype=torch.int32),
+        without_memory(2, 12, 64),
+        LayerCache.empty("bf16", 2, 12, 1024, 64, torch.device("meta")),
+        target,
+    )
+    yield Example("w8, 768 to 2304, 2 rows, bf16 cache", call)
+    best = best_of(matrix_without_memory("w8", 128256, 4096), 1, target)
+    yield Example("of 128256", choose_call(best, _state_without_memory(1)))
+
+
+def _state_without_memory(rows: int) -> State:
+    return State(
+        without_memory(rows, dtype=torch.int64),
+        without_memory(rows, dtype=torch.int32),
+        without_memory(rows, dtype=torch.int32),
+        without_memory(rows, 1024, dtype=torch.int64),
     )
 
 

@@ -7,7 +7,18 @@ from pydantic import model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Forward, Notes, Phase, Step, Technique
+from optigpu.techniques.base import (
+    ON_MODELS,
+    Basis,
+    Choice,
+    Expected,
+    Forward,
+    Notes,
+    Phase,
+    Step,
+    Technique,
+    Trial,
+)
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 
@@ -46,6 +57,10 @@ class TorchCompile(Technique):
     conflicts: ClassVar[Mapping[str, str]] = {"no_kv_cache": "a compiled decode step needs a cache"}
     choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP,)
     later: ClassVar[tuple[str, ...]] = ("dynamic", "fullgraph", "backend")
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"mode": "reduce-overhead"}, devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["torch_compile"] = "torch_compile"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"

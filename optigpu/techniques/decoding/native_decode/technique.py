@@ -8,7 +8,18 @@ from pydantic import Field, model_validator
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
-from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Forward, Loop, Notes, Phase, Technique
+from optigpu.techniques.base import (
+    ON_TEXT,
+    Basis,
+    Choice,
+    Expected,
+    Forward,
+    Loop,
+    Notes,
+    Phase,
+    Technique,
+    Trial,
+)
 from optigpu.techniques.decoding.native_decode.limits import known_refusal
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
@@ -85,6 +96,12 @@ class NativeDecode(Technique):
         "grad_enabled": "packed weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS, Choice.STEP)
+    error_bound: ClassVar[float] = 0.5
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
+        Trial({"weights": "bf16"}, error_bound=0.1),
+    )
 
     name: Literal["native_decode"] = "native_decode"
     weights: WeightKind = "w4"

@@ -9,7 +9,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique
+from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, SpecError
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ class SpeculativeDecoding(Technique):
         "cuda_graphs": "passes have as many tokens as were guessed, and a recorded step has one",
         "grad_enabled": "guesses that were wrong would keep their gradients",
     }
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"draft": "bundled:tiny"}),
+    )
 
     name: Literal["speculative_decoding"] = "speculative_decoding"
     draft: str | None = Field(None, max_length=200, examples=["bundled:tiny"])

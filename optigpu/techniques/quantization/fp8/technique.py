@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Fp8(Technique):
     )
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.3
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial(beside=("bf16",), devices=(DeviceKind.CUDA,)),
+    )
 
     name: Literal["fp8"] = "fp8"
 

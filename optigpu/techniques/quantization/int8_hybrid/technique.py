@@ -7,7 +7,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
-from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class Int8Hybrid(Technique):
         "grad_enabled": "quantized weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    error_bound: ClassVar[float] = 0.15
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"bits": 4}, error_bound=0.5),
+    )
 
     name: Literal["int8_hybrid"] = "int8_hybrid"
     bits: Literal[8, 4] = 8

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from optigpu.techniques.base import ON_MODELS, Basis, Expected, Notes, Phase, Technique
-from optigpu.vocabulary import Layer, Task
+from optigpu.techniques.base import ON_MODELS, Basis, Expected, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,6 +43,11 @@ class MagnitudePruning(Technique):
         ),
     )
     cautionary: ClassVar[bool] = True
+    error_bound: ClassVar[float] = 0.5
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial({"sparsity": 0.1}),
+        Trial({"structure": "2:4"}, beside=("bf16",), devices=(DeviceKind.CUDA,), error_bound=1.0),
+    )
 
     name: Literal["magnitude_pruning"] = "magnitude_pruning"
     sparsity: float = Field(0.5, gt=0, lt=1)

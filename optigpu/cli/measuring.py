@@ -1,0 +1,81 @@
+"""Runs a job on this machine for a command: with progress on stderr, kept at its end."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from optigpu.cli.interrupt import stoppable
+from optigpu.cli.output import NOTHING_RANKED, OutputFormat, show_job
+from optigpu.vocabulary import DeviceKind, Document, VariantStatus
+
+if TYPE_CHECKING:
+    from optigpu.documents.events import Event
+    from optigpu.job.spec import JobSpec
+    from optigpu.run import Report
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A report, also as JSON, the exit status of a command that ends with it, and why nothing in it can be ranked.
+
+    The status is 1 if no variant succeeded, NOTHING_RANKED, 130 if Ctrl-C stopped it (143: SIGTERM), else 0.
+    """
+
+    report: "Report"
+    document: Document
+    status: int
+    unranked: str | None
+
+
+def default_device() -> DeviceKind:
+    """CUDA where this machine has a GPU, else the CPU."""
+    from optigpu.hardware import probe as probe_machine
+
+    return DeviceKind.CUDA if probe_machine().has(DeviceKind.CUDA) else DeviceKind.CPU
+
+
+def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:
+    """Measures a job and prints it; a status other than 0 ends the command."""
+    measured = measure(spec)
+    show(measured, form)
+    if measured.status:
+        raise typer.Exit(measured.status)
+
+
+def measure(spec: "JobSpec") -> Measured:
+    """Runs a job with progress on stderr, and keeps its report."""
+    from optigpu.documents.events import as_document
+    from optigpu.documents.ranking import why_none_ranks
+    from optigpu.report import RunProgress, console
+    from optigpu.run import run
+    from optigpu.runs import Keeper
+
+    keeper = Keeper()
+    with stoppable() as stop, RunProgress(console(stderr=True)) as progress:
+
+        def listen(event: "Event") -> None:
+            keeper.saw(event)
+            progress.show(event.kind, as_document(event))
+
+        report = run(spec, listen, cancelled=stop)
+    if report.results:
+        kept = keeper.keep(report)
+        typer.echo(f"Kept as {kept.path}; `optigpu show last` shows it again.", err=True)
+    document = report.document()
+    unranked = why_none_ranks(document["results"])
+    if report.cancelled:
+        status = stop.status
+    elif not any(outcome.status is VariantStatus.SUCCEEDED for outcome in report.outcomes):
+        status = 1
+    else:
+        status = NOTHING_RANKED if unranked else 0
+    return Measured(report, document, status, unranked)
+
+
+def show(measured: Measured, form: OutputFormat) -> None:
+    """Prints the table on stdout, and on stderr why the job ended early and why nothing can be ranked."""
+    report = measured.report
+    show_job(measured.document, report.attribution, form)
+    for reason in filter(None, (report.stopped, measured.unranked)):
+        typer.echo(reason, err=True)

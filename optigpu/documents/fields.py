@@ -1,0 +1,252 @@
+"""Turns pydantic's errors into entries for people: which field is wrong, why, and which values are valid.
+
+The command line, the service and the library share it, so that the same mistake has the same answer everywhere.
+
+pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" says which member of a union
+it tried. A person wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from optigpu.documents.names import LONGEST_NAME, closest, did_you_mean
+from optigpu.vocabulary import SpecError
+
+MOST_ERRORS = 20
+LONGEST_MESSAGE = 1000
+LARGEST_SHOWN = 2**256
+"""Of a number: Python refuses to write one of thousands of digits."""
+WHOLE = "body"
+"""The field of an error that concerns the whole document."""
+_QUOTED = re.compile(r"'([^']*)'")
+_NAMED = re.compile(r"^([a-z_]+(?:\.\w+)*): (.+)$", re.DOTALL)
+
+_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "finite_number": "a finite number",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "string_type": "text",
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "an object"),
+}
+"""What a value should be, by the type of pydantic's error, which differs between JSON, Python and flags."""
+
+_BOUNDS: Mapping[str, str] = {
+    "greater_than_equal": "{value} is too small; the least is {ge}.",
+    "greater_than": "{value} is too small; it must be more than {gt}.",
+    "less_than_equal": "{value} is too large; the most is {le}.",
+    "less_than": "{value} is too large; it must be less than {lt}.",
+    "too_long": "It has too many items; the most is {max_length}.",
+    "too_short": "It has too few items; the least is {min_length}.",
+    "string_too_long": "It has too many characters; the most is {max_length}.",
+    "string_too_short": "It has too few characters; the least is {min_length}.",
+    "string_pattern_mismatch": "{value} does not fit the pattern {pattern}.",
+}
+"""What is wrong with a value of the right kind."""
+
+Entry = dict[str, str | list[str]]
+"""One wrong field: `field`, `message`, and `valid` where the valid names can be listed."""
+
+
+class FieldsError(SpecError, ValueError):
+    """A document has wrong fields: `entries` name each of them, and the text has a line for each."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        super().__init__("\n".join(map(line, entries)))
+        self.entries = tuple(entries)
+
+
+def line(entry: Entry) -> str:
+    """The field and its sentence; the sentence alone where it concerns the whole document."""
+    message = str(entry["message"])
+    return message if entry["field"] == WHOLE else f"{entry['field']}: {message}"
+
+
+@contextmanager
+def refusing(model: type[BaseModel]) -> Iterator[None]:
+    """Raises FieldsError in place of pydantic's error about a document of that model."""
+    try:
+        yield
+    except ValidationError as error:
+        raise FieldsError(fields_of(model).describe(error.errors(include_url=False))) from None
+
+
+@cache
+def fields_of(model: type[BaseModel]) -> "Fields":
+    """The fields of a model; its schema is made once."""
+    return Fields(model)
+
+
+class Fields:
+    """The fields of one model, which locate its errors."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._names = tuple(model.model_fields)
+        self._schema = model.model_json_schema()
+
+    def describe(self, errors: Sequence[ErrorDetails]) -> list[Entry]:
+        """At most MOST_ERRORS entries; a last one counts what is left out."""
+        told = [error for error in errors if not _is_echo(error, errors)]
+        return _capped([self._entry(error) for error in told[:MOST_ERRORS]], len(told))
+
+    def named(self, message: str) -> Entry:
+        """An entry from a sentence that begins with its field ("stack: ..."), as the spec's own errors do."""
+        match = _NAMED.match(message)
+        if match and match.group(1).split(".")[0] in self._names:
+            return _entry(match.group(1).split("."), match.group(2))
+        return _entry((), message)
+
+    def _entry(self, error: ErrorDetails) -> Entry:
+        path, node = self._walk(error["loc"])
+        if error["type"] == "value_error" and not path:
+            return self.named(_sentence(error))
+        if error["type"] == "extra_forbidden":
+            _, parent = self._walk(error["loc"][:-1])
+            return unknown(path, "field", str(path[-1]), parent.get("properties", ()))
+        if error["type"] == "union_tag_not_found":
+            path = [*path, node.get("discriminator", {}).get("propertyName", "")]
+            return _entry(
+                path, "This field is required.", sorted(node.get("discriminator", {}).get("mapping", ()))
+            )
+        return entry_of(path, error)
+
+    def _walk(self, loc: Iterable[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
+        """The location without the names of union members, and the schema at that location."""
+        path: list[int | str] = []
+        node: Mapping[str, Any] = self._schema
+        for part in loc:
+            mapping = node.get("discriminator", {}).get("mapping", {})
+            if part in mapping:
+                node = self._resolve({"$ref": mapping[part]})
+                continue
+            path.append(part)
+            node = self._resolve(_child(node, part))
+        return path, node
+
+    def _resolve(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
+        reference = node.get("$ref")
+        definition: Mapping[str, Any] = (
+            self._schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
+        )
+        return definition
+
+
+def _is_echo(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """Whether a list is called too short because an item of it is wrong, which has an error of its own."""
+    place = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in errors
+    )
+
+
+def _child(node: Mapping[str, Any], part: int | str) -> Mapping[str, Any]:
+    child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+    return child if isinstance(child, Mapping) else {}
+
+
+def describe_parameters(errors: Sequence[ErrorDetails]) -> list[Entry]:
+    """Entries for a path, query or header parameter; the first part of the location says which it was."""
+    return _capped([entry_of(error["loc"][1:], error) for error in errors[:MOST_ERRORS]], len(errors))
+
+
+def describe_settings(error: ValidationError, prefix: str) -> str:
+    """A sentence for each environment variable that is wrong. It shows no values: one may be a secret."""
+    errors = error.errors(include_url=False, include_input=False)
+    return " ".join(line(entry_of([f"{prefix}{each['loc'][0]}".upper()], each)) for each in errors)
+
+
+def entry_of(path: Sequence[int | str], error: ErrorDetails) -> Entry:
+    """An entry for an error whose place is known; lists the valid names where pydantic knows them."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "union_tag_invalid":
+            place = [*path, *_QUOTED.findall(context["discriminator"])]
+            return unknown(place, "name", str(context["tag"]), _QUOTED.findall(context["expected_tags"]))
+        case "literal_error" | "enum":
+            valid = _QUOTED.findall(context["expected"])
+            if isinstance(given := error.get("input"), str):
+                return unknown(path, "value", given, valid)
+            return _entry(path, f"{_shown(error)} is not one of them.", sorted(valid))
+        case "missing":
+            return _entry(path, "This field is required.")
+        case _:
+            return _entry(path, _sentence(error))
+
+
+def unknown(path: Iterable[int | str], what: str, given: str, valid: Iterable[str]) -> Entry:
+    """An entry for a name that is not among the valid ones; the names that are close to it come first."""
+    names = sorted(valid)
+    close = closest(given, names)
+    shown = _cut(given, LONGEST_NAME)
+    return _entry(
+        path,
+        f"Unknown {what} {shown!r}.{did_you_mean(close)}",
+        [*close, *(name for name in names if name not in close)],
+    )
+
+
+def _entry(path: Iterable[int | str], message: str, valid: Iterable[str] = ()) -> Entry:
+    names = list(valid)
+    if names:
+        message = f"{message} Valid: {', '.join(names)}."
+    field = ".".join(_cut(str(part), LONGEST_NAME) for part in path) or WHOLE
+    entry: Entry = {"field": field, "message": _cut(message, LONGEST_MESSAGE)}
+    return entry | {"valid": names} if names else entry
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """Ours where we have one, else pydantic's."""
+    kind = error["type"]
+    if kind in _KINDS:
+        return f"{_shown(error)} is not {_KINDS[kind]}."
+    if kind in _BOUNDS:
+        bounds = {name: _neat(bound) for name, bound in error.get("ctx", {}).items()}
+        return _BOUNDS[kind].format(value=_shown(error), **bounds)
+    text = error["msg"].removeprefix("Value error, ")
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def _shown(error: ErrorDetails) -> str:
+    """The value that was given, as JSON would have it, where it is short and may be shown."""
+    match error.get("input", ...):
+        case None:
+            return "null"
+        case bool() as given:
+            return str(given).lower()
+        case str() as given:
+            return repr(_cut(given, LONGEST_NAME))
+        case float() as given:
+            return str(_neat(given))
+        case int() as given if abs(given) < LARGEST_SHOWN:
+            return str(given)
+        case Mapping():
+            return "An object"
+        case list() | tuple():
+            return "A list"
+        case _:
+            return "The value"
+
+
+def _neat(value: object) -> object:
+    """2 for 2.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _capped(entries: list[Entry], count: int) -> list[Entry]:
+    left_out = count - len(entries)
+    return (
+        [*entries, {"field": WHOLE, "message": f"{left_out} more errors are not listed."}]
+        if left_out
+        else entries
+    )

@@ -1,0 +1,65 @@
+"""What a job asks for of the worker that takes it."""
+
+from collections.abc import Iterable, Iterator
+
+from optigpu.documents.views import Want
+from optigpu.job.spec import JobSpec, resolve
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference
+from optigpu.surgery.extras import install_command
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import Frozen
+
+HUB, FOLDER = "hub:", "path:"
+"""How references begin that not every worker can load."""
+
+
+class Need(Frozen):
+    """One thing that a worker must have. `name` is as in `optigpu.documents.views.Unserved`."""
+
+    kind: Want
+    name: str
+
+    @property
+    def next_step(self) -> str:
+        """What to do where no worker has it."""
+        match self.kind:
+            case Want.DEVICE:
+                return f"Start one with `python -m worker --device {self.name}` on a machine that has it."
+            case Want.GPU:
+                return "Name one of them in target.gpu, or start a worker that has it."
+            case Want.MEMORY:
+                return "Ask for less in target.min_vram_bytes, or start a worker that has it."
+            case Want.PACKAGE:
+                how = install_command(self.name)
+                return f"Install it where a worker runs, with: {how}; then start that worker again."
+            case Want.MODEL if self.name.startswith(FOLDER):
+                return "Put the folder there; a worker without a job finds it within seconds."
+            case Want.MODEL:
+                return "Put it into a worker's cache, or start a worker without HF_HUB_OFFLINE."
+            case _:
+                return "Install what it needs where a worker runs, then start that worker again."
+
+
+def needs_of(spec: JobSpec) -> tuple[Need, ...]:
+    """Each thing once without which the job's own stack cannot be measured.
+
+    A worker need not have what only a stack `beside` it asks for: without it that variant alone ends `unsupported`.
+    """
+    facts = facts_of(parse_reference(spec.model)) if spec.model else None
+    stack = resolve(spec.stack, spec.workload.kind)
+    packages = (package for technique in stack for package in technique.packages(facts))
+    asked: dict[Want, tuple[str, ...]] = {
+        Want.BACKEND: (spec.backend,),
+        Want.PACKAGE: tuple(packages),
+        Want.MODEL: tuple(_references(spec.model, stack)),
+    }
+    return tuple(Need(kind=kind, name=name) for kind, names in asked.items() for name in dict.fromkeys(names))
+
+
+def _references(model: str | None, stack: Iterable[Technique]) -> Iterator[str]:
+    """The model and those that techniques name, such as a draft, without those that are everywhere."""
+    values = (value for technique in stack for value in technique.model_dump().values())
+    for name in (model, *values):
+        if isinstance(name, str) and name.startswith((HUB, FOLDER)):
+            yield name

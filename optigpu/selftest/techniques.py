@@ -1,0 +1,127 @@
+"""Checks techniques: the logits and tokens of a model with each, beside those of the unmodified model."""
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from optigpu.backends import BACKENDS
+from optigpu.backends.runtime import DecodingRuntime, PassRuntime, Runtime
+from optigpu.documents.selftest import Comparison, SelfCheck, Subject
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import known_facts
+from optigpu.models.reference import parse_reference
+from optigpu.selftest.outputs import Decoded, Passed
+from optigpu.selftest.setting import MODELS, PLAIN_BACKEND, Setting
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import EXACT, Phase, Technique, Trial
+from optigpu.vocabulary import ReplicateError, Task, UnsupportedError
+from optigpu.workloads.classify import Classify
+from optigpu.workloads.generate import Generate
+from optigpu.workloads.prefill import Prefill
+
+PROMPT_TOKENS, NEW_TOKENS, BATCH = 12, 16, 2
+OF = "the largest logit"
+_SAYS_NOTHING = "decode_loop"
+"""A fact that follows from a hook's being there, whatever the hook does."""
+
+TrialWorkload = Generate | Prefill | Classify
+
+
+def technique_checks() -> Iterator[SelfCheck]:
+    """Each trial of each technique on each of its devices."""
+    for name, kind in TECHNIQUES.items():
+        for trial in kind.trials:
+            for device in kind.devices:
+                if device in trial.devices:
+                    yield SelfCheck(
+                        subject=Subject.TECHNIQUE,
+                        name=name,
+                        case=case_of(trial),
+                        device=device,
+                        alone=kind.process_wide or kind.phase in (Phase.COMPILATION, Phase.CAPTURE),
+                    )
+
+
+def case_of(trial: Trial) -> str:
+    """For example "weights=w8, beside bf16"; empty for the defaults alone."""
+    parameters = [f"{name}={value}" for name, value in trial.parameters.items()]
+    return ", ".join(parameters + [f"beside {name}" for name in trial.beside])
+
+
+def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
+    """The largest error of a logit.
+
+    Raises UnsupportedError where the technique or its backend says that it cannot run, and ReplicateError where it
+    changes nothing.
+    """
+    kind = TECHNIQUES[check.name]
+    trial = next(trial for trial in kind.trials if case_of(trial) == check.case)
+    technique = kind.model_validate({"name": check.name, **trial.parameters})
+    backend = technique.backends[0]
+    missing = BACKENDS[backend].missing(setting.environment)
+    if missing:
+        raise UnsupportedError(missing)
+    beside, workload = _named(trial.beside), workload_for(technique)
+    compared_with = _named(technique.compared_with or technique.requires)
+    model = _model_for((technique, *compared_with, *beside), workload, setting)
+    plain = setting.prepared(workload, model, (*compared_with, *beside))
+    expected = _expected(plain, workload)
+    changed = setting.prepared(workload, model, (technique, *beside), backend=backend)
+    error = _error(expected, changed, own_loop=type(technique).loop is not Technique.loop)
+    bound = technique.error_bound if trial.error_bound is None else trial.error_bound
+    _require_change(plain, changed, error, bound, same_engine=backend == PLAIN_BACKEND)
+    return Comparison(error, bound, OF, how=model)
+
+
+def workload_for(technique: Technique) -> TrialWorkload:
+    """Decoding if the technique matters to it, else a pass; of one sequence if it takes no more."""
+    if Task.DECODING in technique.tasks:
+        several = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_size=BATCH)
+        return several.model_copy(update={"batch_size": 1}) if technique.fits(several) else several
+    if Task.PREFILL in technique.tasks:
+        return Prefill(prompt_tokens=PROMPT_TOKENS + NEW_TOKENS, batch_size=BATCH)
+    return Classify(batch_size=BATCH)
+
+
+def _named(names: tuple[str, ...]) -> tuple[Technique, ...]:
+    return tuple(TECHNIQUES[name](name=name) for name in names)
+
+
+def _model_for(stack: tuple[Technique, ...], workload: TrialWorkload, setting: Setting) -> str:
+    """The first small model that nothing in the stack refuses. Raises UnsupportedError with the last reason."""
+    reason: str | None = None
+    for model in MODELS[workload.task]:
+        facts = known_facts(parse_reference(model))
+        decoder = facts if isinstance(facts, ModelFacts) else None
+        checks = (each.check(setting.environment, setting.device, decoder) for each in stack)
+        reason = next((found for found in checks if found), None)
+        if reason is None:
+            return model
+    raise UnsupportedError(reason or f"There is no small model for {workload.kind}.")
+
+
+def _expected(plain: Runtime, workload: TrialWorkload) -> Decoded | Passed:
+    if isinstance(workload, Generate):
+        return Decoded(cast(DecodingRuntime, plain), workload)
+    return Passed(cast(PassRuntime, plain), workload)
+
+
+def _error(expected: Decoded | Passed, changed: Runtime, *, own_loop: bool) -> float:
+    if isinstance(expected, Decoded):
+        return expected.error_of(cast(DecodingRuntime, changed), own_loop=own_loop)
+    return expected.error_of(cast(PassRuntime, changed))
+
+
+def _require_change(
+    plain: Runtime, changed: Runtime, error: float, bound: float, *, same_engine: bool
+) -> None:
+    """Raises ReplicateError for a technique that left no trace, or that rounds and is off by nothing."""
+    if same_engine and _facts(plain) == _facts(changed):
+        raise ReplicateError("It changed nothing: a run with it records the same facts as one without it.")
+    if bound > EXACT and error == 0:
+        raise ReplicateError(
+            "It rounds, and yet every logit is exactly the unmodified model's: it had no effect."
+        )
+
+
+def _facts(runtime: Runtime) -> Mapping[str, object]:
+    return {name: value for name, value in runtime.notes.facts.items() if name != _SAYS_NOTHING}

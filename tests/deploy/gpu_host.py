@@ -1,0 +1,90 @@
+"""Stand-ins for the programs of a GPU host: `nvidia-smi` and `docker`, on a search path with little else."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.deploy.compose import ROOT
+
+OUTPUTS = Path(__file__).with_name("nvidia_smi")
+"""What `nvidia-smi -L` prints, in the shapes of several drivers and machines; the UUIDs are made up."""
+UNREACHABLE = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running.\n"
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.65\n"
+NO_DEVICES = "No devices were found\n"
+PROGRAMS = ("sh", "bash", "sed", "od", "tr", "id", "cat", "make", "git", "awk", "grep", "env")
+"""What recipes of the Makefile call, besides Docker and Python."""
+CHECKOUT = (
+    "Makefile",
+    ".env.example",
+    ".env.worker.example",
+    "docker-compose.yml",
+    "docker-compose.worker.yml",
+)
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+-L) cat "{listed}"; exit {status};;
+*mig.mode.current) cat "{modes}"; exit {status};;
+esac
+"""
+DOCKER = """#!/bin/sh
+echo "docker $*" >> "{folder}/docker.log"
+case "$*" in
+info) exit {daemon};;
+*"port api 8000") echo 127.0.0.1:8000;;
+esac
+"""
+
+
+class GpuHost:
+    """A checkout on a host whose programs are these stand-ins; `make` runs a target there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in PROGRAMS:
+            program = shutil.which(name)
+            assert program, f"{name} is not installed"
+            (self.bin / name).symlink_to(program)
+        (self.bin / "python3").symlink_to(sys.executable)
+        for name in CHECKOUT:
+            shutil.copy(ROOT / name, folder)
+        (folder / "tools").mkdir()
+        for name in ("__init__.py", "gpu_services.py"):
+            shutil.copy(ROOT / "tools" / name, folder / "tools")
+
+    def has_gpus(self, listed: str, *, divided: str = "", status: int = 0) -> None:
+        """Puts an `nvidia-smi` there that prints `listed` and says which GPUs MIG divides."""
+        (self.folder / "listed").write_text(listed)
+        (self.folder / "modes").write_text(divided)
+        files = {"listed": self.folder / "listed", "modes": self.folder / "modes"}
+        self._install("nvidia-smi", NVIDIA_SMI.format(**files, status=status))
+
+    def has_docker(self, *, daemon: int = 0) -> None:
+        """Puts a `docker` there that notes how it was called; `daemon` is what `docker info` exits with."""
+        self._install("docker", DOCKER.format(folder=self.folder, daemon=daemon))
+
+    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs `make` there; its outputs come back together."""
+        return subprocess.run(
+            ["make", "--no-print-directory", *arguments],
+            cwd=self.folder,
+            env={"PATH": str(self.bin), "HOME": str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def docker_calls(self) -> list[str]:
+        """How docker was called."""
+        log = self.folder / "docker.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def _install(self, name: str, script: str) -> None:
+        (self.bin / name).write_text(script)
+        (self.bin / name).chmod(0o755)

@@ -1,0 +1,53 @@
+"""docs/gpu-box.md names only what there is: settings, targets of the Makefile, services, options."""
+
+import re
+
+import pytest
+
+from api.__main__ import main as api
+from optigpu.variables import KNOWN
+from tests.deploy.compose import ROOT, read_compose
+from tests.deploy.gpu_host import OUTPUTS
+from tools.gpu_services import parse
+
+PAGE = (ROOT / "docs" / "gpu-box.md").read_text()
+BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines()]
+SERVICES = {
+    *read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"})["services"],
+    *(gpu.service for gpu in parse((OUTPUTS / "one.txt").read_text())),
+}
+
+
+def test_every_setting_of_the_page_is_one() -> None:
+    assert set(re.findall(r"\bOPTIGPU_[A-Z_]*[A-Z]\b", PAGE)) <= set(KNOWN)
+
+
+def test_every_target_and_variable_of_make_is_one() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    lines = [line.split() for line in COMMANDS if line.startswith("make ")]
+    assert len(lines) >= 6
+    for _, target, *given in lines:
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
+        for name in re.findall(r"\b([A-Z]+)=", " ".join(given)):
+            assert re.search(rf"^{name} \?= ", makefile, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    "verb", ["logs --follow", "exec -T", "exec", "run --rm", "run --rm --no-deps", "stop"]
+)
+def test_every_service_that_a_command_names_is_one(verb: str) -> None:
+    named = re.findall(rf"docker compose {verb} ([a-z][\w-]*)", PAGE)
+    assert named
+    assert set(named) <= SERVICES
+
+
+def test_the_api_has_the_option_for_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "python -m api --root-path /optigpu" in PAGE
+    with pytest.raises(SystemExit):
+        api(["--help"])
+    assert "--root-path" in capsys.readouterr().out
+
+
+def test_the_page_says_what_was_not_checked() -> None:
+    assert "nothing here ran\non a GPU" in PAGE

@@ -1,0 +1,154 @@
+"""The documentation's code is run: its shell commands, its curl lines against a real service, its Python."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.service import embedded_service
+from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
+
+pytestmark = pytest.mark.slow
+
+ADDRESS = "http://127.0.0.1:8000"
+MEASURE = '"measure": {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2}'
+QUICK = (
+    '"measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1, "meters": ["latency"]}'
+)
+STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
+MEASURING = ("run", "ladder", "submit")
+QUICK_FLAGS = (
+    "--replicates 1 --min-seconds 0.05 --max-seconds 1 --rel-ci 1 --meters latency --wait-for-quiet 0"
+)
+SMALLER = {
+    "preset:gpt2": "preset:tiny-llama-test",
+    "preset:resnet-50": "preset:tiny-vit-test",
+    "bundled:tiny --stack native_decode": "bundled:tiny --stack native_decode:calibration=none",
+    "--sizes 1024,2048": "--sizes 64,128",
+    "--sizes 512": "--sizes 64",
+    "--prompt-tokens 32 --new-tokens 64": "--prompt-tokens 8 --new-tokens 8",
+    "optigpu bench": "optigpu bench --model preset:tiny-llama-test --precision fp32",
+}
+"""What the documented commands measure, in less time: that they work is all that is asked."""
+
+
+def smaller(command: str) -> str:
+    """The command for a machine that has no minutes to spare."""
+    for written, less in SMALLER.items():
+        command = command.replace(written, less)
+    _, name, *_ = command.split()
+    if name not in MEASURING:
+        return command
+    measured, redirect, file = command.partition(" > ")
+    return f"{measured} {QUICK_FLAGS}{redirect}{file}"
+
+
+def run_shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTIGPU_DATA_DIR", str(folder / "service"))
+        with embedded_service(folder / "service.log") as url:
+            yield url
+
+
+def own_commands() -> Iterator[object]:
+    """Those of the first page and of the library's; the ones that need llama.cpp have its mark."""
+    for command in (*commands(GETTING_STARTED), *commands(LIBRARY)):
+        if command.startswith("optigpu "):
+            yield pytest.param(command, marks=[pytest.mark.llama] if "llama_cpp" in command else [])
+
+
+@pytest.mark.parametrize("command", own_commands())
+def test_a_documented_command_works(command: str, folder: Path, service: str) -> None:
+    """In their order: later ones read what earlier ones have kept."""
+    data = {"OPTIGPU_DATA_DIR": str(folder / "data"), "OPTIGPU_URL": service}
+    ran = run_shell(smaller(command), folder, **data)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout or " > " in command
+
+
+def test_every_curl_line_of_the_service_works(service: str, folder: Path) -> None:
+    """Its job takes less time and does not wait for quiet."""
+    (script,) = blocks(SERVICE, "bash")
+    assert script.count("curl -s") >= 15
+    assert MEASURE in script
+    assert ADDRESS in script
+    script = script.replace(MEASURE, f'{QUICK}, "limits": {{"wait_for_quiet_s": 0}}').replace(
+        ADDRESS, service
+    )
+    ran = run_shell(STRICT + script, folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr.count("+ curl") == script.count("curl -s")
+    assert "event: finished" in ran.stdout
+    assert len(json.loads((folder / "results.json").read_text())["results"]) == 2
+
+
+def run_python(source: str, folder: Path) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", source],
+        env=os.environ | {"OPTIGPU_DATA_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_readme_s_example_works(folder: Path) -> None:
+    """With a smaller model; its output is a line for each variant, as the page shows."""
+    (source,) = blocks(README, "python")
+    (shown,) = blocks(README, "")
+    for written, less in (
+        ("preset:gpt2", "preset:tiny-llama-test"),
+        ('"measure": {"min_seconds": 2, "max_seconds": 10}', f'{QUICK}, "limits": {{"wait_for_quiet_s": 0}}'),
+    ):
+        assert written in source
+        source = source.replace(written, less)
+    lines = run_python(source, folder).splitlines()
+    assert [line.split()[0] for line in lines] == [line.split()[0] for line in shown.splitlines()]
+    assert all(float(line.split()[1].removesuffix("x")) > 0 for line in lines)
+
+
+def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
+    """And in less time: that it works is all that is asked."""
+    (source,) = [block for block in blocks(LIBRARY, "python") if "from optigpu.run import run" in block]
+    for written, less in (
+        ("preset:gpt2", "preset:tiny-llama-test"),
+        ('"new_tokens": 64', '"new_tokens": 8'),
+        ('"measure": {"replicates": 1, "min_seconds": 1, "max_seconds": 10}', QUICK),
+    ):
+        assert written in source
+        source = source.replace(written, less)
+    baseline, int8 = run_python(source, folder).splitlines()[-2:]
+    assert baseline == "baseline the baseline"
+    assert float(int8.removeprefix("int8_weight_only ")) > 0
+
+
+def test_the_operator_s_example_writes_text(folder: Path) -> None:
+    """Without its ten seconds of calibration, which tests/engine looks at."""
+    (source,) = [block for block in blocks(LIBRARY, "python") if "new_decoder" in block]
+    calibrated = 'NativeDecode(weights="w4")'
+    assert calibrated in source
+    source = source.replace(calibrated, 'NativeDecode(weights="w4", calibration="none")')
+    assert len(run_python(source, folder).split()) > 5

@@ -1,0 +1,227 @@
+"""Why nobody takes a queued job: a sentence for each thing that it may ask for, by the rule of the claim itself."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from optigpu.documents.views import Unserved, Want
+from optigpu.job.spec import JobSpec
+from optigpu.store import jobs, leases, unserved, workers
+from optigpu.store.database import Database
+from optigpu.store.workers import LEASE_S, WorkerInfo
+from optigpu.vocabulary import JobState, utc_now
+from tests.service.records import a_gpu_worker, a_spec, a_worker
+
+ON_TINY = {"workload": {"kind": "generate"}, "model": "bundled:tiny"}
+NF4 = ON_TINY | {"stack": [{"name": "nf4"}]}
+TPU = {"device": "cuda", "target": {"gpu": "TPU"}}
+OFFLINE: dict[str, Any] = {"downloads": False}
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    with database.write() as session:
+        yield session
+
+
+def why(session: Session, spec: JobSpec, *serving: WorkerInfo) -> Unserved | None:
+    """What is said of a new job while these workers are alive."""
+    for worker in serving:
+        workers.register(session, worker)
+    return jobs.submit(session, spec).job.unserved
+
+
+def test_without_a_worker_it_is_said_how_to_start_one(session: Session) -> None:
+    assert why(session, a_spec()) == Unserved(
+        want=Want.WORKER,
+        name=None,
+        sentence="No worker is alive. Start one with `python -m worker --device cpu`; one that the service starts by "
+        "itself takes some seconds.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "serving", "want", "name", "sentence"),
+    [
+        pytest.param(
+            {"device": "cuda"},
+            [a_worker()],
+            *(Want.DEVICE, "cuda"),
+            "No live worker measures on cuda; there are: cpu (1x Test CPU). Start one with `python -m worker --device "
+            "cuda` on a machine that has it.",
+            id="device",
+        ),
+        pytest.param(
+            TPU,
+            [a_worker(), a_gpu_worker(), a_gpu_worker("other", gpus=("NVIDIA A100",))],
+            *(Want.GPU, "TPU"),
+            "No live worker has a GPU named TPU; there are: NVIDIA A100, NVIDIA H200. Name one of them in target.gpu, "
+            "or start a worker that has it.",
+            id="gpu",
+        ),
+        pytest.param(
+            {"device": "cuda", "target": {"min_vram_bytes": 200 * 10**9}},
+            [a_gpu_worker()],
+            *(Want.MEMORY, "200000000000"),
+            "No live worker has a GPU with 200.0 GB of memory; there are: NVIDIA H200 with 141.0 GB. Ask for less in "
+            "target.min_vram_bytes, or start a worker that has it.",
+            id="memory",
+        ),
+        pytest.param(
+            {"device": "cuda", "target": {"gpu": "a100", "min_vram_bytes": 100 * 10**9}},
+            [a_gpu_worker(), a_gpu_worker("small", gpus=("NVIDIA A100",), vram_bytes=40 * 10**9)],
+            *(Want.MEMORY, "100000000000"),
+            "No live worker on cuda that fits the job otherwise has a GPU with 100.0 GB of memory; there are: NVIDIA "
+            "A100 with 40.0 GB. Ask for less in target.min_vram_bytes, or start a worker that has it.",
+            id="gpu_and_memory",
+        ),
+        pytest.param(
+            ON_TINY | {"backend": "llama_cpp"},
+            [a_worker(), a_gpu_worker()],
+            *(Want.BACKEND, "llama_cpp"),
+            "No live worker on cpu has the backend llama_cpp; there are: torch. Install what it needs where a worker "
+            "runs, then start that worker again.",
+            id="backend",
+        ),
+        pytest.param(
+            NF4,
+            [a_worker(packages=("triton", "torchao"))],
+            *(Want.PACKAGE, "bitsandbytes"),
+            "No live worker has the package bitsandbytes; there are: torchao, triton. Install it where a worker runs, "
+            "with: pip install -e '.[quant]'; then start that worker again.",
+            id="package",
+        ),
+        pytest.param(
+            ON_TINY | {"model": "path:mine"},
+            [a_worker(models=("path:yours", "hub:nobody/tiny"))],
+            *(Want.MODEL, "path:mine"),
+            "No live worker has path:mine in its OPTIGPU_MODELS_DIR; there are: path:yours. Put the folder there; a "
+            "worker without a job finds it within seconds.",
+            id="folder",
+        ),
+        pytest.param(
+            ON_TINY | {"model": "hub:nobody/large"},
+            [a_worker(models=("path:yours", "hub:nobody/tiny"), **OFFLINE)],
+            *(Want.MODEL, "hub:nobody/large"),
+            "No live worker holds hub:nobody/large, and none may download it; there are: hub:nobody/tiny. Put it into "
+            "a worker's cache, or start a worker without HF_HUB_OFFLINE.",
+            id="hub",
+        ),
+    ],
+)
+def test_each_thing_that_is_asked_for_has_its_sentence(
+    session: Session, job: dict, serving: list[WorkerInfo], want: Want, name: str, sentence: str
+) -> None:
+    assert why(session, a_spec(**job), *serving) == Unserved(want=want, name=name, sentence=sentence)
+
+
+@pytest.mark.parametrize(
+    ("job", "worker"),
+    [
+        ({}, a_worker()),
+        ({"device": "cuda", "target": {"gpu": "h200", "min_vram_bytes": 10**9}}, a_gpu_worker()),
+        (NF4, a_worker(packages=("bitsandbytes",))),
+        (ON_TINY | {"model": "path:a/b"}, a_worker(models=("path:a/b",))),
+        (ON_TINY | {"model": "hub:nobody/tiny"}, a_worker()),
+        (ON_TINY | {"model": "hub:nobody/tiny"}, a_worker(models=("hub:nobody/tiny",), **OFFLINE)),
+        (ON_TINY | {"beside": [{"backend": "llama_cpp"}, {"stack": [{"name": "nf4"}]}]}, a_worker()),
+    ],
+)
+def test_nothing_is_said_of_a_job_that_a_live_worker_can_take(
+    session: Session, job: dict, worker: WorkerInfo
+) -> None:
+    assert why(session, a_spec(**job), a_worker("lacks everything", backends=()), worker) is None
+
+
+def test_what_each_of_two_workers_lacks_is_not_said_of_both(session: Session) -> None:
+    """One has the package and not the folder, the other the folder and not the package."""
+    spec = a_spec(**(NF4 | {"model": "path:mine"}))
+    found = why(
+        session, spec, a_worker("a", packages=("bitsandbytes",)), a_worker("b", models=("path:mine",))
+    )
+    assert found is not None
+    assert found.name == "path:mine"
+    assert found.sentence.startswith(
+        "No live worker on cpu that fits the job otherwise has path:mine in its OPTIGPU_MODELS_DIR; there are: none."
+    )
+
+
+def test_a_long_list_is_cut(session: Session) -> None:
+    names = tuple(f"path:model-{number:02}" for number in range(20))
+    found = why(session, a_spec(**(ON_TINY | {"model": "path:mine"})), a_worker(models=names))
+    assert found is not None
+    assert "path:model-06, path:model-07 and 12 more." in found.sentence
+
+
+def test_a_worker_that_comes_later_takes_the_job_and_the_sentence_goes(session: Session) -> None:
+    assert why(session, a_spec(**TPU), a_gpu_worker()) is not None
+    newcomer = a_gpu_worker("tpu", gpus=("Some TPU",))
+    workers.register(session, newcomer)
+    (waiting,) = jobs.list_(session).jobs
+    assert jobs.get(session, waiting.id).unserved is None
+    lease = leases.claim(session, newcomer, 30)
+    assert lease is not None
+    workers.leave(session, newcomer.id)
+    assert jobs.get(session, waiting.id).unserved is None, "it runs"
+
+
+def test_a_silent_worker_can_take_nothing(session: Session) -> None:
+    workers.register(session, a_worker(), now=utc_now() - timedelta(seconds=LEASE_S + 60))
+    job = jobs.submit(session, a_spec()).job
+    assert job.unserved is not None
+    assert job.unserved.want is Want.WORKER
+    assert jobs.get(session, job.id, lease_s=LEASE_S + 600).unserved is None
+
+
+def test_a_job_that_has_ended_waits_for_nobody(session: Session) -> None:
+    job_id = jobs.submit(session, a_spec()).job.id
+    cancelled = jobs.request_cancel(session, job_id)
+    assert (cancelled.state, cancelled.unserved) == (JobState.CANCELLED, None)
+
+
+def test_a_queue_is_asked_at_once(session: Session) -> None:
+    workers.register(session, a_worker())
+    served, waits = (jobs.submit(session, a_spec(**changes)).job.id for changes in ({}, TPU))
+    assert set(unserved.reasons(session, [served, waits, "no job"], LEASE_S)) == {waits}
+
+
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"device": "cuda"},
+    {"device": "cuda", "target": {"gpu": "h200"}},
+    {"device": "cuda", "target": {"gpu": "%"}},
+    {"device": "cuda", "target": {"min_vram_bytes": 141 * 10**9 + 1}},
+    NF4,
+    ON_TINY | {"backend": "llama_cpp"},
+    ON_TINY | {"model": "path:mine"},
+    ON_TINY | {"model": "hub:nobody/tiny@main"},
+    NF4 | {"model": "hub:nobody/tiny@main", "device": "cuda"},
+]
+WORKERS = [
+    a_worker(),
+    a_worker(backends=("torch", "llama_cpp"), packages=("bitsandbytes",), **OFFLINE),
+    a_worker(models=("path:mine", "hub:nobody/tiny@main"), **OFFLINE),
+    a_gpu_worker(),
+    a_gpu_worker(packages=("bitsandbytes",), vram_bytes=2 * 141 * 10**9),
+    a_gpu_worker(gpus=("NVIDIA 100%",), **OFFLINE),
+]
+
+
+@pytest.mark.slow
+def test_a_job_is_said_to_wait_exactly_when_the_worker_would_not_claim_it(session: Session) -> None:
+    takes = []
+    for job, worker in product(JOBS, WORKERS):
+        workers.register(session, worker)
+        job_id = jobs.submit(session, a_spec(**job)).job.id
+        waits = jobs.get(session, job_id).unserved is not None
+        claimed = leases.claim(session, worker, 30) is not None
+        assert waits is not claimed, (job, worker)
+        takes.append(claimed)
+        if waits:
+            jobs.request_cancel(session, job_id)
+        workers.leave(session, worker.id)
+    assert {True, False} == set(takes)

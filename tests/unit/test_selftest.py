@@ -1,0 +1,168 @@
+"""What is kept of a self-test, who goes by it, and how it is shown."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optigpu.conductor.session import environment_for
+from optigpu.documents.result import Accelerator
+from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
+from optigpu.hardware import probe
+from optigpu.report import SelfTestProgress, markdown, selftest_csv, selftest_grid, technique_facts
+from optigpu.selftest import kept
+from optigpu.vocabulary import DeviceKind, OptiGPUError
+
+CPU, CUDA = DeviceKind.CPU, DeviceKind.CUDA
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data" / "selftest"
+
+
+def result(
+    name: str, status: CheckStatus = CheckStatus.OK, subject: Subject = Subject.TECHNIQUE, case: str = ""
+) -> CheckResult:
+    return CheckResult(
+        check=SelfCheck(subject=subject, name=name, case=case, device=CPU),
+        status=status,
+        error=0.25 if status is not CheckStatus.NOT_POSSIBLE else None,
+        bound=0.5,
+        of="the largest logit",
+        seconds=1.5,
+        reason=None if status is CheckStatus.OK else f"{name} is broken.",
+    )
+
+
+FAILED, OK = result("fp16", CheckStatus.FAILED, case="kernel=math"), result("bf16")
+ABSENT = result("llm_int8", CheckStatus.NOT_POSSIBLE)
+KERNEL = result("swiglu", CheckStatus.FAILED, Subject.KERNEL)
+
+
+def outcome(*results: CheckResult, device: DeviceKind = CPU) -> SelfTest:
+    return kept.outcome_of(probe(), device, results)
+
+
+def test_it_is_read_as_it_was_kept_and_nothing_else_lies_beside_it(folder: Path) -> None:
+    made = outcome(FAILED, OK, ABSENT, KERNEL)
+    path = kept.keep(made, probe())
+    assert [*folder.iterdir()] == [path]
+    assert kept.read(environment_for(CPU), CPU) == kept.Kept(made)
+    summary = made.summary
+    assert (summary.ok, summary.failed, summary.not_possible) == (1, 2, 1)
+    assert summary.failed_names == ("fp16", "swiglu")
+
+
+def test_a_second_one_replaces_what_it_repeats() -> None:
+    kept.keep(outcome(FAILED, OK), probe())
+    kept.keep(outcome(result("fp16", case="kernel=math"), ABSENT), probe())
+    found = kept.read(probe(), CPU).outcome
+    assert found is not None
+    assert {each.check.name: each.status for each in found.results} == {
+        "bf16": CheckStatus.OK,
+        "fp16": CheckStatus.OK,
+        "llm_int8": CheckStatus.NOT_POSSIBLE,
+    }
+
+
+def test_only_a_technique_that_failed_is_refused_with_its_reason() -> None:
+    kept.keep(outcome(FAILED, OK, ABSENT, KERNEL), probe())
+    refused = kept.read(probe(), CPU).failed_techniques
+    assert list(refused) == ["fp16"]
+    assert refused["fp16"].startswith("fp16 failed its self-test here, with kernel=math: fp16 is broken. ")
+    assert "optigpu selftest --only fp16" in refused["fp16"]
+    problems = {fact["name"]: fact["problem"] for fact in technique_facts(probe(), CPU)}
+    assert problems["fp16"] == refused["fp16"]
+    assert problems["bf16"] is None
+
+
+def test_a_device_and_a_gpu_have_files_of_their_own() -> None:
+    gpus = tuple(Accelerator(name="GPU", memory_bytes=2**34, uuid=f"GPU-{n}") for n in range(2))
+    both = probe().model_copy(update={"accelerators": gpus})
+    first, second = (both.model_copy(update={"accelerators": (gpu,)}) for gpu in gpus)
+    assert kept.path_of(both, CUDA) == kept.path_of(first, CUDA) != kept.path_of(second, CUDA)
+    assert kept.path_of(both, CPU) == kept.path_of(second, CPU) != kept.path_of(second, CUDA)
+
+
+def test_one_of_other_software_is_ignored_with_a_sentence() -> None:
+    kept.keep(outcome(FAILED), probe())
+    newer = probe().model_copy(update={"software": probe().software | {"torch": "99.0"}})
+    found = kept.read(newer, CPU)
+    assert found.outcome is None
+    assert found.ignored is not None
+    assert "other software" in found.ignored
+    assert "optigpu selftest" in found.ignored
+    kept.keep(kept.outcome_of(newer, CPU, (OK,)), newer)
+    assert kept.read(newer, CPU).failed_techniques == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"format": 1}', b"null"])
+def test_a_broken_file_is_ignored_with_a_sentence_and_written_over(content: bytes) -> None:
+    path = kept.keep(outcome(FAILED), probe())
+    path.write_bytes(content)
+    found = kept.read(probe(), CPU)
+    assert (found.outcome, found.failed_techniques) == (None, {})
+    assert "holds no self-test" in str(found.ignored)
+    kept.keep(outcome(OK), probe())
+    assert kept.read(probe(), CPU).ignored is None
+
+
+def test_a_folder_in_its_place_is_ignored_and_said() -> None:
+    kept.path_of(probe(), CPU).mkdir(parents=True)
+    assert "cannot be read" in str(kept.read(probe(), CPU).ignored)
+    with pytest.raises(OptiGPUError, match="could not be kept"):
+        kept.keep(outcome(OK), probe())
+    assert len([*kept.path_of(probe(), CPU).parent.iterdir()]) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(folder: Path) -> None:
+    folder.parent.write_text("a file")
+    with pytest.raises(OptiGPUError, match="later runs do not know of it"):
+        kept.keep(outcome(OK), probe())
+    assert "cannot be read" in str(kept.read(probe(), CPU).ignored)
+
+
+def test_the_table_names_what_failed_first_and_says_how_many() -> None:
+    grid = selftest_grid([outcome(OK, ABSENT, FAILED)], [probe()])
+    assert [row[0] for row in grid.rows] == ["fp16 (kernel=math)", "bf16", "llm_int8"]
+    assert grid.rows[0][1:] == (
+        *("cpu", "failed", "0.25", "0.5", "the largest logit", "1.5", "fp16 is broken."),
+    )
+    assert grid.notes[0] == "1 ok, 1 failed, 1 not possible here. Failed: fp16."
+    assert grid.notes[1].startswith("Measured ")
+    assert grid.faint == {2}
+    assert "| bf16 | cpu | ok |" in markdown(grid)
+
+
+def test_csv_has_a_record_for_each_check() -> None:
+    records = [*csv.DictReader(io.StringIO(selftest_csv([outcome(OK, ABSENT)])))]
+    assert [(each["name"], each["status"], each["error"]) for each in records] == [
+        ("bf16", "ok", "0.25"),
+        ("llm_int8", "not possible here", ""),
+    ]
+
+
+def test_progress_without_a_terminal_is_an_occasional_line_and_each_failure() -> None:
+    page, now = io.StringIO(), [0.0]
+    progress = SelfTestProgress(Console(file=page, width=200), quiet_s=10, clock=lambda: now[0])
+    with progress:
+        progress.expect(2)
+        progress.doing("bf16 on cpu")
+        progress.ended(OK)
+        now[0] = 11.0
+        progress.doing("fp16 on cpu")
+        progress.ended(FAILED)
+    assert page.getvalue().splitlines() == [
+        "1/2  fp16 on cpu",
+        "fp16 (kernel=math) on cpu failed: fp16 is broken.",
+    ]
+
+
+def test_the_document_is_json_that_comes_back() -> None:
+    made = outcome(FAILED, ABSENT)
+    assert SelfTest.model_validate(json.loads(made.model_dump_json())) == made

@@ -1,0 +1,120 @@
+"""What every example takes on every GPU of the catalog, and whether the GPU has that much."""
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+
+from optigpu.hardware.catalog import Capability, capabilities
+from optigpu.ops.kernel import Example
+from tools.kernels.compiling import WARP, Compiled, compiled
+from tools.kernels.sources import examples_of, files, name_of
+
+BF16_CAPABILITY = (8, 0)
+"""The first GPUs with bfloat16."""
+REGISTER_UNIT, WARP_UNIT = 256, 4
+"""Registers are given to a warp in so many at a time, and to so many warps."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An example on a capability. Figures are null where it was not compiled, and `reason` says why.
+
+    `blocks`: blocks that a multiprocessor runs at once; `bytes_in_flight`: what their threads ask for at once.
+    """
+
+    file: str
+    kernel: str
+    example: str
+    capability: str
+    reason: str | None = None
+    registers: int | None = None
+    spilled_bytes: int | None = None
+    shared_bytes: int | None = None
+    threads: int | None = None
+    blocks: int | None = None
+    bytes_in_flight: int | None = None
+    faults: tuple[str, ...] = ()
+
+
+def rows(processes: int) -> list[Row]:
+    """All examples on all capabilities, by as many processes."""
+    tasks = [(file, number) for file in files() for number in range(len(capabilities()))]
+    if processes == 1:
+        found = [rows_of(task) for task in tasks]
+    else:
+        # A fork of a process that has loaded torch may wait forever for a lock.
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            found = list(pool.map(rows_of, tasks))
+    return [row for part in found for row in part]
+
+
+def rows_of(task: tuple[str, int]) -> list[Row]:
+    """The examples of a file on one of the catalog's capabilities, by its number."""
+    file, number = task
+    capability = capabilities()[number]
+    return [row_of(file, example, capability) for example in examples_of(file, capability)]
+
+
+def row_of(file: str, example: Example, capability: Capability) -> Row:
+    """One example on one capability. One that does not compile is a fault, not an error."""
+    named = (f"optigpu/ops/{file.replace('.', '/')}.py", name_of(example), example.name, capability.name)
+    reason = lacking(example, capability)
+    if reason is not None:
+        return Row(*named, reason=reason)
+    try:
+        done = compiled(example.call, capability)
+    except Exception as error:  # of Triton, LLVM or ptxas, which have no common base
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Row(*named, reason="it does not compile", faults=(f"it does not compile: {words}",))
+    blocks = blocks_at_once(done, capability)
+    return Row(
+        *named,
+        registers=done.registers,
+        spilled_bytes=done.spilled_bytes,
+        shared_bytes=done.shared_bytes,
+        threads=done.threads,
+        blocks=blocks,
+        bytes_in_flight=blocks * done.threads * done.loaded_bytes,
+        faults=tuple(faults(done, example.spilled_bytes, capability)),
+    )
+
+
+def lacking(example: Example, capability: Capability) -> str | None:
+    """Why an example is not compiled for a capability: its activations are of a type that such GPUs do not have."""
+    first = example.call.arguments[0]
+    if (
+        isinstance(first, torch.Tensor)
+        and first.dtype == torch.bfloat16
+        and capability.parts < BF16_CAPABILITY
+    ):
+        return f"{capability.name} has no bfloat16"
+    return None
+
+
+def blocks_at_once(done: Compiled, capability: Capability) -> int:
+    """Blocks that a multiprocessor has room for: by threads, registers, shared memory, and a limit of its own."""
+    warps = done.threads // WARP
+    registers = max(1, -(-done.registers * WARP // REGISTER_UNIT)) * REGISTER_UNIT
+    warps_by_registers = capability.registers // registers // WARP_UNIT * WARP_UNIT
+    shared_bytes = done.shared_bytes + capability.reserved_bytes_per_block
+    return min(
+        capability.blocks,
+        capability.threads // done.threads,
+        warps_by_registers // warps,
+        capability.shared_bytes // max(1, shared_bytes),
+    )
+
+
+def faults(done: Compiled, most_spilled_bytes: int, capability: Capability) -> list[str]:
+    """What is beyond a limit, in a sentence each."""
+    checks: Sequence[tuple[int, int, str]] = (
+        (done.spilled_bytes, most_spilled_bytes, "bytes of registers spilled by a thread"),
+        (done.registers, capability.registers_per_thread, "registers of a thread"),
+        (done.threads * done.registers, capability.registers, "registers of a block"),
+        (done.threads, capability.threads_per_block, "threads of a block"),
+        (done.shared_bytes, capability.shared_bytes_per_block, "bytes of shared memory of a block"),
+    )
+    return [f"{value} {what}, and {most} are allowed" for value, most, what in checks if value > most]
