@@ -38,9 +38,9 @@ def main(program: Sequence[str] = PROGRAM) -> int:
     parser.add_argument("--runs", type=int, default=5, help="of each load")
     parser.add_argument("--model", default="preset:gpt2")
     parser.add_argument("--stack", default="int8_weight_only", help="the technique of the ladder")
-    parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--replicates", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timed requests for each process")
+    parser.add_argument("--new-tokens", type=int, default=8)
+    parser.add_argument("--replicates", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timed requests for each process")
     parser.add_argument(
         "--usual-priority", action="store_true", help="measure as someone without the right to a higher one"
     )
