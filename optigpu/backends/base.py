@@ -1,7 +1,7 @@
 """The interface of a backend: an engine, what it can run, and how it prepares a variant.
 
-This module and each backend's `__init__` are imported everywhere, so only `prepare`, `peaks` and `use_threads` import
-an engine's libraries.
+This module and each backend's `__init__` are imported everywhere, so only `start`, `prepare`, `peaks` and `use_threads`
+import an engine's libraries.
 """
 
 from collections.abc import Callable
@@ -45,6 +45,12 @@ class Backend(Protocol):
         """Why the engine cannot run this workload (`technique` None) or apply this technique to it, or None.
 
         Asked when a job is posted; that `Technique.backends` names this backend was checked before.
+        """
+
+    def start(self, *, model: bool) -> None:
+        """Imports the engine's libraries, with `model` also those that load models. Raises ImportError.
+
+        Without it `prepare` does the same, and its time counts as time to load.
         """
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:

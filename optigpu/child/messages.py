@@ -5,6 +5,8 @@ never on stdout, which belongs to the model's code. That pipe's file descriptor 
 `python -m optigpu.child.replicate --answers-fd 5`. A child that reads the end of its stdin ends.
 
     conductor                     child
+    Begin               ->
+                        <-        Started | Broken            (may be left out)
     Assignment          ->
                         <-        Ready | Refused | Broken
     RunRound            ->
@@ -30,8 +32,19 @@ from optigpu.job.spec import Measure, Variant
 from optigpu.vocabulary import DeviceKind, Frozen
 
 
+class Begin(Frozen):
+    """Asks to import the libraries of a backend, with `model` also those that load models.
+
+    Processes of several variants do this at the same time; what follows is timed, and they do it one by one.
+    """
+
+    kind: Literal["begin"] = "begin"
+    backend: str
+    model: bool
+
+
 class Assignment(Frozen):
-    """The first line: what this process is to measure. It does not change afterwards.
+    """What this process is to measure. It does not change afterwards.
 
     `folder` is an empty directory when the job starts, shared by its processes, and removed at its end.
     """
@@ -77,6 +90,12 @@ class RunReference(Frozen):
     """Asks for what quality is compared with, to be left in the assignment's folder; the variant is the baseline."""
 
     kind: Literal["run_reference"] = "run_reference"
+
+
+class Started(Frozen):
+    """The backend's libraries are imported."""
+
+    kind: Literal["started"] = "started"
 
 
 class Progress(Frozen):
@@ -211,7 +230,18 @@ class Checked(Frozen):
 AnyCommand = RunRound | RunAudit | RunMeter | RunReference
 AnySelfTestCommand = ListChecks | RunCheck
 AnyAnswer = (
-    Progress | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks | Checked
+    Started
+    | Progress
+    | Ready
+    | Refused
+    | Broken
+    | Round
+    | Audited
+    | Metered
+    | Peaks
+    | Proven
+    | Checks
+    | Checked
 )
 Command = Annotated[AnyCommand, Field(discriminator="kind")]
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]

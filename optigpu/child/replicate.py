@@ -1,6 +1,6 @@
 """python -m optigpu.child.replicate: the process that measures one variant, once.
 
-It reads an `Assignment` and then commands from stdin, and answers as `optigpu.child.connection` and
+It reads a `Begin`, an `Assignment` and then commands from stdin, and answers as `optigpu.child.connection` and
 `optigpu.child.messages` say.
 """
 
@@ -9,20 +9,24 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, assert_never
 
+from pydantic import ValidationError
+
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
-from optigpu.child.connection import Tell, broken, connect
+from optigpu.child.connection import Lines, Tell, broken, connect
 from optigpu.child.messages import (
     COMMAND,
     Answer,
     AnyCommand,
     Assignment,
     Audited,
+    Begin,
     Metered,
     Progress,
     Ready,
@@ -32,6 +36,7 @@ from optigpu.child.messages import (
     RunMeter,
     RunReference,
     RunRound,
+    Started,
 )
 from optigpu.child.priority import nice, raise_priority
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
@@ -61,11 +66,25 @@ class Subject:
 def main() -> NoReturn:
     """Sets the process up, then answers for ever: the thread that reads stdin ends it."""
     lines, tell = connect("optigpu.child.replicate", "Measures one variant.")
-    subject = _begin(lines.get(), tell)
+    subject = _begin(_first_assignment(lines, tell), tell)
     while True:
         line = lines.get()
         if subject:
             _obey(line, subject, tell)
+
+
+def _first_assignment(lines: Lines, tell: Tell) -> str:
+    """The line that is no `Begin`."""
+    line = lines.get()
+    try:
+        begin = Begin.model_validate_json(line)
+    except ValidationError:
+        return line
+    # A library that is missing is refused with the assignment, which says how to install it.
+    with suppress(ImportError):
+        BACKENDS[begin.backend].start(model=begin.model)
+    tell(Started())
+    return lines.get()
 
 
 def _begin(line: str, tell: Tell) -> Subject | None:

@@ -19,6 +19,7 @@ from optigpu.child.connection import broken
 from optigpu.child.messages import (
     Answer,
     Assignment,
+    Begin,
     Broken,
     Metered,
     Progress,
@@ -27,6 +28,7 @@ from optigpu.child.messages import (
     Round,
     RunMeter,
     RunRound,
+    Started,
 )
 from optigpu.child.replicate import Subject, metered, refusal
 from optigpu.conductor.processes.child import Child
@@ -275,3 +277,27 @@ def is_same_file(pid: int, first: int, second: int) -> bool:
 def cpu_seconds(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+@pytest.mark.slow
+def test_libraries_are_imported_before_the_assignment_if_that_is_asked_for() -> None:
+    with Child(PROGRAM, child_variables(1)) as child:
+        assert isinstance(ask(child, Begin(backend="torch", model=False)), Started)
+        assert any("libtorch" in mapped.path for mapped in psutil.Process(child.pid).memory_maps())
+        ready = ask(child, assignment({"kind": "matmul", "sizes": [64]}, None))
+        assert isinstance(ready, Ready)
+
+
+def test_a_library_that_is_missing_is_refused_with_the_assignment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('There is none.')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    work = assignment(GENERATE, "preset:gpt2")
+    elsewhere = work.variant.model_copy(update={"backend": "llama_cpp"})
+    bare = work.environment.model_copy(update={"software": {}})
+    with Child(PROGRAM, child_variables(1)) as child:
+        assert isinstance(ask(child, Begin(backend="llama_cpp", model=True)), Started)
+        heard = ask(child, work.model_copy(update={"variant": elsewhere, "environment": bare}))
+        assert isinstance(heard, Refused)
+        assert "llama-cpp-python" in heard.reason

@@ -50,6 +50,27 @@ def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> No
     assert [event.index for event in events if isinstance(event, VariantStarted)] == [0]
 
 
+@pytest.mark.parametrize(
+    ("threads", "space", "told"),
+    [
+        (2, (), ["begin", "begin", "assignment", "assignment", "begin", "assignment"]),
+        (1, (), ["begin", "assignment"] * 3),
+        (2, (2,), ["begin", "begin", "assignment", "assignment"]),
+    ],
+    ids=["two cores", "one core", "no memory for a third"],
+)
+def test_libraries_are_imported_side_by_side_and_models_loaded_one_by_one(
+    tmp_path: Path, threads: int, space: tuple[int, ...], told: list[str]
+) -> None:
+    spec = grid("bf16", "eager_attention")
+    notes = tmp_path / "notes"
+    session, _ = session_with(spec, tmp_path, "noted", notes, space=space)
+    session.threads = threads
+    Residents(session, 0).measure(variants_of(spec)[:3])
+    assert notes.read_text().split() == told
+    assert not children()
+
+
 @pytest.mark.slow
 def test_there_are_never_more_than_the_most(tmp_path: Path) -> None:
     spec = grid("bf16", "static_kv_cache", "eager_attention", "inference_mode")

@@ -37,6 +37,9 @@ class Elsewhere:
     def use_threads(self, count: int) -> None:
         self.asked.append(count)
 
+    def start(self, *, model: bool) -> None:
+        self.asked.append(model)
+
     def prepare(self, order: Any, progress: Any) -> Any:
         self.asked.append(order)
         raise UnsupportedError("It was asked.")

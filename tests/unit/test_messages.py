@@ -10,6 +10,7 @@ from optigpu.child.messages import (
     AnyCommand,
     Assignment,
     Audited,
+    Begin,
     Broken,
     Metered,
     Progress,
@@ -21,6 +22,7 @@ from optigpu.child.messages import (
     RunMeter,
     RunReference,
     RunRound,
+    Started,
 )
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Environment
@@ -30,6 +32,7 @@ from optigpu.job.spec import JobSpec
 HERE = Environment(hardware_class="c", host_id="h", cpu_model="m", cpu_cores=2, memory_bytes=1, os="o")
 FACTS = RunFacts(dtype="float32", recorded={"a": [1, "ü"]})
 ANSWERS: list[Answer] = [
+    Started(),
     Progress(doing="loading"),
     Ready(
         load_s=1,
@@ -76,6 +79,8 @@ def test_an_assignment_comes_back_with_its_techniques() -> None:
     }
     spec = JobSpec.model_validate(document)
     (variant,) = variants_of(spec)
+    begin = Begin(backend="torch", model=True)
+    assert Begin.model_validate_json(begin.model_dump_json()) == begin
     sent = Assignment(
         variant=variant, environment=HERE, measure=spec.measure, seed=1, replicate=2, folder="scratch"
     )

@@ -1,11 +1,12 @@
 """The llama_cpp backend: models as GGUF files in llama.cpp, through the package llama-cpp-python.
 
-Without the technique `gguf` a variant is the baseline: weights, keys and values in float32. Only `prepare` imports
-llama.cpp.
+Without the technique `gguf` a variant is the baseline: weights, keys and values in float32. Only `start` and
+`prepare` import llama.cpp.
 """
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
@@ -43,6 +44,10 @@ class LlamaCppBackend:
         if workload.kind in WORKLOADS:
             return None
         return f"llama_cpp does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def start(self, *, model: bool) -> None:
+        """Imports llama.cpp and what reads models to be converted."""
+        import_module(f"{__name__}.runtime")
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Writes the model's GGUF file if it is not kept already, and loads it."""

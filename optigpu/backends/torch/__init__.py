@@ -1,10 +1,11 @@
 """The torch backend: transformers models on PyTorch.
 
-Only `prepare`, `peaks` and `use_threads` import torch.
+Only `start`, `prepare`, `peaks` and `use_threads` import torch.
 """
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
@@ -33,6 +34,10 @@ class TorchBackend:
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Everything."""
         return None
+
+    def start(self, *, model: bool) -> None:
+        """torch alone for operators, transformers too for models: most of a process's first seconds."""
+        import_module(f"{__name__}.{'prepare' if model else 'operators'}")
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Loads the model for the workload's task and applies the stack; without a model, the bare device."""

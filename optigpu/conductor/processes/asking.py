@@ -28,6 +28,11 @@ def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) ->
     Raises UnsupportedError when the process refuses, ReplicateError when it fails, and what `progress.check` raises.
     """
     child.tell(message)
+    return hear(child, wanted, progress)
+
+
+def hear(child: Child, wanted: type[Wanted], progress: Watch) -> Wanted:
+    """Waits for the answer to what the process was told. Raises what `ask` raises."""
     while True:
         progress.check()
         answer = child.listen()

@@ -76,10 +76,11 @@ class Child:
         self.end(END_GRACE_S if kind is None else STOP_GRACE_S)
 
     def tell(self, message: Frozen) -> None:
-        """Queues a message; it is written while listening."""
+        """Sends a message; what the pipe does not take at once is written while listening."""
         if not self._outgoing and not self._mute:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
         self._outgoing += message.model_dump_json().encode() + b"\n"
+        self._exchange(0)
 
     def listen(self) -> Answer | None:
         """The next answer, or None after a quarter of a second of silence.

@@ -33,12 +33,15 @@ def ready(**fields: Any) -> None:
     say(**{**READY, **fields})
 
 
-def hear() -> dict[str, Any]:
-    """The next message; ends the process where there will be none."""
+def hear(*, raw: bool = False) -> dict[str, Any]:
+    """The next message; a `Begin` is answered here, unless `raw`. Ends the process where there is none."""
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
     heard: dict[str, Any] = json.loads(line)
+    if heard["kind"] == "begin" and not raw:
+        say("started")
+        return hear()
     return heard
 
 
