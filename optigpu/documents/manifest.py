@@ -76,7 +76,9 @@ class TensorFormat(Frozen):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         if self.bytes > LARGEST_TENSOR:
-            raise ValueError(f"shape: A tensor of {self.bytes} bytes is too large; the most is {LARGEST_TENSOR}.")
+            raise ValueError(
+                f"shape: A tensor of {self.bytes} bytes is too large; the most is {LARGEST_TENSOR}."
+            )
         return self
 
     @property
@@ -88,8 +90,8 @@ class TensorFormat(Frozen):
 class Agreement(Frozen):
     """How far the INT8 model agrees with the FP32 model on inputs that it was not calibrated with.
 
-    `top1` is the share of inputs with the same most likely class, `kld_mean` the mean Kullback-Leibler divergence in nats.
-    Both are null, with the reason, where the output is no distribution over classes, or is the same for each input.
+    `top1` is the share of inputs with the same most likely class, `kld_mean` the mean Kullback-Leibler divergence in
+    nats. Both are null, with the reason, where the output is no distribution over classes or is always the same.
     """
 
     samples: int = Field(ge=0, le=10**6)

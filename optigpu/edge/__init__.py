@@ -1,1 +1,4 @@
-"""What is known of edge devices besides SQL and HTTP: invitation codes, signatures, and which reports can be true."""
+"""Microcontrollers: models converted, judged against boards and predicted; devices' codes, signatures and reports.
+
+Loads no TensorFlow.
+"""
