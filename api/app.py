@@ -19,6 +19,7 @@ from api.parameters import refuse_unknown_parameters
 from api.routes import (
     compare,
     docs,
+    edge_leaderboard,
     events,
     hardware,
     health,
@@ -41,6 +42,7 @@ ROUTERS = (
     results,
     compare,
     leaderboard,
+    edge_leaderboard,
     workers,
     hardware,
     schema,
