@@ -1,1 +1,4 @@
-"""Models for microcontrollers: converted, read, judged against boards, and predicted. Loads no TensorFlow."""
+"""Microcontrollers: models converted, judged against boards and predicted; devices' codes, signatures and reports.
+
+Loads no TensorFlow.
+"""
