@@ -24,8 +24,6 @@ router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)
 MetricName = StrEnum("MetricName", {name: name for name in METRICS})  # type: ignore[misc]
 
 
-
-
 class LeaderboardFilter(Frozen):
     """Which boards and rows to list; see LeaderboardQuery for what each filter means."""
 
@@ -73,9 +71,9 @@ class LeaderboardFilter(Frozen):
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
         given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
-        return f"{prefix}/v1/leaderboard?{urlencode({name: query_word(value) for name, value in given.items()})}"
-
-
+        return (
+            f"{prefix}/v1/leaderboard?{urlencode({name: query_word(value) for name, value in given.items()})}"
+        )
 
 
 @router.get(
@@ -124,7 +122,6 @@ def _next_cursor(page: LeaderboardPage, wanted: LeaderboardFilter) -> str | None
     return page.next_cursor
 
 
-
 def _written(page: LeaderboardPage, form: Form) -> Response:
     from optigpu.report.formats import markdown
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
@@ -137,5 +134,3 @@ def _written(page: LeaderboardPage, form: Form) -> Response:
             return Response(text, media_type="text/markdown")
         case Form.JSON:
             return Response(page.model_dump_json(), media_type="application/json")
-
-

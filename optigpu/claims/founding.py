@@ -1,5 +1,8 @@
-"""The founding comparison of a microcontroller and a graphics card: what it claims, what its own figures amount to, what
-published figures predict, and what was measured. None of them stands in the place of another."""
+"""The founding comparison of a microcontroller and a graphics card.
+
+What it claims, what its own figures amount to, what published figures predict and what was measured stand side by side,
+none of them in the place of another.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -31,7 +34,7 @@ class MachineFigures(Frozen):
 
 
 class Arithmetic(Frozen):
-    """What the comparison's own figures give. `peak_ratio` is the ratio of work per energy if both ran at their peaks."""
+    """What the comparison's own figures give. `peak_ratio` is that of work per energy if both ran at their peaks."""
 
     smaller: MachineFigures
     larger: MachineFigures
@@ -163,8 +166,8 @@ def _sentences(found: Arithmetic, size: int) -> Iterator[str]:
     smaller, larger = found.smaller, found.larger
     yield (
         f"Its own figures: {_at(smaller)} against {_at(larger)}, {plain(found.ratio)} times (printed as "
-        f"{plain(found.claimed_ratio)}); the {larger.hardware} costs {plain(larger.price / smaller.price)} times as much "
-        f"and is {plain(larger.fps / smaller.fps)} times as fast."
+        f"{plain(found.claimed_ratio)}); the {larger.hardware} costs {plain(larger.price / smaller.price)} times as "
+        f"much and is {plain(larger.fps / smaller.fps)} times as fast."
     )
     if smaller.peak_fps is not None and smaller.peak_fps < smaller.fps:
         yield (

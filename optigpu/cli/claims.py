@@ -95,8 +95,8 @@ def read_report(path: Path) -> Document:
 def _asked(
     book: "Book", url: str, api_key: str | None
 ) -> tuple[list["Measured"], list[Document], list["EdgeBoard"]]:
-    """The leaderboard's figures for the metrics of the claims, the reports of the jobs of the first rows, and the boards
-    of edge devices."""
+    """The leaderboard's figures for the metrics of the claims, the reports of the jobs of the first rows, and the
+    boards of edge devices."""
     from optigpu.claims import from_leaderboard, from_results, says_too_little
 
     with connect(url, api_key) as client:

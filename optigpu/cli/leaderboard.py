@@ -24,8 +24,8 @@ def leaderboard(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="The metric to rank by. Default: the primary one of each workload; with --edge latency. There are also "
-            "fps, energy, fps_per_watt and cost."
+            help="The metric to rank by. Default: the primary one of each workload; with --edge latency, or "
+            "fps, energy, fps_per_watt or cost."
         ),
     ] = None,
     workload: Annotated[
@@ -91,13 +91,25 @@ def leaderboard(
     """Show the best results of a service, on a board for each workload and model; with --edge its edge devices."""
     both: Asked = {"metric": metric, "model": model, "limit": limit, "cursor": cursor}
     of_workers: Asked = {
-        **{"workload": workload, "hardware": hardware, "technique": technique, "backend": backend},
-        **{"min_top1": min_top1, "max_kld": max_kld, "clean": clean, "source": source},
-        **{"include_invalid": include_invalid, "include_history": include_history},
+        "workload": workload,
+        "hardware": hardware,
+        "technique": technique,
+        "backend": backend,
+        "min_top1": min_top1,
+        "max_kld": max_kld,
+        "clean": clean,
+        "source": source,
+        "include_invalid": include_invalid,
+        "include_history": include_history,
     }
     of_devices: Asked = {
-        **{"board": board, "input": input_, "runner": runner, "include_unranked": include_unranked},
-        **{"price": price, "price_per_kwh": price_per_kwh, "lifetime_years": lifetime_years},
+        "board": board,
+        "input": input_,
+        "runner": runner,
+        "include_unranked": include_unranked,
+        "price": price,
+        "price_per_kwh": price_per_kwh,
+        "lifetime_years": lifetime_years,
     }
     show, asked, others = (
         (_show_devices, of_devices, of_workers) if edge else (_show_workers, of_workers, of_devices)

@@ -1,4 +1,4 @@
-"""The models that lie on this machine: folders and files under OPTIGPU_MODELS_DIR, and the cache of the hub. Loads no torch."""
+"""The models that lie on this machine: under OPTIGPU_MODELS_DIR, and in the cache of the hub. Loads no torch."""
 
 import os
 from collections.abc import Iterator

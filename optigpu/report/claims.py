@@ -43,9 +43,7 @@ def claim_rows(book: Book, measured: Sequence[Measured]) -> list[ClaimRow]:
     return [ClaimRow(claim, judge(claim, book), measured_for(claim, measured, book)) for claim in book.claims]
 
 
-def claims_grid(
-    rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None
-) -> Grid:
+def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None) -> Grid:
     """The thesis, the founding comparison, then each claim."""
     first = (_thesis_cells(thesis), *([_founding_cells(founding)] if founding else ()))
     headings = ("claim", "figure", "status", "hardware", "plausibility", "why", "measured")
@@ -131,7 +129,9 @@ def _founding_measured(founding: FoundingComparison) -> str:
     device, worker = founding.device, founding.worker
     if device is None:
         return NOT_MEASURED
-    there = f"{plain(device.fps_per_watt)} FPS/W by {device.network} on {device.board} ({device.power_source})"
+    there = (
+        f"{plain(device.fps_per_watt)} FPS/W by {device.network} on {device.board} ({device.power_source})"
+    )
     if worker is None or founding.ratio is None:
         return f"{there}; no worker's energy for the same network"
     beside = f"{plain(worker.fps_per_watt)} FPS/W by {worker.backend} on {worker.hardware}"

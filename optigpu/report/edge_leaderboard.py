@@ -129,8 +129,12 @@ def _missing(board: EdgeBoard) -> Iterator[str]:
 
 def _cost(cost: CostAssumptions) -> str:
     price = "the catalog's price" if cost.price is None else f"{cost.price:g} USD"
-    energy = "without energy" if cost.price_per_kwh is None else f"with energy at {cost.price_per_kwh:g} USD/kWh"
-    return f"cost: {price} of a device over {cost.lifetime_years:g} years of nothing but inferences, {energy}."
+    energy = (
+        "without energy" if cost.price_per_kwh is None else f"with energy at {cost.price_per_kwh:g} USD/kWh"
+    )
+    return (
+        f"cost: {price} of a device over {cost.lifetime_years:g} years of nothing but inferences, {energy}."
+    )
 
 
 def _workers_grid(board: EdgeBoard) -> Grid:

@@ -17,7 +17,7 @@ NO_SENSOR, SIMULATED = "none", "simulated"
 
 @dataclass(frozen=True)
 class Costs:
-    """What an inference on a device costs: its price in US dollars, spread over its life, and that of a kilowatt-hour."""
+    """What inferences on a device cost: its price in US dollars, spread over its life, and that of a kilowatt-hour."""
 
     price: float | None
     price_per_kwh: float | None
@@ -65,7 +65,9 @@ def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, 
     if costs.price is None:
         return found | {EdgeMetric.COST: f"The price of {board} is not known; give one with price=."}
     if costs.price_per_kwh is not None and missing:
-        return found | {EdgeMetric.COST: f"{missing} Leave price_per_kwh out for the cost without the energy."}
+        return found | {
+            EdgeMetric.COST: f"{missing} Leave price_per_kwh out for the cost without the energy."
+        }
     return found
 
 

@@ -8,15 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import Field
 from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import InputSource, RunnerName
 from optigpu.documents.edge import (
     EDGE_METRICS,
-    LIFETIME_YEARS,
-    CostAssumptions,
     EdgeBoard,
     EdgeFigure,
     EdgeMetric,
@@ -25,11 +22,12 @@ from optigpu.documents.edge import (
 )
 from optigpu.documents.facts import NetworkFacts
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
-from optigpu.store.edge_figures import Costs, figures_of
+from optigpu.store.edge_figures import figures_of
+from optigpu.store.edge_filters import EdgeQuery, conditions
 from optigpu.store.edge_workers import WorkersBeside
 from optigpu.store.errors import CursorError
 from optigpu.store.tables import Device, DeviceReportRow, EdgeModel, EdgeStanding
-from optigpu.vocabulary import Better, Frozen
+from optigpu.vocabulary import Better
 
 BOARDS = 20
 """How many boards a page has."""
@@ -38,39 +36,6 @@ HEAD_ROWS = 5
 """How many rows a board shows where it is the only one, and where there are several."""
 REVOKED = "device_revoked"
 """Why a device whose key was revoked does not rank: nobody knows since when the key was not its own."""
-
-
-class EdgeQuery(Frozen):
-    """What to list. None leaves a filter out.
-
-    `model` is the beginning of a file's SHA-256, `board` a name of the catalog of boards. `prices` are the catalog's, by
-    board, in US dollars; `price` is taken in their place. `include_unranked` adds what does not rank, with its reasons.
-    """
-
-    metric: EdgeMetric = EdgeMetric.LATENCY
-    model: str | None = None
-    board: str | None = None
-    input: InputSource | None = None
-    runner: RunnerName | None = None
-    include_unranked: bool = False
-    price: float | None = None
-    price_per_kwh: float | None = None
-    lifetime_years: float = LIFETIME_YEARS
-    prices: dict[str, float] = Field(default_factory=dict)
-    limit: int | None = None
-    cursor: str | None = None
-
-    @property
-    def assumptions(self) -> CostAssumptions:
-        """What costs are computed from."""
-        return CostAssumptions(
-            price=self.price, price_per_kwh=self.price_per_kwh, lifetime_years=self.lifetime_years
-        )
-
-    def costs(self, board: str) -> Costs:
-        """What a device with that board costs."""
-        price = self.prices.get(board) if self.price is None else self.price
-        return Costs(price, self.price_per_kwh, self.lifetime_years)
 
 
 class Partition(NamedTuple):
@@ -111,9 +76,7 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
     workers = WorkersBeside(session)
-    boards = tuple(
-        _board(session, query, Partition(*row[:3]), limit, at, workers) for row in found[:BOARDS]
-    )
+    boards = tuple(_board(session, query, Partition(*row[:3]), limit, at, workers) for row in found[:BOARDS])
     return EdgePage(
         boards=boards,
         cost=query.assumptions,
@@ -125,17 +88,6 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
 def continues_list(cursor: str | None) -> bool:
     """Whether a cursor continues a list of boards, and not the rows of one board. Raises CursorError."""
     return _position(cursor)[1] is not None
-
-
-def models(session: Session) -> list[str]:
-    """The files of models that the service knows or has reports of, sorted."""
-    known = session.scalars(select(EdgeModel.sha256)).all()
-    return sorted({*known, *session.scalars(select(EdgeStanding.model_sha256).distinct())})
-
-
-def boards(session: Session) -> list[str]:
-    """The boards of the devices, sorted."""
-    return sorted(set(session.scalars(select(Device.board).distinct())))
 
 
 def _position(cursor: str | None) -> tuple[tuple[Partition, _Place] | None, str | None]:
@@ -153,18 +105,6 @@ def _position(cursor: str | None) -> tuple[tuple[Partition, _Place] | None, str 
         raise bad_cursor() from None
 
 
-def _conditions(query: EdgeQuery) -> Iterable[ColumnElement[bool]]:
-    """What a standing and its report have to be."""
-    if query.model is not None:
-        yield EdgeStanding.model_sha256.startswith(query.model.lower(), autoescape=True)
-    if query.input is not None:
-        yield EdgeStanding.input_source == query.input
-    if query.runner is not None:
-        yield EdgeStanding.runner == query.runner
-    if query.board is not None:
-        yield DeviceReportRow.board == query.board
-
-
 def _partitions(
     query: EdgeQuery, at: tuple[Partition, _Place] | None, after: str | None
 ) -> Select[str, InputSource, RunnerName, str]:
@@ -174,7 +114,7 @@ def _partitions(
     statement = (
         select(*columns, newest)
         .join(DeviceReportRow, DeviceReportRow.id == EdgeStanding.report_id)
-        .where(*_conditions(query))
+        .where(*conditions(query))
         .group_by(*columns)
     )
     if at is not None:
@@ -226,7 +166,7 @@ def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Ite
         select(EdgeStanding.ranked, DeviceReportRow, Device)
         .join(DeviceReportRow, DeviceReportRow.id == EdgeStanding.report_id)
         .join(Device, Device.id == EdgeStanding.device_id)
-        .where(*_within(partition), *_conditions(query))
+        .where(*_within(partition), *conditions(query))
     )
     for ranked, report, device in session.execute(statement):
         row = _row(query, report, device)

@@ -1,9 +1,9 @@
 """Which report of a device stands on the edge leaderboard: the best supported of its latest setup.
 
 A place is a device in a partition: one model's file, one source of inputs, one runner. It keeps two reports: the one
-that ranks, and the newest that does not. Of reports with one setup (firmware, runner's version, clock) one without flags
-stands before one with, then one with energy, then the one with more windows, then the newer; a report with another
-setup replaces them. So neither a careless rerun nor the fastest of many runs takes the place.
+that ranks, and the newest that does not. Of reports with one setup (firmware, runner's version, clock) one without
+flags stands before one with, then one with energy, then the one with more windows, then the newer; a report with
+another setup replaces them. So neither a careless rerun nor the fastest of many runs takes the place.
 """
 
 from sqlalchemy.orm import Session

@@ -99,9 +99,7 @@ def test_an_int8_file_gives_the_scores_of_the_reference_kernels(folder: Path, ba
 def test_what_is_beyond_int8_becomes_its_largest_number(folder: Path) -> None:
     runtime = prepared(INT8)
     largest = np.full((1, 3, SIDE, SIDE), 127 * IMAGE_SCALE, np.float32)
-    np.testing.assert_array_equal(
-        runtime.forward(largest * 50).logits, runtime.forward(largest).logits
-    )
+    np.testing.assert_array_equal(runtime.forward(largest * 50).logits, runtime.forward(largest).logits)
 
 
 def test_the_request_of_classify_is_checked_and_repeated(folder: Path) -> None:
@@ -160,7 +158,10 @@ def test_what_it_does_not_know_has_a_reason(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("preset:resnet-50", "it runs .tflite files, such as `optigpu convert` writes; name one as path:FOLDER"),
+        (
+            "preset:resnet-50",
+            "it runs .tflite files, such as `optigpu convert` writes; name one as path:FOLDER",
+        ),
         ("hub:org/model", "it runs .tflite files"),
         ("path:edge", "it runs .tflite files"),
         ("path:edge/none.tflite", "There is no file path:edge/none.tflite"),
@@ -218,7 +219,10 @@ def test_files_are_among_the_models_of_a_worker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"workload": {"kind": "generate"}, "model": "preset:gpt2"}, "litert does not run the workload generate"),
+        (
+            {"workload": {"kind": "generate"}, "model": "preset:gpt2"},
+            "litert does not run the workload generate",
+        ),
         ({"device": "cuda"}, "litert runs on cpu, not on cuda"),
         ({"stack": [{"name": "bf16"}]}, "bf16 is for the backend torch, not for litert"),
     ],
@@ -284,7 +288,9 @@ def test_a_job_s_result_is_whole(result: Result, folder: Path) -> None:
 def test_a_file_for_litert_ends_torch_s_variant_alone(
     folder: Path, own_folders: None, tmp_path: Path
 ) -> None:
-    spec = job(beside=[{"backend": "torch"}], measure={"replicates": 1, "min_seconds": 0.01, "meters": ["latency"]})
+    spec = job(
+        beside=[{"backend": "torch"}], measure={"replicates": 1, "min_seconds": 0.01, "meters": ["latency"]}
+    )
     mine, torch = run(spec, lambda _: None, lock_dir=tmp_path, threads=1).outcomes
     assert mine.status is VariantStatus.SUCCEEDED
     assert torch.status is VariantStatus.UNSUPPORTED

@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TinyWeights:
-    """The numbers of the network, each a multiple of WEIGHT_SCALE: filters [channels, 3, 3, 3], matrix [classes, channels]."""
+    """The numbers of the network, multiples of WEIGHT_SCALE: [channels, 3, 3, 3] and [classes, channels]."""
 
     filters: Floats
     matrix: Floats
@@ -43,7 +43,7 @@ def tiny_weights(seed: int = 0) -> TinyWeights:
 
 
 def write_classifier(path: Path, *, quantized: bool, inputs: int = 1, side: int = SIDE) -> TinyWeights:
-    """Writes the file; of a quantized one input and output are int8. `inputs` above 1 adds inputs that nothing reads."""
+    """Writes the file; a quantized one's input and output are int8. `inputs` above 1 adds inputs that nothing reads."""
     weights = tiny_weights()
     model = _Writer(quantized)
     image = model.tensor("image", (1, side, side, 3), IMAGE_SCALE)
@@ -146,9 +146,7 @@ class _Writer:
         graph = schema.SubGraphT(
             tensors=self._tensors, inputs=inputs, outputs=outputs, operators=self._operators
         )
-        model = schema.ModelT(
-            version=3, operatorCodes=self._codes, subgraphs=[graph], buffers=self._buffers
-        )
+        model = schema.ModelT(version=3, operatorCodes=self._codes, subgraphs=[graph], buffers=self._buffers)
         builder = flatbuffers.Builder(1024)
         builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
         return bytes(builder.Output())
@@ -156,9 +154,7 @@ class _Writer:
     def _add(self, name: str, shape: tuple[int, ...], kind: int, scale: float | None, buffer: int) -> int:
         quantization = None if scale is None else schema.QuantizationParametersT(scale=[scale], zeroPoint=[0])
         self._tensors.append(
-            schema.TensorT(
-                shape=list(shape), type=kind, buffer=buffer, name=name, quantization=quantization
-            )
+            schema.TensorT(shape=list(shape), type=kind, buffer=buffer, name=name, quantization=quantization)
         )
         return len(self._tensors) - 1
 

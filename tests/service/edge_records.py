@@ -148,8 +148,15 @@ def a_classification(
         "j_per_image": a_metric("j_per_image", watts and 0.5 * watts / images_per_s),
     }
     energy = EnergyFacts(
-        **{"source": "RAPL package", "scope": "the CPU alone", "resolution_j": None, "looks": 9, "changes": 9},
-        **{"window_s": 10.0, "requests": 9, "idle_w": 1.0, "idle_s": 2.0},
+        source="RAPL package",
+        scope="the CPU alone",
+        resolution_j=None,
+        looks=9,
+        changes=9,
+        window_s=10.0,
+        requests=9,
+        idle_w=1.0,
+        idle_s=2.0,
     )
     weights = WeightFacts(hash=weight_hash, hash_of="files") if weight_hash else None
     facts = RunFacts(network=network, weights=weights, energy=energy if watts else None)

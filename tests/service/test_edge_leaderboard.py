@@ -13,6 +13,7 @@ from optigpu.documents.facts import NetworkFacts
 from optigpu.report import edge_grids
 from optigpu.store import devices, edge_leaderboard
 from optigpu.store.edge_figures import SECONDS_PER_YEAR
+from optigpu.store.tables import Device
 from optigpu.vocabulary import DeviceKind
 from tests.service.edge_records import (
     BOARD,
@@ -101,8 +102,7 @@ def test_figures_come_from_the_windows_with_their_spread(service: Served, enter:
 def test_one_disturbed_window_of_ten_does_not_widen_the_spread(service: Served, enter: Enter) -> None:
     quiet = [{"count": 100, "total_us": 10_000_000, "energy_uj": None}] * 9
     disturbed = {"count": 20, "total_us": 10_000_000, "energy_uj": None}
-    enter("one", a_report(100_000, watts=None, windows=10).model_copy(update={}), minute=0)
-    report = a_report(100_000, watts=None, sequence=2).model_dump(mode="json") | {"windows": [*quiet, disturbed]}
+    report = a_report(100_000, watts=None).model_dump(mode="json") | {"windows": [*quiet, disturbed]}
     enter("one", type(a_report()).model_validate(report))
     (row,) = board(service)["rows"]
     assert (row["figures"]["latency"]["low"], row["figures"]["latency"]["high"]) == (0.1, 0.1)
@@ -125,10 +125,9 @@ def test_equal_figures_share_a_rank_and_keep_their_order(service: Served, enter:
 
 
 def test_a_device_has_one_row_whatever_it_reported(service: Served, enter: Enter) -> None:
-    for sequence in range(1, 6):
-        newest = enter("one", a_report(100_000 + sequence, sequence=sequence))
+    ids = [enter("one", a_report(100_000 + sequence, sequence=sequence)) for sequence in range(1, 6)]
     (row,) = board(service)["rows"]
-    assert row["report_id"] == newest
+    assert row["report_id"] == ids[-1]
 
 
 def test_a_careless_or_a_lucky_rerun_does_not_take_the_place_of_a_careful_run(
@@ -199,11 +198,13 @@ def test_partitions_are_never_mixed(service: Served, enter: Enter) -> None:
 def test_what_does_not_rank_is_counted_and_shown_with_its_reason_when_asked_for(
     service: Served, enter: Enter, reason: Reason, runner: dict[str, str] | None
 ) -> None:
-    changes = {"runner": runner} if runner else {}
+    changes: dict[str, Any] = {"runner": runner} if runner else {}
     enter("other", a_report(1_000, **changes), reason)
     found = board(service)
     assert (found["rows"], found["row_count"], found["not_ranked"]) == ([], 0, {reason.value: 1})
-    assert f"1 report is not ranked: {reason.value} (1). Show them with include_unranked=true." == found["note"]
+    assert (
+        f"1 report is not ranked: {reason.value} (1). Show them with include_unranked=true." == found["note"]
+    )
     (row,) = board(service, include_unranked=True)["rows"]
     assert (row["rank"], row["reasons"]) == (None, [reason.value])
     assert row["source"] == ("simulator" if reason is Reason.SIMULATOR else "device")
@@ -246,8 +247,8 @@ def test_without_energy_a_device_is_listed_last_without_a_rank_and_says_why(
     enter("broken sensor", type(a_report()).model_validate(broken))
     enter("measured", a_report(500_000))
     rows = board(service, metric="energy")["rows"]
-    assert [(row["rank"], row["device"]) for row in rows][0] == (1, "measured")
-    assert [row["rank"] for row in rows[1:]] == [None] * 3
+    assert rows[0]["device"] == "measured"
+    assert [row["rank"] for row in rows] == [1, None, None, None]
     reasons = {row["device"]: row["figures"]["energy"]["reason"] for row in rows}
     assert reasons["no sensor"] == "The device has no power sensor."
     assert reasons["simulated power"] == "The device's power was simulated."
@@ -283,8 +284,7 @@ def test_the_cost_follows_from_the_price_the_lifetime_and_the_energy(service: Se
 def test_without_a_price_there_is_no_cost_and_without_energy_none_with_it(
     service: Served, enter: Enter
 ) -> None:
-    unknown = {"board": "my-own-board"}
-    enter("unknown board", a_report(100_000, **unknown))
+    enter("unknown board", a_report(100_000, board="my-own-board"))
     enter("no sensor", a_report(100_000, watts=None))
     rows = {row["device"]: row["figures"]["cost"] for row in board(service, metric="cost")["rows"]}
     assert rows["unknown board"]["reason"] == "The price of my-own-board is not known; give one with price=."
@@ -480,8 +480,6 @@ def test_the_client_reads_every_board(service: Served, enter: Enter) -> None:
 
 
 def test_a_device_that_is_deleted_leaves_the_board(service: Served, enter: Enter) -> None:
-    from optigpu.store.tables import Device
-
     enter("one", a_report())
     device_id = board(service)["rows"][0]["device_id"]
     with service.database.write() as session:

@@ -43,7 +43,8 @@ class TensorForm:
             return np.ascontiguousarray(values)
         limits = np.iinfo(self.dtype)
         levels = np.rint(values / self.scale) + self.zero_point
-        return np.clip(levels, limits.min, limits.max).astype(self.dtype)
+        held: Array = np.clip(levels, limits.min, limits.max).astype(self.dtype)
+        return held
 
     def real(self, stored: Array) -> Floats:
         """The numbers that the tensor stands for."""

@@ -92,6 +92,4 @@ def _manifest(path: Path, sha256: str) -> ModelManifest | None:
 def _network(model: Model, manifest: ModelManifest | None) -> NetworkFacts:
     if manifest is not None:
         return NetworkFacts.of_manifest(manifest.model_dump(mode="json"))
-    return NetworkFacts(
-        family=FROM_FILE, input=model.inputs[0].shape[1:], classes=model.outputs[0].shape[-1]
-    )
+    return NetworkFacts(family=FROM_FILE, input=model.inputs[0].shape[1:], classes=model.outputs[0].shape[-1])
