@@ -15,6 +15,7 @@ from optigpu.store import devices, edge_leaderboard
 from optigpu.store.edge_figures import SECONDS_PER_YEAR
 from optigpu.store.tables import Device
 from optigpu.vocabulary import DeviceKind
+from tests.service import device_client
 from tests.service.edge_records import (
     BOARD,
     MODEL,
@@ -27,6 +28,7 @@ from tests.service.edge_records import (
     stored,
 )
 from tests.service.serving import Served
+from tests.service.test_devices_judgement import begun, judged
 
 SIMULATOR = {"name": "simulator", "version": "1"}
 Page = dict[str, Any]
@@ -452,6 +454,20 @@ def test_markdown_is_a_table_of_devices_and_one_of_workers(beside: Served) -> No
     assert "the same network but for its last layer, other weights" in text
     assert "no energy: not measured" in text
     assert "cost: 8 USD of a device over 3 years of nothing but inferences, without energy." in text
+
+
+def test_a_signed_report_that_the_service_believes_stands_on_the_board(service: Served) -> None:
+    service.client.post("/v1/edge/models", json=device_client.manifest())
+    device = device_client.enrolled(service.client, service.database, name="signed")
+    slow, fast = begun(service, device), begun(service, device)
+    assert judged(device, device_client.report(1, slow)) == ("accepted", True, [])
+    wrong = device_client.report(2, fast) | {"golden": None}
+    assert judged(device, wrong)[:2] == ("quarantined", False)
+    found = board(service, metric="fps_per_watt")
+    assert [(row["rank"], row["device"]) for row in found["rows"]] == [(1, "signed")]
+    # 640 inferences in five windows of 5.124 J
+    assert found["rows"][0]["figures"]["fps_per_watt"]["value"] == pytest.approx(640 / (5 * 5.124))
+    assert (found["not_ranked"], found["network"]["alpha"]) == ({"golden_failed": 1}, "0.35")
 
 
 def test_simulators_are_marked_in_a_table(service: Served, enter: Enter) -> None:
