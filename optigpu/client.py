@@ -20,6 +20,7 @@ import stamina
 from httpx_sse import connect_sse
 from pydantic import BaseModel, RootModel, ValidationError
 
+from optigpu.documents.edge import EdgeBoard, EdgePage
 from optigpu.documents.fields import line
 from optigpu.documents.views import (
     ArtifactsView,
@@ -189,6 +190,24 @@ class Client:
                 yield from board.rows
             following = (page.next_cursor, *(board.next_cursor for board in page.boards))
             cursors += [cursor for cursor in following if cursor]
+
+    def edge_leaderboard(self, **query: str | float | bool | None) -> EdgePage:
+        """A page of boards of edge devices; `model`, `input` and `runner` together give all rows of one.
+
+        `query`: metric, model, board, input, runner, include_unranked, price, price_per_kwh, lifetime_years, limit,
+        cursor.
+        """
+        return _view(EdgePage, self._call("GET", "/v1/edge/leaderboard", params=_given(**query)))
+
+    def edge_boards(self, **query: str | float | bool | None) -> Iterator[EdgeBoard]:
+        """Every board, page by page, each with its first rows; `query` as for `edge_leaderboard`, without cursor."""
+        cursor = None
+        while True:
+            page = self.edge_leaderboard(**query, cursor=cursor)
+            yield from page.boards
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     def withdraw_result(self, result_id: str, reason: str) -> WithdrawalView:
         """Removes a result; the next best one takes its place on the leaderboard. Needs the scope admin."""

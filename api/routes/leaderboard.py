@@ -9,6 +9,7 @@ from pydantic import Field
 
 from api.auth import Reader
 from api.filters import check_filters
+from api.forms import PAGE, Form, accepted, query_word
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
@@ -21,21 +22,6 @@ from optigpu.vocabulary import METRICS, Frozen
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)
 
 MetricName = StrEnum("MetricName", {name: name for name in METRICS})  # type: ignore[misc]
-
-
-class Form(StrEnum):
-    """How the rows are written."""
-
-    JSON = "json"
-    CSV = "csv"
-    MARKDOWN = "md"
-
-
-MEDIA_TYPES = {
-    "application/json": Form.JSON,
-    "text/csv": Form.CSV,
-    "text/markdown": Form.MARKDOWN,
-}
 
 
 class LeaderboardFilter(Frozen):
@@ -85,14 +71,9 @@ class LeaderboardFilter(Frozen):
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
         given = self.model_dump(mode="json", exclude_unset=True, exclude={"cursor"}) | changes
-        return f"{prefix}/v1/leaderboard?{urlencode({name: _word(value) for name, value in given.items()})}"
-
-
-PAGE: dict[str, object] = {
-    "description": "Boards with their rows, best first. The header Link leads to the next page.",
-    "content": {media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "text/markdown")},
-    "headers": {"Link": {"description": "The next page.", "schema": {"type": "string"}}},
-}
+        return (
+            f"{prefix}/v1/leaderboard?{urlencode({name: query_word(value) for name, value in given.items()})}"
+        )
 
 
 @router.get(
@@ -115,7 +96,7 @@ def get_leaderboard(
     with service.database.read() as session:
         check_filters(session, query)
         page = _linked(leaderboard.query(session, query), wanted, prefix)
-    form = wanted.format or _accepted(request.headers.get("accept", ""))
+    form = wanted.format or accepted(request.headers.get("accept", ""))
     response = _written(page, form)
     response.headers["Vary"] = "Accept"
     if cursor := _next_cursor(page, wanted):
@@ -141,10 +122,6 @@ def _next_cursor(page: LeaderboardPage, wanted: LeaderboardFilter) -> str | None
     return page.next_cursor
 
 
-def _word(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 def _written(page: LeaderboardPage, form: Form) -> Response:
     from optigpu.report.formats import markdown
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
@@ -157,24 +134,3 @@ def _written(page: LeaderboardPage, form: Form) -> Response:
             return Response(text, media_type="text/markdown")
         case Form.JSON:
             return Response(page.model_dump_json(), media_type="application/json")
-
-
-def _accepted(accept: str) -> Form:
-    """The form that a header Accept likes best; JSON when it names none of ours."""
-    best, chosen = 0.0, Form.JSON
-    for part in accept.split(","):
-        media_type, *options = (piece.strip() for piece in part.split(";"))
-        weight = _weight(options)
-        if media_type.lower() in MEDIA_TYPES and weight > best:
-            best, chosen = weight, MEDIA_TYPES[media_type.lower()]
-    return chosen
-
-
-def _weight(options: list[str]) -> float:
-    for option in options:
-        if option.startswith("q="):
-            try:
-                return float(option[2:])
-            except ValueError:
-                return 0.0
-    return 1.0

@@ -1,6 +1,7 @@
 """Published figures: what they claim, whether it is possible, and what was measured on the same hardware."""
 
 from optigpu.claims.findings import Plausibility, RuleFinding
+from optigpu.claims.founding import FoundingComparison, compare_founding
 from optigpu.claims.matching import measured_for, why_never
 from optigpu.claims.measured import Measured, from_leaderboard, from_results, says_too_little
 from optigpu.claims.model import Book, Claim, Status, baselines, read_book
@@ -11,6 +12,7 @@ __all__ = [
     "RULES",
     "Book",
     "Claim",
+    "FoundingComparison",
     "Judgement",
     "Measured",
     "Plausibility",
@@ -18,6 +20,7 @@ __all__ = [
     "Status",
     "Thesis",
     "baselines",
+    "compare_founding",
     "from_leaderboard",
     "from_results",
     "gap_of",

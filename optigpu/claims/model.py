@@ -122,12 +122,41 @@ class ThesisClaim(Frozen):
     larger: str
 
 
+class ComparedMachine(Frozen):
+    """One machine of the founding comparison: the ids of the claims about it."""
+
+    latency: str
+    power: str
+    efficiency: str
+    price: str
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.latency, self.power, self.efficiency, self.price)
+
+
+class FoundingClaim(Frozen):
+    """The founding comparison of a microcontroller and a GPU; `ratio` is the id of the claim that sums it up.
+
+    `image_sizes` are the sides of images for which a prediction is made, the first of them that of the model's MACs.
+    """
+
+    sentence: str
+    source: str
+    smaller: ComparedMachine
+    larger: ComparedMachine
+    ratio: str
+    image_sizes: tuple[int, ...] = Field(min_length=1)
+
+
 class Book(Frozen):
     """All claims, and the models that they name."""
 
     claims: tuple[Claim, ...]
     models: tuple[NamedModel, ...]
     thesis: ThesisClaim
+    founding: FoundingClaim | None = None
 
     def claim(self, claim_id: str) -> Claim:
         """Raises SpecError if there is no claim of that id."""
@@ -151,6 +180,8 @@ class Book(Frozen):
                 raise ValueError(f"{claim.id} refers to unknown claims: {', '.join(sorted(unknown))}")
             if claim.model is not None and claim.model not in known:
                 raise ValueError(f"{claim.id}: unknown model {claim.model!r}")
+        if self.founding and (unknown := _compared(self.founding) - set(ids)):
+            raise ValueError(f"founding refers to unknown claims: {', '.join(sorted(unknown))}")
         return self
 
 
@@ -158,6 +189,10 @@ def _relations(claim: Claim) -> set[str]:
     """The ids of the claims that one is made of."""
     pairs = (*(claim.ratio_of or ()), *(claim.saving_of or ()), *claim.product_of, *claim.series)
     return {*pairs, *(each for each in (claim.rate_of, claim.power_of) if each)}
+
+
+def _compared(founding: FoundingClaim) -> set[str]:
+    return {*founding.smaller.claims, *founding.larger.claims, founding.ratio}
 
 
 @lru_cache(maxsize=1)
@@ -179,7 +214,10 @@ def read_book(*pages: str) -> Book:
         {
             "claims": [claim for section in sections for claim in _claims_of(section)],
             "models": [model for document in documents for model in document.get("model", ())],
-            "thesis": next((document["thesis"] for document in documents if "thesis" in document), None),
+            **{
+                name: next((document[name] for document in documents if name in document), None)
+                for name in ("thesis", "founding")
+            },
         }
     )
 

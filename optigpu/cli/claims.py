@@ -8,11 +8,14 @@ import typer
 
 from optigpu.cli.output import FormatOption, OutputFormat, show_grid
 from optigpu.cli.remote import ApiKey, connect
-from optigpu.vocabulary import METRICS, Document, SpecError
+from optigpu.vocabulary import METRICS, Document, ServiceError, SpecError
 
 if TYPE_CHECKING:
     from optigpu.claims import Book, Measured
+    from optigpu.client import Client
+    from optigpu.documents.edge import EdgeBoard
 
+NOT_THERE = 404
 MOST_JOBS = 20
 """The most jobs of the leaderboard's first rows whose reports are read for the speedup of their stacks."""
 
@@ -46,24 +49,26 @@ def claims(
     api_key: ApiKey = None,
 ) -> None:
     """Show published figures: whether they are plausible, and what was measured on the same hardware."""
-    from optigpu.claims import baselines, from_results, weigh
+    from optigpu.claims import baselines, compare_founding, from_results, weigh
     from optigpu.report.claims import claim_rows, claims_csv, claims_document, claims_grid
 
     book = baselines()
     reports = [read_report(path) for path in results or ()]
     measured = [figure for report in reports for figure in from_results(report["results"])]
+    boards: list[EdgeBoard] = []
     if url is not None:
-        ranked, jobs = _asked(book, url, api_key)
+        ranked, jobs, boards = _asked(book, url, api_key)
         measured += ranked
         reports += jobs
     rows, thesis = claim_rows(book, measured), weigh(book.thesis, reports, against)
+    founding = compare_founding(book, boards)
     match format_:
         case OutputFormat.JSON:
-            typer.echo(json.dumps(claims_document(rows, thesis), indent=2))
+            typer.echo(json.dumps(claims_document(rows, thesis, founding), indent=2))
         case OutputFormat.CSV:
             typer.echo(claims_csv(rows), nl=False)
         case form:
-            show_grid(claims_grid(rows, thesis), form)
+            show_grid(claims_grid(rows, thesis, founding), form)
 
 
 def read_report(path: Path) -> Document:
@@ -87,8 +92,11 @@ def read_report(path: Path) -> Document:
     return found
 
 
-def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["Measured"], list[Document]]:
-    """The leaderboard's figures for the metrics of the claims, and the reports of the jobs of the first rows."""
+def _asked(
+    book: "Book", url: str, api_key: str | None
+) -> tuple[list["Measured"], list[Document], list["EdgeBoard"]]:
+    """The leaderboard's figures for the metrics of the claims, the reports of the jobs of the first rows, and the
+    boards of edge devices."""
     from optigpu.claims import from_leaderboard, from_results, says_too_little
 
     with connect(url, api_key) as client:
@@ -97,4 +105,14 @@ def _asked(book: "Book", url: str, api_key: str | None) -> tuple[list["Measured"
         whole = dict.fromkeys(row.result_id for row in rows if says_too_little(row))
         figures = from_leaderboard(rows) + from_results(client.result(result) for result in whole)
         jobs = list(dict.fromkeys(row.job_id for row in rows if row.job_id))[:MOST_JOBS]
-        return figures, [client.report(job) for job in jobs]
+        return figures, [client.report(job) for job in jobs], _edge_boards(client)
+
+
+def _edge_boards(client: "Client") -> list["EdgeBoard"]:
+    """Those by images per joule; none of an older service, which has no such leaderboard."""
+    try:
+        return list(client.edge_boards(metric="fps_per_watt"))
+    except ServiceError as error:
+        if error.status == NOT_THERE:
+            return []
+        raise

@@ -12,6 +12,7 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary
 from optigpu.hardware.catalog import Device
 from optigpu.job.spec import Variant
+from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of
 from optigpu.vocabulary import ReplicateError, Role, UnsupportedError
@@ -59,8 +60,10 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
 
 
 def _has_quality(variant: Variant) -> bool:
-    """Only trained weights have a quality to measure."""
-    return variant.model is not None and parse_reference(variant.model).kind != "preset"
+    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it."""
+    if variant.model is None or variant.model.endswith(TFLITE):
+        return False
+    return parse_reference(variant.model).kind != "preset"
 
 
 def _make_reference(session: Session, like: Variant) -> None:

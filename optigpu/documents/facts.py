@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from optigpu.documents.roofline import RooflineFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import Document, Frozen
 
 NOT_RECORDED = "The measuring process did not record it."
 NO_MODEL = "The workload runs no model."
@@ -36,6 +36,44 @@ class WeightFacts(Frozen):
     # A hub's commit, or the digest of a preset's architecture.
     revision: str | None = None
     reasons: dict[str, str] = Field(default_factory=dict)
+
+
+FROM_FILE = "file"
+"""The family of a network that came from a file."""
+
+
+class NetworkFacts(Frozen):
+    """Which network an image classifier is, whatever its weights are."""
+
+    # transformers' model_type, or the family of a converted model's manifest; FROM_FILE: which is not known.
+    family: str
+    # The width multiplier as it was written ("0.35"); null: the full width.
+    alpha: str | None = None
+    # [height, width, channels] of an image.
+    input: tuple[int, ...]
+    classes: int | None = None
+
+    @classmethod
+    def of_manifest(cls, manifest: Document) -> Self:
+        """The network in the manifest of a converted model, which is read as it was stored."""
+        network = manifest["network"]
+        return cls.model_validate({name: network.get(name) for name in cls.model_fields})
+
+    @property
+    def label(self) -> str:
+        """`mobilenet_v2 alpha 0.35, 96x96x3, 10 classes`."""
+        width = f" alpha {self.alpha}" if self.alpha else ""
+        classes = f", {self.classes} classes" if self.classes else ""
+        return f"{self.family}{width}, {'x'.join(map(str, self.input))}{classes}"
+
+    def has_body_of(self, other: "NetworkFacts") -> bool:
+        """Whether both are known to be the same network but for the number of classes."""
+        return self.family != FROM_FILE and self._body == other._body
+
+    @property
+    def _body(self) -> tuple[str, float, tuple[int, ...]]:
+        """1.0 and 1 are the same width."""
+        return self.family, float(self.alpha or 1), self.input
 
 
 class QualityFacts(Frozen):
@@ -216,6 +254,8 @@ class RunFacts(MeterFacts):
     scenario: Literal["SingleStream", "Offline"] | None = None
     # [channels, height, width] of an image; null: the workload takes none.
     image_shape: tuple[int, int, int] | None = None
+    # Which network classified images, so that the edge leaderboard finds it; null: the workload classifies none.
+    network: NetworkFacts | None = None
 
     # Which weights were measured.
     weights: WeightFacts | None = None

@@ -30,7 +30,8 @@ class ModelFacts:
 class ImageFacts:
     """An image classifier's shapes. `image_size` is the side in pixels that it was trained with.
 
-    `fixed_size` says that it takes no other, since it has an embedding of each place.
+    `fixed_size` says that it takes no other: it has an embedding of each place, or its file is for one size. `alpha` is
+    its width multiplier as text, None for the full width.
     """
 
     family: str
@@ -38,6 +39,7 @@ class ImageFacts:
     image_size: int
     classes: int
     fixed_size: bool
+    alpha: str | None = None
 
 
 @dataclass(frozen=True)

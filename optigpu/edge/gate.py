@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 
-from optigpu.documents.manifest import TensorFormat
+from optigpu.documents.manifest import LARGEST_OUTPUT, TensorFormat
 from optigpu.edge.macs import macs_of
 from optigpu.edge.operators import operators
 from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor
 from optigpu.vocabulary import UnsupportedError
 
 DYNAMIC = -1
+BETWEEN = ("DEQUANTIZE", "QUANTIZE")
+"""They stand around a floating-point operator, and are not why there is one."""
 
 
 def check_model(model: Model, *, allow_unaccelerated: bool = False) -> None:
@@ -26,11 +28,6 @@ def format_of(tensor: Tensor) -> TensorFormat:
     return TensorFormat(
         shape=tensor.shape, dtype="int8", scale=tensor.scales[0], zero_point=tensor.zero_points[0]
     )
-
-
-def unaccelerated(model: Model) -> tuple[str, ...]:
-    """The operators that run without ESP-NN's kernels, most of them cheap."""
-    return _names(each for each in model.operators if each.name not in operators().esp_nn.operators)
 
 
 def _check_graph(model: Model) -> None:
@@ -54,6 +51,11 @@ def _check_shapes(model: Model) -> None:
             raise UnsupportedError(
                 f"The {what}'s shape {list(tensor.shape)} is not one sample; build the model with a batch of 1."
             )
+    if model.outputs[0].elements > LARGEST_OUTPUT:
+        raise UnsupportedError(
+            f"The output has {model.outputs[0].elements:,} numbers, and golden vectors of at most {LARGEST_OUTPUT:,} "
+            "are kept; convert a network with a smaller output."
+        )
     if dynamic := _names(
         operator
         for operator in model.operators
@@ -72,8 +74,9 @@ def _check_integers(model: Model) -> None:
         if any(each.dtype in FLOATS for each in (*filter(None, operator.inputs), *operator.outputs))
     )
     if floating:
+        named = tuple(name for name in floating if name not in BETWEEN) or floating
         raise UnsupportedError(
-            f"The model has floating-point operators left: {_listed(floating)}. Replace them by operators that "
+            f"The model has floating-point operators left: {_listed(named)}. Replace them by operators that "
             "TensorFlow Lite quantizes, and convert with int8 input and output."
         )
     for what, tensor in (("input", model.inputs[0]), ("output", model.outputs[0])):

@@ -37,6 +37,7 @@ PACKAGES = (
     "gptqmodel",
     "gguf",
     "llama-cpp-python",
+    "ai-edge-litert",
     "nvidia-ml-py",
 )
 """The packages whose versions a result records."""

@@ -16,6 +16,7 @@ from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRun
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_read
+from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import (
     Figures,
@@ -119,6 +120,11 @@ def _classifier(runtime: ImageRuntime) -> Classify:
 
 def _image_setting(context: MeterContext) -> ImageSetting:
     _require_trained(context)
+    if str(context.model).endswith(TFLITE):
+        raise OptiGPUError(
+            f"{context.model} is a converted file, without the fp32 weights that it was made of; its manifest has its "
+            "agreement with them."
+        )
     batch = context.workload.classified_images or 1
     runtime = _image_runtime(context)
     shape = runtime.notes.facts["image_shape"]

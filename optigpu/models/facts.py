@@ -39,12 +39,14 @@ def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFact
     Of a size that is not square its longer side counts.
     """
     size = config.get("image_size") or _USUAL_SIZE
+    width = config.get("depth_multiplier", 1)
     return ImageFacts(
         family=family,
         channels=int(config.get("num_channels", 3)),
         image_size=int(size if isinstance(size, int) else max(size)),
         classes=int(config["num_labels"]),
         fixed_size=family_of(family).fixed_image_size,
+        alpha=None if width == 1 else f"{width:g}",
     )
 
 

@@ -1,4 +1,4 @@
-"""The models that lie on this machine: folders under OPTIGPU_MODELS_DIR, and the cache of the hub. Loads no torch."""
+"""The models that lie on this machine: under OPTIGPU_MODELS_DIR, and in the cache of the hub. Loads no torch."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ DEEPEST = 4
 MOST_FOLDERS = 1000
 """How many folders of one depth are looked at."""
 _CONFIGURATION = "config.json"
+TFLITE = ".tflite"
+"""How the names of files end that the backend litert runs; a reference names the file: path:edge/model.tflite."""
 
 
 def model_directory(name: str) -> Path:
@@ -20,15 +22,33 @@ def model_directory(name: str) -> Path:
 
     Raises UnsupportedError if there is none.
     """
-    root = _root()
-    if root is None:
-        raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
-    directory = (root / name).resolve()
-    if not directory.is_relative_to(root):
-        raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
+    directory = _under_root(name)
+    if directory.is_file() and name.endswith(TFLITE):
+        raise UnsupportedError(f"path:{name} is a file for the backend litert; this one reads directories.")
     if not directory.is_dir():
         raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
     return directory
+
+
+def model_file(name: str) -> Path:
+    """The file of a `path:` reference, under the model directory as a directory must be.
+
+    Raises UnsupportedError if there is none.
+    """
+    file = _under_root(name)
+    if not file.is_file():
+        raise UnsupportedError(f"There is no file path:{name} under the model directory of this worker.")
+    return file
+
+
+def _under_root(name: str) -> Path:
+    root = _root()
+    if root is None:
+        raise UnsupportedError(f"path:{name} needs a model directory; set {MODELS_DIR} for the worker.")
+    place = (root / name).resolve()
+    if not place.is_relative_to(root):
+        raise UnsupportedError(f"path:{name} leads out of the model directory; put the model under it.")
+    return place
 
 
 def held_models() -> tuple[str, ...]:
@@ -50,7 +70,7 @@ def _root() -> Path | None:
 
 
 def _folders() -> Iterator[str]:
-    """The folders with a configuration that this process can read, as references."""
+    """The folders with a configuration, and the .tflite files, that this process can read, as references."""
     root = _root()
     if root is None:
         return
@@ -59,7 +79,24 @@ def _folders() -> Iterator[str]:
         for folder in level:
             if os.access(folder / _CONFIGURATION, os.R_OK):
                 yield f"path:{folder.relative_to(root)}"
+            yield from (f"path:{file.relative_to(root)}" for file in _tflite_files(folder, root))
         level = [inner for folder in level for inner in _inner(folder, root)][:MOST_FOLDERS]
+
+
+def _tflite_files(folder: Path, root: Path) -> list[Path]:
+    """The .tflite files of a folder, at most MOST_FOLDERS, without hidden ones and links out of `root`."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(TFLITE))
+    except OSError:
+        return []
+    shown = [folder / name for name in names if name.isprintable() and not name.startswith(".")]
+    return [
+        path
+        for path in shown[:MOST_FOLDERS]
+        if os.path.isfile(path)
+        and os.access(path, os.R_OK)
+        and Path(os.path.realpath(path)).is_relative_to(root)
+    ]
 
 
 def _inner(folder: Path, root: Path) -> list[Path]:

@@ -108,6 +108,19 @@ IMAGE_PRESETS: dict[str, Preset] = {
     "mobilenet-v2": Preset(
         "mobilenet_v2", "google/mobilenet_v2_1.0_224", 3_506_153, {"num_labels": 1001, "image_size": 224}
     ),
+    # The sizes that microcontrollers run, with ImageNet's 1000 classes as Keras's models have them.
+    "mobilenet-v2-0.35-96": Preset(
+        "mobilenet_v2",
+        "google/mobilenet_v2_0.35_96",
+        1_677_128,
+        {"depth_multiplier": 0.35, "num_labels": 1000, "image_size": 96},
+    ),
+    "mobilenet-v2-1.0-224": Preset(
+        "mobilenet_v2",
+        "keras.applications.MobileNetV2",
+        3_504_872,
+        {"depth_multiplier": 1.0, "num_labels": 1000, "image_size": 224},
+    ),
     "vit-base": Preset(
         "vit", "google/vit-base-patch16-224", 86_567_656, {"num_labels": 1000, "image_size": 224}
     ),

@@ -9,6 +9,7 @@ from optigpu.report.catalog import (
     techniques_grid,
 )
 from optigpu.report.comparison import comparison_grid
+from optigpu.report.edge_leaderboard import edge_csv, edge_grids
 from optigpu.report.formats import Column, Grid, console, csv_text, latex, markdown, terminal
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids
@@ -24,6 +25,8 @@ __all__ = [
     "comparison_grid",
     "console",
     "csv_text",
+    "edge_csv",
+    "edge_grids",
     "environment_grid",
     "job_title",
     "jobs_grid",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from optigpu.claims import (
     Book,
     Claim,
+    FoundingComparison,
     Judgement,
     Measured,
     Plausibility,
@@ -42,18 +43,19 @@ def claim_rows(book: Book, measured: Sequence[Measured]) -> list[ClaimRow]:
     return [ClaimRow(claim, judge(claim, book), measured_for(claim, measured, book)) for claim in book.claims]
 
 
-def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis) -> Grid:
-    """The thesis, then each claim."""
+def claims_grid(rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None) -> Grid:
+    """The thesis, the founding comparison, then each claim."""
+    first = (_thesis_cells(thesis), *([_founding_cells(founding)] if founding else ()))
     headings = ("claim", "figure", "status", "hardware", "plausibility", "why", "measured")
     right = {"figure"}
     return Grid(
         title="Published figures, and what was measured on the same hardware",
         columns=tuple(Column(heading, right=heading in right) for heading in headings),
-        rows=(_thesis_cells(thesis), *map(_cells, rows)),
+        rows=(*first, *map(_cells, rows)),
         notes=tuple(_notes(rows)),
         faint=frozenset(
             number
-            for number, row in enumerate(rows, start=1)
+            for number, row in enumerate(rows, start=len(first))
             if row.judgement.plausibility is Plausibility.UNCHECKED and row.measured is None
         ),
     )
@@ -108,6 +110,34 @@ def _thesis_cells(thesis: Thesis) -> tuple[str, ...]:
     )
 
 
+def _founding_cells(founding: FoundingComparison) -> tuple[str, ...]:
+    """Its own arithmetic and the predictions say why it is plausible or not; what was measured stands by itself."""
+    arithmetic = founding.arithmetic
+    predictions = (each.sentence for each in founding.predictions)
+    return (
+        founding.sentence,
+        f"{plain(arithmetic.claimed_ratio)}x",
+        str(Status.CLAIMED),
+        f"{arithmetic.smaller.hardware} and {arithmetic.larger.hardware}",
+        str(founding.plausibility),
+        " ".join([*arithmetic.sentences, *predictions]),
+        _founding_measured(founding),
+    )
+
+
+def _founding_measured(founding: FoundingComparison) -> str:
+    device, worker = founding.device, founding.worker
+    if device is None:
+        return NOT_MEASURED
+    there = (
+        f"{plain(device.fps_per_watt)} FPS/W by {device.network} on {device.board} ({device.power_source})"
+    )
+    if worker is None or founding.ratio is None:
+        return f"{there}; no worker's energy for the same network"
+    beside = f"{plain(worker.fps_per_watt)} FPS/W by {worker.backend} on {worker.hardware}"
+    return f"{plain(founding.ratio)}x, {founding.verdict}: {there} against {beside}"
+
+
 def _notes(rows: Sequence[ClaimRow]) -> list[str]:
     counts = {each: sum(row.judgement.plausibility is each for row in rows) for each in Plausibility}
     return [
@@ -159,12 +189,18 @@ def _record(row: ClaimRow) -> dict[str, object]:
     }
 
 
-def claims_document(rows: Sequence[ClaimRow], thesis: Thesis) -> Document:
-    """`{"thesis", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured.
+def claims_document(
+    rows: Sequence[ClaimRow], thesis: Thesis, founding: FoundingComparison | None = None
+) -> Document:
+    """`{"thesis", "founding", "claims"}` as plain JSON: each claim with its findings; null where nothing was measured.
 
     `not_measurable` says why no result can be of the same thing as a claim.
     """
-    return {"thesis": thesis.model_dump(mode="json"), "claims": [_document(row) for row in rows]}
+    return {
+        "thesis": thesis.model_dump(mode="json"),
+        "founding": founding.model_dump(mode="json") if founding else None,
+        "claims": [_document(row) for row in rows],
+    }
 
 
 def _document(row: ClaimRow) -> dict[str, object]:

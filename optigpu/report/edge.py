@@ -33,7 +33,9 @@ def manifest_grid(manifest: ModelManifest) -> Grid:
         [] if manifest.rankable else ["Calibrated with random inputs: results of this model are not ranked."]
     )
     if manifest.network.weights == "random":
-        notes.append("Random weights: right for speed and memory, and its classes mean nothing.")
+        notes.append(
+            "Random weights: right for speed and memory; classes and agreement with FP32 mean nothing."
+        )
     return Grid(manifest.network.label, MANIFEST_COLUMNS, rows, tuple(notes))
 
 
@@ -102,9 +104,10 @@ def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:
             f"top-1 {agreement.top1:.1%}, KLD {agreement.kld_mean:.3g} on {agreement.samples} held-out inputs",
         )
     yield "calibrated with", f"{calibration.samples} samples ({calibration.kind})"
+    left_out = f" ({manifest.golden.left_out} left out)" if manifest.golden.left_out else ""
     yield (
         "golden vectors",
-        f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels",
+        f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels{left_out}",
     )
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
 
@@ -139,6 +142,8 @@ def _notes(found: Fit) -> Iterator[str]:
         f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)} ms, from published figures:"
     )
     yield from (f"  {sentence}" for sentence in sources([prediction]))
+    if found.unaccelerated:
+        yield f"ESP-NN has no kernel for {', '.join(found.unaccelerated)}: these run on TFLite Micro's own."
     if found.claim is not None:
         yield found.claim.sentence
         yield f"  {found.claim.published.sentence}"

@@ -166,9 +166,10 @@ def _weights_dtype(facts: RunFacts) -> str:
 
 
 def _width(dtype: str) -> int:
-    if dtype not in WIDTHS:
+    widths = {**WIDTHS, "int8": 1}  # a whole model of int8, as LiteRT runs it
+    if dtype not in widths:
         raise UnsupportedError(f"The roofline does not know how many bytes an element of {dtype} has.")
-    return WIDTHS[dtype]
+    return widths[dtype]
 
 
 def _unknown(facts: RunFacts, field: str, what: str) -> UnsupportedError:

@@ -20,6 +20,7 @@ from optigpu.documents.devices import (
     ReportState,
 )
 from optigpu.job.spec import digest
+from optigpu.store import edge_standings
 from optigpu.store.cursors import decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.devices import DeviceRequest
@@ -143,6 +144,7 @@ def add(session: Session, request: DeviceRequest, judged: JudgedReport) -> Repor
     )
     session.add(row)
     session.flush()
+    edge_standings.enter(session, row)
     return _answer(row)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, select, update
 from sqlalchemy.orm import Session
 
+from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Environment, Result
 from optigpu.documents.views import Standing
 from optigpu.store.statements import take_turns
@@ -22,7 +23,11 @@ from optigpu.vocabulary import METRICS, Better, DeviceKind, Document
 Place = tuple[str, str, str, str]
 """A place: the workload's digest, the variant's digest, the hardware class, the source."""
 
-VERSIONED = {"torch": ("torch", "transformers"), "llama_cpp": ("llama-cpp-python",)}
+VERSIONED = {
+    "torch": ("torch", "transformers"),
+    "llama_cpp": ("llama-cpp-python",),
+    "litert": ("ai-edge-litert",),
+}
 """The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
 
 A package that only some machines have is not among them: it would make the results of those machines the later ones.
@@ -130,8 +135,20 @@ def _entry(result: Result) -> LeaderboardEntry:
             "warnings": list(verdict.warnings),
             "notes": list(verdict.notes),
             "metrics": metrics,
+            **_for_the_edge(result.facts),
         },
     )
+
+
+def _for_the_edge(facts: RunFacts) -> dict[str, Any]:
+    """What the edge leaderboard finds a result by, and what measured its energy; only of what classifies images."""
+    if facts.network is None:
+        return {}
+    return {
+        "network": facts.network.model_dump(mode="json"),
+        "weight_hash": facts.weights.hash if facts.weights else None,
+        "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
+    }
 
 
 def _versions(backend: str, environment: Environment) -> dict[str, str]:

@@ -465,3 +465,21 @@ class EdgeModel(Base):
     rankable: Mapped[bool]
     added_at: Mapped[datetime]
     document: Mapped[dict[str, Any]]
+
+
+class EdgeStanding(Base):
+    """The report of a device that stands on the edge leaderboard, and the newest that does not rank.
+
+    A place is a device in a partition of model, input and runner; `optigpu.store.edge_standings` chooses its reports.
+    """
+
+    __tablename__ = "edge_standings"
+
+    model_sha256: Mapped[Digest] = mapped_column(primary_key=True)
+    input_source: Mapped[InputSource] = mapped_column(primary_key=True)
+    runner: Mapped[RunnerName] = mapped_column(primary_key=True)
+    device_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
+    )
+    ranked: Mapped[bool] = mapped_column(primary_key=True)
+    report_id: Mapped[Identifier] = mapped_column(ForeignKey("device_reports.id", ondelete="CASCADE"))

@@ -9,7 +9,7 @@ Package = Literal["bitsandbytes", "gptqmodel"]
 """What a technique may need."""
 
 _EXTRAS = {"bitsandbytes": "quant", "torchao": "quant", "gptqmodel": "gptq"}
-OPTIONAL_PACKAGES = (*_EXTRAS, "triton", "llama-cpp-python", "gguf")
+OPTIONAL_PACKAGES = (*_EXTRAS, "triton", "llama-cpp-python", "gguf", "ai-edge-litert")
 """Packages that a machine may have or lack; workers say which they have. Triton comes with torch for NVIDIA GPUs."""
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import ImageRuntime
+from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.shapes import ImageFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
@@ -61,7 +62,13 @@ class Classify(Workload):
         """Draws the images from the runtime's seed."""
         facts, source = runtime.facts, np.random.default_rng(runtime.seed)
         side = self.image_size or facts.image_size
-        runtime.notes.record(image_shape=[facts.channels, side, side])
+        network = NetworkFacts(
+            family=facts.family,
+            alpha=facts.alpha,
+            input=(side, side, facts.channels),
+            classes=facts.classes,
+        )
+        runtime.notes.record(image_shape=[facts.channels, side, side], network=network)
         shape = (self.batch_size, facts.channels, side, side)
         return PassRequest(
             runtime,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import func, inspect, select, text
 
 import migrations
 from api import enrolment, measurements
-from optigpu.documents.devices import ClaimRequest, DeviceMessage
+from optigpu.documents.devices import ClaimRequest, DeviceMessage, Reason
 from optigpu.documents.manifest import ModelManifest
 from optigpu.store import (
     artifacts,
@@ -38,10 +38,11 @@ from optigpu.store.database import Database, default_url, engine_for
 from optigpu.store.devices import DeviceRequest
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.tables import Base
+from optigpu.store.tables import Base, DeviceReportRow, EdgeStanding
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import DeviceKind, JobState, NotFoundError, StoreError
 from tests.service.device_client import Claim, invited, manifest, message, report
+from tests.service.edge_records import a_device, a_report, stored
 from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
@@ -137,6 +138,21 @@ def test_a_leaderboard_of_before_gets_its_history_and_gives_the_newest_back(data
     assert [row["result_id"] for row in _board_of(database_url)] == [made[1].id, made[3].id]
     migrations.upgrade(database_url)
     assert _board_of(database_url) == today
+
+
+def test_reports_of_before_stand_on_the_edge_leaderboard_the_newest_of_each_place(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        device_id = a_device(session)
+        for sequence, windows in ((1, 10), (2, 5)):
+            stored(session, device_id, a_report(windows=windows, sequence=sequence))
+        hidden = stored(session, device_id, a_report(sequence=3), Reason.GOLDEN_FAILED)
+        newest = session.scalars(select(func.max(DeviceReportRow.id)).where(DeviceReportRow.ranked)).one()
+    migrations.downgrade(database_url, "0009")
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.read() as session:
+        standing = {row.ranked: row.report_id for row in session.scalars(select(EdgeStanding))}
+    assert standing == {True: newest, False: hidden}
 
 
 def test_what_jobs_need_is_known_of_those_that_have_not_ended(database_url: str) -> None:

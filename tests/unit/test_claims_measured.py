@@ -102,8 +102,8 @@ def test_without_measurements_every_claim_is_shown_as_not_measured(
     assert {claim["measured"] for claim in document["claims"]} == {None}
     assert document["thesis"]["verdict"] == "not measured"
     out = claims(capsys, monkeypatch).out
-    # the thesis and the legend below the table say it too
-    assert out.count("not measured") == len(BOOK.claims) + 2
+    # the thesis, the founding comparison and the legend below the table say it too
+    assert out.count("not measured") == len(BOOK.claims) + 3
     (row,) = [
         line for line in claims(capsys, monkeypatch, "--format", "md").out.splitlines() if "68 tok/s" in line
     ]

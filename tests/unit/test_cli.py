@@ -40,7 +40,7 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "compare", "replay", "claims", "chart", "runs", "show", "export", "import",
+    "compare", "replay", "claims", "chart", "convert", "fit", "runs", "show", "export", "import",
 )  # fmt: skip
 
 
@@ -639,6 +639,37 @@ def test_the_leaderboard_can_be_gated_by_quality(optigpu: Command) -> None:
     assert ran.status == 0
     assert calls[0].path == "/v1/leaderboard?min_top1=0.99&max_kld=0.01&clean=true"
     assert optigpu("leaderboard", "--min-top1", "1.5", "--url", url).status == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [("table", "Edge leaderboard"), ("md", "**Edge leaderboard"), ("csv", "kind,"), ("json", "{")],
+)
+def test_the_edge_leaderboard_has_forms(optigpu: Command, form: str, start: str) -> None:
+    with scripted_service(lambda _: Answer(200, {"boards": [], "note": "Nothing."})) as (url, calls):
+        flags = ("--metric", "fps", "--board", "esp32s3-n8", "--input", "fixed", "--price", "8.5")
+        ran = optigpu("leaderboard", "--edge", *flags, "--include-unranked", "--format", form, "--url", url)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith(start)
+    asked = "metric=fps&board=esp32s3-n8&input=fixed&include_unranked=true&price=8.5"
+    assert calls[0].path == f"/v1/edge/leaderboard?{asked}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--board", "esp32s3-n8"), "--board is an option of the leaderboard of devices; add --edge."),
+        (
+            ("--edge", "--workload", "matmul", "--clean"),
+            "--workload, --clean are options of the leaderboard of workers; leave --edge out.",
+        ),
+    ],
+)
+def test_an_option_of_the_other_leaderboard_is_refused(
+    optigpu: Command, arguments: tuple[str, ...], sentence: str
+) -> None:
+    ran = optigpu("leaderboard", *arguments)
+    assert (ran.status, ran.out, ran.err) == (2, "", f"Error: {sentence}\n")
 
 
 def test_nobody_at_the_address_is_status_1_and_says_what_to_do(optigpu: Command) -> None:

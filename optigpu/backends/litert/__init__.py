@@ -1,0 +1,57 @@
+"""The litert backend: .tflite files in LiteRT with XNNPACK's operators, through the package ai-edge-litert.
+
+It runs the file that microcontrollers run, so that a host stands beside them. Only `prepare` imports LiteRT; nothing
+here needs TensorFlow.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.workloads.base import Workload
+
+PACKAGE = "ai-edge-litert"
+INSTALL = f"pip install {PACKAGE}"
+WORKLOADS = ("classify",)
+
+
+class LiteRtBackend:
+    """Classifies images on a CPU. The file is as it was converted, so no technique applies to it."""
+
+    name: ClassVar[str] = "litert"
+    summary: ClassVar[str] = "image classifiers as .tflite files in LiteRT with XNNPACK, on a CPU"
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+
+    def missing(self, environment: Environment) -> str | None:
+        """LiteRT, if it is not installed."""
+        if PACKAGE in environment.software:
+            return None
+        return f"{PACKAGE} is not installed; install it with: {INSTALL}"
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Classification of images."""
+        if workload.kind in WORKLOADS:
+            return None
+        return f"litert does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Loads the file that the reference names."""
+        from optigpu.backends.litert.runtime import LiteRtRuntime
+
+        return LiteRtRuntime(order, progress)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """LiteRT offers no operators of its own to measure with."""
+        raise UnsupportedError("LiteRT has no operators that the machine's peaks could be measured with.")
+
+    def use_threads(self, count: int) -> None:
+        """Nothing: an interpreter is told its threads when it is made."""
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """LiteRT says nothing of its own when memory runs out."""
+        return isinstance(error, (MemoryError, OutOfMemoryError))

@@ -1,0 +1,225 @@
+"""The edge leaderboard as tables and as flat records."""
+
+from collections.abc import Iterator, Sequence
+
+from optigpu.documents.devices import DeviceSource
+from optigpu.documents.edge import (
+    CostAssumptions,
+    EdgeBoard,
+    EdgeFigure,
+    EdgeMetric,
+    EdgePage,
+    EdgeRow,
+    EdgeWorkerRow,
+    Likeness,
+)
+from optigpu.report.formats import Column, Grid, csv_text
+from optigpu.report.numbers import MISSING, short
+from optigpu.vocabulary import Document
+
+HEADINGS: dict[EdgeMetric, tuple[str, float]] = {
+    EdgeMetric.LATENCY: ("latency p50 (ms)", 1e3),
+    EdgeMetric.FPS: ("FPS", 1.0),
+    EdgeMetric.ENERGY: ("energy (mJ)", 1e3),
+    EdgeMetric.FPS_PER_WATT: ("FPS/W", 1.0),
+    EdgeMetric.COST: ("USD per million", 1e6),
+}
+"""The heading of each metric's column, and what its values are multiplied by."""
+LIKENESS = {
+    Likeness.FILE: "the same file",
+    Likeness.NETWORK: "the same network, other weights",
+    Likeness.BODY: "the same network but for its last layer, other weights",
+}
+SHOWN_DIGITS = 12
+"""Of a model's SHA-256: what tells models apart."""
+
+
+def edge_grids(page: EdgePage) -> tuple[Grid, ...]:
+    """A table for each board, and one of the workers beside it where there are some."""
+    if not page.boards:
+        columns = _columns()
+        return (Grid(title="Edge leaderboard", columns=columns, rows=(), notes=(page.note or "",)),)
+    return tuple(grid for board in page.boards for grid in _grids(board, page.cost))
+
+
+def _grids(board: EdgeBoard, cost: CostAssumptions) -> Iterator[Grid]:
+    grid = Grid(
+        title=f"Edge leaderboard by {HEADINGS[board.metric][0]}: {_subject(board)}",
+        columns=_columns(),
+        rows=tuple(map(_cells, board.rows)),
+        notes=tuple(_notes(board, cost)),
+        faint=frozenset(number for number, row in enumerate(board.rows) if row.rank is None),
+    )
+    yield grid.without_empty_columns() if board.rows else grid
+    if board.workers:
+        yield _workers_grid(board)
+
+
+def _subject(board: EdgeBoard) -> str:
+    network = f"{board.network.label}, " if board.network else ""
+    return f"{network}{board.model_sha256[:SHOWN_DIGITS]}, {board.input_source} input, {board.runner}"
+
+
+def _columns() -> tuple[Column, ...]:
+    figures = (Column(heading, right=True) for heading, _ in HEADINGS.values())
+    return (
+        Column("rank", right=True),
+        Column("device"),
+        Column("board"),
+        *figures,
+        Column("power by"),
+        Column("status"),
+        Column("flags"),
+    )
+
+
+def _cells(row: EdgeRow) -> tuple[str, ...]:
+    return (
+        MISSING if row.rank is None else str(row.rank),
+        row.device or row.device_id,
+        row.board,
+        *(_figure(row.figures[metric], scale) for metric, (_, scale) in HEADINGS.items()),
+        row.power_source,
+        _status(row),
+        ", ".join(row.flags),
+    )
+
+
+def _figure(figure: EdgeFigure, scale: float) -> str:
+    """`54.1 [53.8, 54.6]`: the value with its spread."""
+    if figure.value is None:
+        return MISSING
+    value = short(figure.value * scale)
+    if figure.low is None or figure.high is None or figure.low == figure.high:
+        return value
+    return f"{value} [{short(figure.low * scale)}, {short(figure.high * scale)}]"
+
+
+def _status(row: EdgeRow) -> str:
+    if row.source is DeviceSource.SIMULATOR:
+        return f"SIMULATED: {', '.join(row.reasons)}"
+    return f"not ranked: {', '.join(row.reasons)}" if row.reasons else ""
+
+
+def _notes(board: EdgeBoard, cost: CostAssumptions) -> Iterator[str]:
+    if not board.rows:
+        yield board.note or "There are no more rows."
+        return
+    yield (
+        f"{board.better.capitalize()} is better. [ ] is the spread over the run's windows; rows whose spreads overlap "
+        "share a rank."
+    )
+    yield "energy includes the idle power, and FPS/W is inferences per joule; `power by` names the sensor."
+    yield from _missing(board)
+    if any(row.figures[EdgeMetric.COST].value is not None for row in board.rows):
+        yield _cost(cost)
+    if len(board.rows) < board.row_count:
+        yield f"{len(board.rows)} of {board.row_count} rows; model={board.model_sha256} lists all."
+    if board.not_ranked and not any(row.reasons for row in board.rows):
+        named = ", ".join(f"{reason} ({count})" for reason, count in board.not_ranked.items())
+        yield f"Not ranked: {named}. They are listed with include_unranked=true."
+
+
+def _missing(board: EdgeBoard) -> Iterator[str]:
+    """Why rows have no value of the metric that they are ranked by, each reason once."""
+    reasons = (row.figures[board.metric].reason for row in board.rows)
+    for reason in dict.fromkeys(reason for reason in reasons if reason):
+        yield f"no {board.metric}: {reason}"
+
+
+def _cost(cost: CostAssumptions) -> str:
+    price = "the catalog's price" if cost.price is None else f"{cost.price:g} USD"
+    energy = (
+        "without energy" if cost.price_per_kwh is None else f"with energy at {cost.price_per_kwh:g} USD/kWh"
+    )
+    return (
+        f"cost: {price} of a device over {cost.lifetime_years:g} years of nothing but inferences, {energy}."
+    )
+
+
+def _workers_grid(board: EdgeBoard) -> Grid:
+    headings = ("hardware", "backend", "variant", "batch", "FPS", "energy (mJ)", "FPS/W", "energy by", "runs")
+    right = {"batch", "FPS", "energy (mJ)", "FPS/W"}
+    return Grid(
+        title=f"Beside it, workers by energy per inference: {_subject(board)}",
+        columns=tuple(Column(heading, right=heading in right) for heading in headings),
+        rows=tuple(map(_worker_cells, board.workers)),
+        notes=tuple(_worker_notes(board.workers)),
+    )
+
+
+def _worker_cells(row: EdgeWorkerRow) -> tuple[str, ...]:
+    energy = None if row.energy_per_inference_j is None else row.energy_per_inference_j * 1e3
+    return (
+        row.hardware,
+        row.backend,
+        row.label,
+        MISSING if row.batch_size is None else str(row.batch_size),
+        short(row.images_per_s),
+        short(energy),
+        short(row.fps_per_watt),
+        row.energy_source or MISSING,
+        LIKENESS[row.likeness],
+    )
+
+
+def _worker_notes(rows: Sequence[EdgeWorkerRow]) -> Iterator[str]:
+    yield "energy includes the idle power, as a device's does, of what `energy by` counts: it may be the chip alone."
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+        yield f"no energy: {reason}"
+
+
+CSV_FIELDS = (
+    "kind", "rank", "device_id", "device", "board", "source", "hardware", "backend", "label", "likeness", "batch_size",
+    "model_sha256", "input_source", "runner", "runner_version", "clock_hz", "windows", "inferences",
+    *(f"{metric}{part}" for metric in EdgeMetric for part in ("", "_low", "_high")),
+    "power_source", "reasons", "flags", "measured_at", "report_id", "result_id",
+)  # fmt: skip
+"""The columns of the CSV form. `kind` is device or worker."""
+
+
+def edge_csv(page: EdgePage) -> str:
+    """The rows of all boards as raw values in SI units (cost in US dollars), each board's workers behind its devices.
+
+    A cell is empty where a value is missing.
+    """
+    records = [record for board in page.boards for record in _records(board)]
+    return csv_text(CSV_FIELDS, records)
+
+
+def _records(board: EdgeBoard) -> Iterator[Document]:
+    shared = board.model_dump(mode="json", include={"model_sha256", "input_source", "runner"})
+    for row in board.rows:
+        yield {**shared, **_device_record(row)}
+    for worker in board.workers:
+        yield {"model_sha256": board.model_sha256, **_worker_record(worker)}
+
+
+def _device_record(row: EdgeRow) -> Document:
+    same = row.model_dump(mode="json", include=set(CSV_FIELDS) - {"reasons", "flags"})
+    figures = {
+        f"{metric}{part}": value
+        for metric, figure in row.figures.items()
+        for part, value in (("", figure.value), ("_low", figure.low), ("_high", figure.high))
+    }
+    return {
+        **same,
+        **figures,
+        "kind": "device",
+        "reasons": " ".join(row.reasons),
+        "flags": " ".join(row.flags),
+        "measured_at": row.received_at.isoformat(),
+    }
+
+
+def _worker_record(row: EdgeWorkerRow) -> Document:
+    return {
+        **row.model_dump(mode="json", include=set(CSV_FIELDS)),
+        "kind": "worker",
+        str(EdgeMetric.LATENCY): row.latency_s,
+        str(EdgeMetric.FPS): row.images_per_s,
+        str(EdgeMetric.ENERGY): row.energy_per_inference_j,
+        str(EdgeMetric.FPS_PER_WATT): row.fps_per_watt,
+        "power_source": row.energy_source,
+        "reasons": row.reason,
+    }

@@ -1,0 +1,139 @@
+"""A device's figures from its report: each with its spread over the run's windows, or the reason why there is none."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from optigpu.documents.edge import EDGE_METRICS, EdgeFigure, EdgeMetric
+from optigpu.vocabulary import Better, Document
+
+SECONDS_PER_YEAR = 365.25 * 86400
+JOULES_PER_KWH = 3.6e6
+SPREAD_SHARE = 0.9
+"""The share of windows that a spread covers, from the best one on: a single disturbed window of ten is left out."""
+NO_SENSOR, SIMULATED = "none", "simulated"
+"""Power sources that measured nothing."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What inferences on a device cost: its price in US dollars, spread over its life, and that of a kilowatt-hour."""
+
+    price: float | None
+    price_per_kwh: float | None
+    lifetime_years: float
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Inferences one after the other: a window, or all windows together. `energy_j` is null where none was measured."""
+
+    count: int
+    seconds: float
+    energy_j: float | None
+
+    @property
+    def fps(self) -> float:
+        return self.count / self.seconds
+
+    @property
+    def energy_per_inference_j(self) -> float | None:
+        return None if self.energy_j is None else self.energy_j / self.count
+
+
+def figures_of(report: Document, board: str, costs: Costs) -> dict[EdgeMetric, EdgeFigure]:
+    """Every metric of a report, which is read as it was stored."""
+    missing = _why_no_energy(report)
+    windows = [_window(window, measured=missing is None) for window in report["windows"]]
+    if not windows:
+        return dict.fromkeys(EdgeMetric, EdgeFigure(value=None, reason="The run had no window."))
+    whole = _sum(windows)
+    reasons = _reasons(missing, board, costs)
+    return {
+        EdgeMetric.LATENCY: _latency(report, windows),
+        **{
+            metric: _figure(metric, whole, windows, costs, reasons.get(metric))
+            for metric in EdgeMetric
+            if metric is not EdgeMetric.LATENCY
+        },
+    }
+
+
+def _reasons(missing: str | None, board: str, costs: Costs) -> dict[EdgeMetric, str]:
+    """Why metrics have no value."""
+    found = dict.fromkeys((EdgeMetric.ENERGY, EdgeMetric.FPS_PER_WATT), missing) if missing else {}
+    if costs.price is None:
+        return found | {EdgeMetric.COST: f"The price of {board} is not known; give one with price=."}
+    if costs.price_per_kwh is not None and missing:
+        return found | {
+            EdgeMetric.COST: f"{missing} Leave price_per_kwh out for the cost without the energy."
+        }
+    return found
+
+
+def _latency(report: Document, windows: Sequence[_Run]) -> EdgeFigure:
+    """The median that the device computed; its spread is that of the windows' means."""
+    latency = report["latency_us"]
+    if latency["p50"] is None:
+        return EdgeFigure(value=None, reason=f"{latency['count']} inferences are too few for a median.")
+    means = (window.seconds / window.count for window in windows)
+    return _with_spread(EdgeMetric.LATENCY, latency["p50"] / 1e6, means)
+
+
+def _figure(
+    metric: EdgeMetric, whole: _Run, windows: Sequence[_Run], costs: Costs, reason: str | None
+) -> EdgeFigure:
+    if reason is not None:
+        return EdgeFigure(value=None, reason=reason)
+    return _with_spread(
+        metric, _value(metric, whole, costs), (_value(metric, window, costs) for window in windows)
+    )
+
+
+def _value(metric: EdgeMetric, run: _Run, costs: Costs) -> float:
+    """The metric of inferences; the energy is known if the metric needs it."""
+    energy = run.energy_per_inference_j or 0.0
+    match metric:
+        case EdgeMetric.LATENCY:
+            return run.seconds / run.count
+        case EdgeMetric.FPS:
+            return run.fps
+        case EdgeMetric.ENERGY:
+            return energy
+        case EdgeMetric.FPS_PER_WATT:
+            return 1 / energy
+        case EdgeMetric.COST:
+            device = (costs.price or 0.0) / (costs.lifetime_years * SECONDS_PER_YEAR * run.fps)
+            return device + (costs.price_per_kwh or 0.0) * energy / JOULES_PER_KWH
+
+
+def _with_spread(metric: EdgeMetric, value: float, windows: Iterable[float]) -> EdgeFigure:
+    best_first = sorted(windows, reverse=EDGE_METRICS[metric].better is Better.HIGHER)
+    covered = best_first[: math.ceil(SPREAD_SHARE * len(best_first))]
+    return EdgeFigure(value=value, low=min(*covered, value), high=max(*covered, value))
+
+
+def _why_no_energy(report: Document) -> str | None:
+    """Why a report has no energy, or None. A sensor that read nothing at all in a window did not work."""
+    source = report["power"]["source"]
+    if source == NO_SENSOR:
+        return "The device has no power sensor."
+    if source == SIMULATED:
+        return "The device's power was simulated."
+    if all(window["energy_uj"] for window in report["windows"]):
+        return None
+    return f"The power sensor {source} gave no energy for at least one window."
+
+
+def _window(window: Document, *, measured: bool) -> _Run:
+    energy = window["energy_uj"] / 1e6 if measured else None
+    return _Run(window["count"], window["total_us"] / 1e6, energy)
+
+
+def _sum(windows: Sequence[_Run]) -> _Run:
+    energies = [window.energy_j for window in windows if window.energy_j is not None]
+    return _Run(
+        sum(window.count for window in windows),
+        math.fsum(window.seconds for window in windows),
+        math.fsum(energies) if len(energies) == len(windows) else None,
+    )
