@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge.core.run_suites import SUITES
-from tests.edge.interpreters import ROOT, native, suite_files, wasm
+from tests.edge.interpreters import ROOT, core_files, native, suite_files, wasm
 
 NAMES = (
     "ticks", "stats", "window", "golden", "signing", "bytes", "queue", "power_cuts", "claim", "agent", "failures",
