@@ -1,7 +1,7 @@
 """Finds in esp32_agent what a board cannot run: `python -m tools.agent_lint`; exit 1 where it finds something.
 
-Everything but the files of HOST runs on MicroPython: its modules, built-in names, methods, syntax and format specs. `core`
-computes on integers alone, because a board's floats have 24 bits, and knows of the port only its interfaces.
+Everything but the files of HOST runs on MicroPython: its modules, built-in names, methods, syntax and format specs.
+`core` computes on integers alone, because a board's floats have 24 bits, and knows of the port only its interfaces.
 """
 
 import ast
@@ -43,13 +43,18 @@ class Finding:
 
 
 def check_folder(folder: Path) -> list[Finding]:
-    """Findings in all Python files under the agent's folder."""
+    """Findings in the files of the agent that run on a board."""
     found: list[Finding] = []
-    for path in sorted(folder.rglob("*.py")):
-        inner = path.relative_to(folder)
-        if not any(inner.is_relative_to(each) for each in HOST):
-            found += check_text(path.read_text(encoding="utf-8"), path, is_core=inner.parts[0] == "core")
+    for path in board_files(folder):
+        is_core = path.relative_to(folder).parts[0] == "core"
+        found += check_text(path.read_text(encoding="utf-8"), path, is_core=is_core)
     return found
+
+
+def board_files(folder: Path) -> list[Path]:
+    """The Python files under the agent's folder that run on a board."""
+    files = sorted(folder.rglob("*.py"))
+    return [path for path in files if not any(path.relative_to(folder).is_relative_to(each) for each in HOST)]
 
 
 def check_text(text: str, path: Path, *, is_core: bool) -> list[Finding]:
