@@ -1,10 +1,11 @@
 """The litert backend: .tflite files in LiteRT with XNNPACK's operators, through the package ai-edge-litert.
 
-It runs the file that microcontrollers run, so that a host stands beside them. Only `prepare` imports LiteRT; nothing
-here needs TensorFlow.
+It runs the file that microcontrollers run, so that a host stands beside them. Only `start` and `prepare` import LiteRT;
+nothing here needs TensorFlow.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
@@ -38,6 +39,10 @@ class LiteRtBackend:
         if workload.kind in WORKLOADS:
             return None
         return f"litert does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def start(self, *, model: bool) -> None:
+        """Imports LiteRT."""
+        import_module(f"{__name__}.runtime")
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Loads the file that the reference names."""
