@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import bench, charts, claims, compare, leaderboard, local, remote, runs, selftest
+from optigpu.cli import (
+    bench,
+    charts,
+    claims,
+    compare,
+    device_sim,
+    leaderboard,
+    local,
+    remote,
+    runs,
+    selftest,
+    tiny,
+)
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 EXIT_STATUS = (
@@ -29,6 +41,8 @@ leaderboard.add_commands(app)
 compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)
+tiny.add_commands(app)
+device_sim.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:
