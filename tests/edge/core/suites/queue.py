@@ -1,0 +1,227 @@
+"""The queue: order, acknowledgement, the cap, a full medium, damaged records, and files that are none."""
+
+from esp32_agent.core.log import FRAME, HEADER
+from esp32_agent.core.queue import Queue
+from tests.edge.core.suites.check import equal
+from tests.edge.core.suites.machine import Storage
+
+
+def record(number, size=40):
+    return (f"{number:06d}" + "." * (size - 6)).encode()
+
+
+def numbers(records):
+    return [int(each[:6]) for each in records]
+
+
+def drained(queue):
+    """All records that wait, in order; they are acknowledged."""
+    found = []
+    while True:
+        batch = queue.batch(3, 1000)
+        if not batch:
+            return found
+        found += numbers(batch)
+        queue.acknowledge(len(batch))
+
+
+def filled(storage, count, cap=65536):
+    queue = Queue(storage, cap)
+    for number in range(count):
+        assert queue.append(record(number))
+    return queue
+
+
+def test_records_come_out_in_the_order_in_which_they_went_in():
+    queue = filled(Storage(), 10)
+    equal(queue.depth, 10)
+    equal(drained(queue), list(range(10)))
+    equal((queue.depth, queue.dropped), (0, 0))
+
+
+def test_what_was_not_acknowledged_is_there_after_a_reboot():
+    storage = Storage()
+    queue = filled(storage, 10)
+    equal(numbers(queue.batch(4, 1000)), [0, 1, 2, 3])
+    queue.acknowledge(3)
+    queue = Queue(storage)
+    equal(queue.depth, 7)
+    equal(drained(queue), [3, 4, 5, 6, 7, 8, 9])
+    equal(drained(Queue(storage)), [])
+
+
+def test_a_batch_is_bounded_and_never_empty_while_something_waits():
+    queue = filled(Storage(), 5)
+    equal(len(queue.batch(10, 120)), 3)
+    equal(len(queue.batch(10, 119)), 2)
+    equal(len(queue.batch(10, 1)), 1)
+    equal(len(queue.batch(2, 1000)), 2)
+
+
+def test_the_same_batch_comes_until_it_is_acknowledged():
+    queue = filled(Storage(), 3)
+    equal(queue.batch(2, 1000), queue.batch(2, 1000))
+
+
+def test_a_rejected_record_is_counted_and_the_next_one_follows():
+    storage = Storage()
+    queue = filled(storage, 3)
+    queue.batch(3, 1000)
+    queue.reject()
+    queue = Queue(storage)
+    equal((queue.depth, queue.rejected, queue.dropped), (2, 1, 0))
+    equal(drained(queue), [1, 2])
+
+
+def test_above_the_cap_the_oldest_are_dropped_and_counted():
+    storage = Storage()
+    queue = filled(storage, 100, cap=1024)
+    left = drained(Queue(storage, 1024))
+    equal(left, list(range(100 - len(left), 100)))
+    equal(queue.dropped, 100 - len(left))
+    assert 12 <= len(left) <= 21 and storage.size("queue.a") + storage.size("queue.b") <= 1024
+
+
+def test_acknowledged_records_make_room_before_anything_is_dropped():
+    queue, seen = Queue(Storage(), 1024), []
+    for number in range(200):
+        assert queue.append(record(number))
+        if number % 5 == 4:
+            seen += numbers(queue.batch(5, 1000))
+            queue.acknowledge(5)
+    equal((seen, queue.dropped), (list(range(200)), 0))
+
+
+def test_a_log_that_is_all_acknowledged_does_not_grow():
+    storage = Storage()
+    queue = Queue(storage, 4096)
+    for number in range(300):
+        queue.append(record(number))
+        drained(queue)
+    assert storage.used() < 4096 // 2
+
+
+def test_records_that_are_too_long_or_empty_are_dropped():
+    queue = Queue(Storage(), 1024)
+    equal((queue.append(b""), queue.append(b"x" * 513), queue.append(b"x" * 512)), (False, False, True))
+    equal((queue.depth, queue.dropped), (1, 2))
+
+
+def test_a_full_medium_drops_the_new_record_and_keeps_the_others():
+    for room in range(1, FRAME + 40):
+        storage = Storage()
+        queue = filled(storage, 5)
+        storage.capacity = storage.used() + room
+        equal(queue.append(record(5)), False)
+        equal((queue.depth, queue.dropped), (5, 1))
+        storage.capacity = None
+        assert queue.append(record(6))
+        equal(drained(Queue(storage)), [0, 1, 2, 3, 4, 6])
+
+
+def test_a_full_medium_at_the_first_record_is_survived():
+    for room in range(HEADER + FRAME + 40):
+        storage = Storage()
+        storage.capacity = room
+        queue = Queue(storage)
+        equal((queue.append(record(0)), queue.dropped), (False, 1))
+        storage.capacity = None
+        assert queue.append(record(1))
+        equal(drained(Queue(storage)), [1])
+
+
+def test_a_full_medium_takes_the_room_of_what_was_acknowledged():
+    storage = Storage()
+    queue = filled(storage, 5)
+    while queue.batch(5, 1000):
+        queue.acknowledge(1)
+    storage.capacity = storage.used() + 10
+    assert queue.append(record(5))
+    equal(drained(Queue(storage)), [5])
+
+
+def test_a_full_medium_while_the_log_is_copied_loses_nothing_that_waits():
+    for room in range(0, 900, 50):
+        storage = Storage()
+        queue = filled(storage, 20, cap=1024)
+        queue.batch(20, 10000)
+        queue.acknowledge(10)
+        storage.capacity = storage.used() + room
+        kept = [number for number in (20, 21, 22) if queue.append(record(number))]
+        equal(queue.dropped, 3 - len(kept))
+        storage.capacity = None
+        equal(drained(Queue(storage, 1024)), list(range(10, 20)) + kept)
+
+
+def test_a_position_that_cannot_be_written_only_repeats():
+    storage = Storage()
+    queue = filled(storage, 4)
+    storage.capacity = 0
+    queue.batch(2, 1000)
+    queue.acknowledge(2)
+    equal(numbers(queue.batch(9, 1000)), [2, 3])
+    storage.capacity = None
+    equal(drained(Queue(storage)), [0, 1, 2, 3])
+
+
+def test_a_flipped_bit_costs_one_record_wherever_it_is():
+    size = HEADER + 3 * (FRAME + 40)
+    for place in range(size):
+        storage = Storage()
+        filled(storage, 3)
+        name = "queue.a" if storage.size("queue.a") else "queue.b"
+        storage.files[name][place] ^= 1 << (place % 8)
+        queue = Queue(storage)
+        left = drained(queue)
+        hit = (place - HEADER) // (FRAME + 40) if place >= HEADER else -1
+        equal((left, queue.dropped), ([n for n in range(3) if n != hit], 1 if hit >= 0 else 0))
+
+
+def test_damage_after_the_start_is_found_when_the_record_is_read():
+    storage = Storage()
+    queue = filled(storage, 4)
+    name = "queue.a" if storage.size("queue.a") else "queue.b"
+    storage.files[name][HEADER + FRAME + 40 + FRAME + 7] ^= 4
+    equal(numbers(queue.batch(9, 1000)), [0])
+    queue.acknowledge(1)
+    equal(numbers(queue.batch(9, 1000)), [2, 3])
+    equal((queue.depth, queue.dropped), (2, 1))
+    storage.files[name][-1] ^= 4
+    equal(numbers(queue.batch(9, 1000)), [2])
+    queue.acknowledge(1)
+    equal((queue.batch(9, 1000), queue.depth, queue.dropped), ([], 0, 2))
+    assert queue.append(record(9))
+    equal(drained(queue), [9])
+
+
+def test_files_that_are_none_are_survived():
+    for junk in (b"\0", b"OGQ1", b"\xff" * 300, b"<html>" * 50, bytes(400)):
+        for name in ("queue.a", "queue.b", "queue.pos"):
+            storage = Storage()
+            storage.files[name] = bytearray(junk)
+            queue = Queue(storage)
+            assert queue.append(record(1))
+            equal(drained(Queue(storage)), [1])
+
+
+def test_a_flipped_bit_in_the_position_only_repeats():
+    for place in range(20):
+        storage = Storage()
+        queue = filled(storage, 4)
+        queue.batch(2, 1000)
+        queue.acknowledge(2)
+        storage.files["queue.pos"][place] ^= 1
+        equal(drained(Queue(storage)), [0, 1, 2, 3])
+
+
+def test_a_position_beyond_a_log_that_lost_its_end_loses_no_later_record():
+    storage = Storage()
+    queue = filled(storage, 6)
+    queue.batch(6, 1000)
+    queue.acknowledge(5)
+    name = "queue.a" if storage.size("queue.a") else "queue.b"
+    storage.files[name] = storage.files[name][: HEADER + 2 * (FRAME + 40)]
+    queue = Queue(storage)
+    for number in range(10, 16):
+        assert queue.append(record(number))
+    equal(drained(Queue(storage)), list(range(10, 16)))
