@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import bench, charts, claims, compare, leaderboard, local, remote, runs, selftest
+from optigpu.cli import bench, charts, claims, compare, convert, leaderboard, local, remote, runs, selftest
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 EXIT_STATUS = (
@@ -29,6 +29,7 @@ leaderboard.add_commands(app)
 compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)
+convert.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:
