@@ -1,4 +1,4 @@
-"""python -m api: runs the service until it receives SIGINT or SIGTERM."""
+"""python -m api: runs the service until it receives SIGINT or SIGTERM. python -m api devices: api/device_command.py."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from api import logs
+from api import device_command, logs
 from api.app import create_app
 from api.auth import has_key
 from api.settings import ServiceSettings, SettingsError, read_settings
@@ -21,6 +21,7 @@ from optigpu.vocabulary import StoreError
 
 EXIT_REFUSED = 2
 EXIT_FAILED = 1
+DEVICES = "devices"
 DRAIN_S = 5
 logger = structlog.stdlib.get_logger("api.settings")
 
@@ -41,8 +42,11 @@ class Server(uvicorn.Server):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a request to stop, 2 if the settings do not allow a start, 1 after an error."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == [DEVICES]:
+        return device_command.main(given[1:])
     try:
-        settings = _settings(arguments)
+        settings = _settings(given)
         logs.configure(settings.log_level, as_json=not settings.embedded)
         _warn_of_unknown_variables()
         _prepare(settings)
@@ -55,8 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _serve(settings, listener)
 
 
-def _settings(arguments: Sequence[str] | None) -> ServiceSettings:
-    parser = argparse.ArgumentParser(prog="python -m api", description="The OptiGPU service.")
+def _settings(arguments: Sequence[str]) -> ServiceSettings:
+    parser = argparse.ArgumentParser(
+        prog="python -m api",
+        description="The OptiGPU service. `python -m api devices` has its edge devices, `python -m api.keys` its keys.",
+    )
     parser.add_argument("--host", help="address to listen on (OPTIGPU_HOST; 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (OPTIGPU_PORT; 8000)")
     parser.add_argument(

@@ -18,7 +18,9 @@ from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
     compare,
+    devices,
     docs,
+    edge_models,
     events,
     hardware,
     health,
@@ -41,6 +43,8 @@ ROUTERS = (
     results,
     compare,
     leaderboard,
+    devices,
+    edge_models,
     workers,
     hardware,
     schema,
@@ -80,6 +84,7 @@ def _service(settings: ServiceSettings) -> Service:
         database=database,
         doorbell=Doorbell(settings.redis_url),
         limiter=RateLimiter(settings.rate_limit, settings.redis_url),
+        device_limiter=RateLimiter(settings.device_rate_limit, settings.redis_url),
         feeds=Feeds(database),
         key_uses=KeyUses(database),
         metrics=Metrics(database, settings.lease_s),

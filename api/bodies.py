@@ -1,9 +1,10 @@
 """Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 from fastapi import Depends, Request
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from api.auth import Administrator, Submitter
@@ -17,18 +18,20 @@ from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 async def job_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
-    """The body of a call that submits a job."""
-    return await _json_body(request, service.settings.max_body_bytes)
+    """The body of a call that submits a job or a model's manifest."""
+    return await json_body(request, service.settings.max_body_bytes)
 
 
 async def run_body(request: Request, service: ServiceDep, _: Administrator) -> bytes:
     """The body of a call that imports a run, whose raw samples may be long."""
-    return await _json_body(request, service.settings.max_import_bytes)
+    return await json_body(request, service.settings.max_import_bytes)
 
 
-async def _json_body(request: Request, limit: int) -> bytes:
+async def json_body(request: Request, limit: int) -> bytes:
     """Refuses other media types (415) and bodies that are too long (413)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -112,6 +115,19 @@ PostedRun = Annotated[ImportedRun, Depends(posted_run)]
 
 def _refuse_run(field: str, message: str) -> NoReturn:
     raise ProblemError(422, message, [{"field": field, "message": message}])
+
+
+def strict_document(body: bytes, model: type[Model]) -> Model:
+    """What a body says, with every value of the very type that the model has.
+
+    Raises ProblemError 400 for invalid JSON, 422 with each field that is wrong.
+    """
+    _check_json(body)
+    try:
+        with refusing(model):
+            return model.model_validate_json(body, strict=True)
+    except FieldsError as error:
+        raise ProblemError(422, summary(error.entries), error.entries) from None
 
 
 def _check_json(body: bytes) -> None:

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if settings or database cannot be used, with the reason on stderr."""
     given = _parser().parse_args(arguments)
     try:
-        database = _database(read_settings())
+        database = open_database(read_settings())
         try:
             given.run(database, given)
         finally:
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _database(settings: ServiceSettings) -> Database:
+def open_database(settings: ServiceSettings) -> Database:
+    """The database of the settings; that of an embedded service is migrated."""
     if settings.embedded:
         import migrations
 

@@ -1,5 +1,6 @@
-"""The OpenAPI document: FastAPI's own, with the body of POST /v1/jobs and problem documents for all errors."""
+"""The OpenAPI document: FastAPI's own, with the bodies that calls read by themselves and problems for all errors."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -7,9 +8,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from api.examples import JOBS
+from api.examples import JOBS, Example
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
+from optigpu.documents.devices import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
+from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.views import EventView, Problem
 from optigpu.job.spec import JobSpec
 
@@ -18,6 +21,7 @@ TAGS = [
     {"name": "jobs", "description": "Submit a job and follow it."},
     {"name": "results", "description": "What was measured, with its raw samples."},
     {"name": "leaderboard", "description": "The current results, ranked."},
+    {"name": "devices", "description": "Edge devices, their signed reports, and the models they report on."},
     {"name": "workers", "description": "The workers and what they can run."},
     {"name": "schema", "description": "What a job can contain."},
     {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
@@ -26,8 +30,11 @@ DESCRIPTION = (
     "What does each optimization layer buy on your hardware, alone and stacked? POST a job, follow its events, read "
     "the leaderboard. Times are UTC, numbers are in SI units, every error is a problem document (RFC 9457)."
 )
-OURS = (JobSpec, Problem, EventView)
-"""Schemas that FastAPI cannot derive: the body of POST /v1/jobs, errors, messages of a stream."""
+OURS = (
+    *(JobSpec, Problem, EventView),
+    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest),
+)
+"""Schemas that FastAPI cannot derive: bodies that are read by themselves, errors, messages of a stream."""
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -49,19 +56,17 @@ def problems(*statuses: int) -> Responses:
 GUARDED = problems(401, 403, 422, 429)
 """The errors of every call that reads or changes something."""
 
-POSTED_JOB: dict[str, object] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": schema_of(JobSpec),
-                "examples": {
-                    name: {"summary": job.summary, "value": job.document} for name, job in JOBS.items()
-                },
-            }
-        },
+
+def posted(model: type[BaseModel], examples: Mapping[str, Example]) -> dict[str, object]:
+    """The documentation of a body that a call reads by itself: one of OURS, with examples."""
+    shown = {
+        name: {"summary": example.summary, "value": example.document} for name, example in examples.items()
     }
-}
+    content = {"schema": schema_of(model), "examples": shown}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+POSTED_JOB = posted(JobSpec, JOBS)
 
 
 class DocumentedApp(FastAPI):

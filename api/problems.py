@@ -21,7 +21,10 @@ logger = structlog.stdlib.get_logger("api")
 
 
 class ProblemError(Exception):
-    """Ends the request with a problem document. `detail` is one sentence for a person."""
+    """Ends the request with a problem document. `detail` is one sentence for a person.
+
+    `server_time_us` is for a device whose clock is wrong; other documents have no such field.
+    """
 
     def __init__(
         self,
@@ -29,12 +32,14 @@ class ProblemError(Exception):
         detail: str,
         errors: Sequence[Entry] = (),
         headers: Mapping[str, str] | None = None,
+        server_time_us: int | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.errors = tuple(errors)
         self.headers = headers
+        self.server_time_us = server_time_us
 
 
 def problem_response(scope: Scope, problem: ProblemError) -> Response:
@@ -45,8 +50,10 @@ def problem_response(scope: Scope, problem: ProblemError) -> Response:
         detail=problem.detail,
         instance=f"urn:uuid:{request_id(scope)}",
         errors=problem.errors,
+        server_time_us=problem.server_time_us,
     )
-    return Response(document.model_dump_json(), problem.status, problem.headers, MEDIA_TYPE)
+    left_out = None if problem.server_time_us is not None else {"server_time_us"}
+    return Response(document.model_dump_json(exclude=left_out), problem.status, problem.headers, MEDIA_TYPE)
 
 
 def request_id(scope: Scope) -> str:

@@ -9,6 +9,8 @@ from http import HTTPStatus
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 SCHEMAS = "#/components/schemas/"
+CREDENTIALS = {"HTTPBearer": "Bearer $OPTIGPU_API_KEY"}
+"""What a call's header `Authorization` holds, by its security scheme; a device's signature has no short form."""
 
 
 class _Part(BaseModel):
@@ -125,7 +127,8 @@ class Call:
             words += ["-X", self.method]
         words.append(f'"$URL{_with_variables(self.path)}{self._query()}"')
         if self.operation.security:
-            words += ["-H", '"Authorization: Bearer $OPTIGPU_API_KEY"']
+            scheme = next(iter(self.operation.security[0]))
+            words += ["-H", f'"Authorization: {CREDENTIALS.get(scheme, "$AUTHORIZATION")}"']
         if self.operation.body:
             words += _sent(self.operation.body)
         return " ".join(words)

@@ -22,6 +22,7 @@ class Service:
     database: Database
     doorbell: Doorbell
     limiter: RateLimiter
+    device_limiter: RateLimiter
     feeds: Feeds
     key_uses: KeyUses
     metrics: Metrics

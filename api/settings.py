@@ -23,8 +23,9 @@ class ServiceSettings(BaseSettings):
 
     Without `redis_url` it is embedded: it migrates its own database and starts a worker (unless `embedded_worker` is
     false). With it, it rings workers through Redis. `api_key` is a first key, with every scope.
-    `rate_limit` is for each key, or for each address where there are no keys. `allowed_hosts` are names, separated by
-    commas, by which a service that listens on loopback may be called besides localhost. With `public_read` a caller
+    `rate_limit` is for each key, or for each address where there are no keys; `device_rate_limit` for each edge device.
+    `allowed_hosts` are names, separated by commas, by which a service that listens on loopback may be called besides
+    localhost. With `public_read` a caller
     without a key may read where keys are needed. `root_path` is where a proxy puts the service, "/optigpu" for example:
     every link begins with it. With fewer than `min_free_bytes` on the disk of its data it is not ready.
     """
@@ -39,6 +40,7 @@ class ServiceSettings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     lease_s: float = Field(30.0, ge=1, le=3600)
     rate_limit: str = Field("600/minute", pattern=RATE_PATTERN)
+    device_rate_limit: str = Field("120/minute", pattern=RATE_PATTERN)
     max_body_bytes: int = Field(1_000_000, ge=1000, le=100_000_000)
     max_import_bytes: int = Field(50_000_000, ge=1000, le=1_000_000_000)
     min_free_bytes: int = Field(100_000_000, ge=0)

@@ -11,6 +11,7 @@ from optigpu.cli import (
     charts,
     claims,
     compare,
+    convert,
     device_sim,
     leaderboard,
     local,
@@ -43,6 +44,7 @@ claims.add_commands(app)
 charts.add_commands(app)
 tiny.add_commands(app)
 device_sim.add_commands(app)
+convert.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

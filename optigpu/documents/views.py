@@ -339,7 +339,10 @@ class Comparison(Frozen):
 
 
 class Problem(Frozen):
-    """An error, as RFC 9457 has it. `errors` name each field that is wrong and why."""
+    """An error, as RFC 9457 has it. `errors` name each field that is wrong and why.
+
+    `server_time_us` tells a device whose clock is wrong what time it is; other errors have no such field.
+    """
 
     type: str = "about:blank"
     title: str
@@ -347,3 +350,4 @@ class Problem(Frozen):
     detail: str
     instance: str | None = None
     errors: tuple[dict[str, Any], ...] = ()
+    server_time_us: int | None = None

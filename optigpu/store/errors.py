@@ -11,5 +11,9 @@ class WithdrawnError(NotFoundError):
     """The result or the job was withdrawn; the text says when and why."""
 
 
+class KeyRefusedError(StoreError):
+    """The key of a device was replaced or revoked."""
+
+
 class StoreUnavailableError(StoreError):
     """The database cannot be reached, or its tables are not those of this version."""

@@ -3,9 +3,20 @@
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, text
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
 from optigpu.documents.views import Standing, Want, Withdrawn
 from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
 from optigpu.vocabulary import DeviceKind, JobState, Role, VariantStatus
@@ -33,8 +44,12 @@ class Base(DeclarativeBase):
         list[Any]: Document,
         list[str]: Document,
         DeviceKind: choice(DeviceKind),
+        DeviceSource: choice(DeviceSource),
+        InputSource: choice(InputSource),
         JobState: choice(JobState),
+        ReportState: choice(ReportState),
         Role: choice(Role),
+        RunnerName: choice(RunnerName),
         Standing: choice(Standing),
         Withdrawn: choice(Withdrawn),
         VariantStatus: choice(VariantStatus),
@@ -313,3 +328,140 @@ class Tombstone(Base):
     withdrawn_by: Mapped[str]
     key_id: Mapped[str | None]
     reason: Mapped[str]
+
+
+class DeviceInvite(Base):
+    """An invitation to enrol one device. `code` is the public group of what the operator was shown.
+
+    `verifier` is SHA-256 of the secret groups, null once it is claimed; `claim_digest` then tells a retry from another
+    claim.
+    """
+
+    __tablename__ = "device_invites"
+
+    code: Mapped[str] = mapped_column(String(4), primary_key=True)
+    verifier: Mapped[Digest | None]
+    name: Mapped[str | None]
+    source: Mapped[DeviceSource]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    claimed_at: Mapped[datetime | None]
+    claim_digest: Mapped[Digest | None]
+    device_id: Mapped[Identifier | None] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+
+
+class Device(Base):
+    """An edge device, with what it last said of itself. Its row lock orders all writes that belong to it."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    name: Mapped[str | None]
+    board: Mapped[str]
+    source: Mapped[DeviceSource]
+    firmware_sha256: Mapped[Digest]
+    created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    rotate_requested_at: Mapped[datetime | None]
+
+    # Of the newest message of the newest boot.
+    boot_id: Mapped[str | None] = mapped_column(String(16))
+    clock_synchronised: Mapped[bool | None]
+    agent_version: Mapped[str | None]
+    reset_reason: Mapped[str | None]
+    rssi: Mapped[int | None]
+    heap_free: Mapped[int | None]
+    queue_depth: Mapped[int | None]
+    dropped: Mapped[int | None]
+    uptime_us: Mapped[int | None]
+
+
+class DeviceKey(Base):
+    """One version of a device's key. `secret` is null once a later version was used or the device was revoked."""
+
+    __tablename__ = "device_keys"
+
+    device_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
+    )
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    secret: Mapped[bytes | None]
+    created_at: Mapped[datetime]
+    first_used_at: Mapped[datetime | None]
+
+
+class DeviceBoot(Base):
+    """One boot of a device: the highest sequence of its signed requests."""
+
+    __tablename__ = "device_boots"
+
+    device_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("devices.id", ondelete="CASCADE"), primary_key=True
+    )
+    boot_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    first_seen_at: Mapped[datetime]
+    sequence: Mapped[int]
+
+
+class DeviceRun(Base):
+    """The start of a run, as the server saw it. A repeated request (boot and sequence) finds the same row."""
+
+    __tablename__ = "device_runs"
+    __table_args__ = (UniqueConstraint("device_id", "boot_id", "sequence"),)
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    device_id: Mapped[Identifier] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+    boot_id: Mapped[str] = mapped_column(String(16))
+    sequence: Mapped[int]
+    model_sha256: Mapped[Digest]
+    started_at: Mapped[datetime]
+
+
+class DeviceReportRow(Base):
+    """A report as it was received, what was made of it, and what the edge leaderboard sorts by.
+
+    `received_at` is when the server had the message that brought it; `document` is the report, and `body_digest` is
+    that of its canonical JSON. `energy_per_inference_uj` includes the idle power.
+    """
+
+    __tablename__ = "device_reports"
+    __table_args__ = (
+        UniqueConstraint("device_id", "boot_id", "sequence"),
+        Index("ix_device_reports_device_id_id", "device_id", "id"),
+        Index("ix_device_reports_run_id", "run_id"),
+        Index("ix_device_reports_partition", "model_sha256", "input_source", "runner", "ranked"),
+    )
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    device_id: Mapped[Identifier] = mapped_column(ForeignKey("devices.id", ondelete="CASCADE"))
+    boot_id: Mapped[str] = mapped_column(String(16))
+    sequence: Mapped[int]
+    run_id: Mapped[Identifier | None]
+    received_at: Mapped[datetime]
+    model_sha256: Mapped[Digest]
+    input_source: Mapped[InputSource]
+    runner: Mapped[RunnerName]
+    board: Mapped[str]
+    source: Mapped[DeviceSource]
+    state: Mapped[ReportState]
+    ranked: Mapped[bool]
+    reasons: Mapped[list[str]]
+    flags: Mapped[list[str]]
+    latency_p50_us: Mapped[int | None]
+    count: Mapped[int]
+    energy_per_inference_uj: Mapped[float | None]
+    power_source: Mapped[str]
+    body_digest: Mapped[Digest]
+    document: Mapped[dict[str, Any]]
+
+
+class EdgeModel(Base):
+    """A converted model that devices may report on, by the SHA-256 of its file; `document` is its manifest."""
+
+    __tablename__ = "edge_models"
+
+    sha256: Mapped[Digest] = mapped_column(primary_key=True)
+    rankable: Mapped[bool]
+    added_at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]

@@ -1,0 +1,136 @@
+"""python -m api devices: invites devices, lists them, revokes them, asks them for new keys."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+from api.keys import open_database
+from api.settings import SettingsError, read_settings
+from optigpu.documents.devices import DeviceSource, DeviceView
+from optigpu.edge.codes import InviteCode, new_code
+from optigpu.store import device_invites, devices
+from optigpu.store.database import Database
+from optigpu.vocabulary import StoreError
+
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+LONGEST = timedelta(days=7)
+ATTEMPTS = 20
+PAGE = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 1 if settings or database cannot be used, with the reason on stderr."""
+    given = _parser().parse_args(arguments)
+    try:
+        database = open_database(read_settings())
+        try:
+            given.run(database, given)
+        finally:
+            database.close()
+    except (SettingsError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def duration(text: str) -> timedelta:
+    """15m, 2h, 1d. Raises argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    lasts = timedelta(**{UNITS[match[2]]: int(match[1])}) if match else LONGEST * 2
+    if lasts > LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not a time such as 15m, 2h or 1d, of 7 days at the most")
+    return lasts
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m api devices", description="The edge devices of an OptiGPU service."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    invite = commands.add_parser("invite", help="let one device enrol, with a code that is shown once")
+    invite.add_argument("--name", type=_name, help="a name for the device, to show in lists")
+    invite.add_argument("--simulator", action="store_true", help="its reports are simulated and never rank")
+    invite.add_argument(
+        "--expires",
+        type=duration,
+        default="15m",
+        help="how long the code is valid: 15m (the default), 2h, 1d",
+    )
+    invite.set_defaults(run=_invite)
+    commands.add_parser("list", help="list devices and open invitations").set_defaults(run=_list)
+    for name, run, words in (
+        ("revoke", _revoke, "refuse a device from now on; its reports stay"),
+        ("rotate", _rotate, "ask a device for a new key when it next sends a message"),
+    ):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("id", help="the device's id, as the list shows it")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[ -~]{1,64}", text):
+        raise argparse.ArgumentTypeError("a name has 1 to 64 printable ASCII characters")
+    return text
+
+
+def _invite(database: Database, given: argparse.Namespace) -> None:
+    source = DeviceSource.SIMULATOR if given.simulator else DeviceSource.DEVICE
+    code, expires = invite(database, name=given.name, source=source, lasts=given.expires)
+    print(code.text)
+    print(f"One device can enrol with this code until {expires}; it is not shown again.", file=sys.stderr)
+
+
+def invite(
+    database: Database, *, name: str | None, source: DeviceSource, lasts: timedelta
+) -> tuple[InviteCode, str]:
+    """Opens an invitation; returns its code and until when it is valid. Raises StoreError if no public code is free."""
+    for _ in range(ATTEMPTS):
+        code = new_code()
+        with database.write() as session:
+            made = device_invites.add(
+                session, code.public, code.verifier.hex(), name=name, source=source, lasts=lasts
+            )
+        if made is not None:
+            return code, f"{made.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+    raise StoreError("Too many invitations are kept; try again when some have expired.")
+
+
+def _list(database: Database, _: argparse.Namespace) -> None:
+    with database.read() as session:
+        invites = device_invites.list_open(session)
+        cursor, more = None, True
+        while more:
+            page = devices.list_(session, limit=PAGE, cursor=cursor)
+            for device in page.devices:
+                print(_line(device))
+            cursor, more = page.next_cursor, page.next_cursor is not None
+    for each in invites:
+        print(
+            f"invitation {each.code}-...  {each.source}  until {each.expires_at:%Y-%m-%d %H:%M:%S}  {each.name or ''}"
+        )
+
+
+def _line(device: DeviceView) -> str:
+    seen = f"{device.last_seen_at:%Y-%m-%d %H:%M}" if device.last_seen_at else "never"
+    state = "revoked" if device.revoked_at else ("rotating" if device.rotate else "active")
+    words = (
+        device.id,
+        f"{state:<8}",
+        f"{device.source:<9}",
+        f"key {device.key_version}",
+        f"last seen {seen:<16}",
+    )
+    return "  ".join([*words, device.board, device.name or ""]).rstrip()
+
+
+def _revoke(database: Database, given: argparse.Namespace) -> None:
+    with database.write() as session:
+        devices.revoke(session, given.id)
+
+
+def _rotate(database: Database, given: argparse.Namespace) -> None:
+    with database.write() as session:
+        devices.request_rotation(session, given.id)

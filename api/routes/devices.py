@@ -1,0 +1,165 @@
+"""Edge devices: they enrol, begin runs, send reports and change keys; people read what they sent."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from api import enrolment, measurements
+from api.auth import Reader
+from api.bodies import json_body, strict_document
+from api.examples import CLAIMS, KEYS, MESSAGES, RUNS
+from api.measurements import microseconds
+from api.openapi import GUARDED, posted, problems
+from api.parameters import Cursor, Id, Limit
+from api.service import Service, ServiceDep
+from api.signed import MOST_BODY_BYTES, Signed, entered
+from optigpu.documents.devices import (
+    ClaimAnswer,
+    ClaimRequest,
+    DeviceMessage,
+    DevicePage,
+    DeviceReportPage,
+    DeviceView,
+    KeyAnswer,
+    KeyRequest,
+    MessageAnswer,
+    RunAnswer,
+    RunRequest,
+)
+from optigpu.store import device_reports, devices
+from optigpu.vocabulary import Frozen
+
+
+class _DeviceId(StringConvertor):
+    """Whatever is not the last part of /v1/devices/claim, which is a call of its own."""
+
+    regex = "(?!claim$)[^/]+"
+
+
+register_url_convertor("device", _DeviceId())
+router = APIRouter(prefix="/v1/devices", tags=["devices"], responses=GUARDED)
+SENT = problems(409, 413, 415)
+
+
+class PageOf(Frozen):
+    """Which page of a list."""
+
+    limit: Limit = 50
+    cursor: Cursor | None = None
+
+
+async def claim_body(request: Request, service: ServiceDep) -> bytes:
+    """The body of a claim, which counts for its address: a code could be guessed otherwise."""
+    service.limiter.count(f"claim:{request.client.host if request.client else 'unknown'}")
+    return await json_body(request, MOST_BODY_BYTES)
+
+
+@router.post(
+    "/claim",
+    status_code=201,
+    operation_id="claim_device",
+    summary="Enrol a device",
+    responses=SENT | {200: {"model": ClaimAnswer, "description": "The same claim was answered before."}},
+    openapi_extra=posted(ClaimRequest, CLAIMS),
+)
+def claim_device(
+    body: Annotated[bytes, Depends(claim_body)], service: ServiceDep, response: Response
+) -> ClaimAnswer:
+    """A device proves that it has the code of an open invitation and hands over the key that it made, sealed with it.
+
+    `python -m api devices invite` makes a code. A code is for one device; the same claim again gets the same answer,
+    any other one 403.
+    """
+    asked = strict_document(body, ClaimRequest)
+    with service.database.write() as session:
+        claimed = enrolment.claim(session, asked)
+    response.status_code = 201 if claimed.created else 200
+    return claimed.answer
+
+
+@router.post(
+    "/{id}/runs",
+    status_code=201,
+    operation_id="start_device_run",
+    summary="Begin a run",
+    responses=SENT,
+    openapi_extra=posted(RunRequest, RUNS),
+)
+def start_device_run(signed: Signed, service: ServiceDep) -> RunAnswer:
+    """The service notes when the run of a model began; its report names `run_id`. Signed by the device."""
+    asked = strict_document(signed.body, RunRequest)
+    with service.database.write() as session:
+        entered(session, signed.request)
+        run = device_reports.start_run(session, signed.request, asked.model_sha256)
+    return RunAnswer(run_id=run.id, server_time_us=microseconds(run.started_at))
+
+
+@router.post(
+    "/{id}/measurements",
+    operation_id="send_measurements",
+    summary="Send reports",
+    responses=SENT,
+    openapi_extra=posted(DeviceMessage, MESSAGES),
+)
+def send_measurements(signed: Signed, service: ServiceDep) -> MessageAnswer:
+    """How the device is, and up to 32 reports; none is a heartbeat. Signed by the device.
+
+    Each report is stored once: the same one again gets its first answer. One that cannot be true is kept apart
+    (quarantined) with the reasons. If one of them is malformed nothing of the message is stored, and `errors` name it.
+    """
+    message = strict_document(signed.body, DeviceMessage)
+    with service.database.write() as session:
+        device = entered(session, signed.request)
+        return measurements.take(session, signed.request, device, message)
+
+
+@router.post(
+    "/{id}/key",
+    operation_id="change_device_key",
+    summary="Change a device's key",
+    responses=SENT,
+    openapi_extra=posted(KeyRequest, KEYS),
+)
+def change_device_key(signed: Signed, service: ServiceDep) -> KeyAnswer:
+    """The device hands over its next key, sealed with the one that signs this. Both are valid until the new one is
+    used."""
+    asked = strict_document(signed.body, KeyRequest)
+    with service.database.write() as session:
+        device = entered(session, signed.request)
+        return enrolment.rotate(session, signed.request, asked, newest=device.newest)
+
+
+@router.get("", operation_id="list_devices", summary="List devices, the newest first")
+def list_devices(service: ServiceDep, _: Reader, page: Annotated[PageOf, Query()]) -> DevicePage:
+    """Each device as it last described itself; those that were revoked stay in the list."""
+    with service.database.read() as session:
+        found = devices.list_(session, limit=page.limit, cursor=page.cursor)
+    return found.model_copy(update={"devices": tuple(_linked(each, service) for each in found.devices)})
+
+
+@router.get("/{id:device}", operation_id="get_device", summary="Get a device", responses=problems(404))
+def get_device(device_id: Id, service: ServiceDep, _: Reader) -> DeviceView:
+    """When it was last seen, its firmware, reset reason, signal, memory, and how many reports wait or were dropped."""
+    with service.database.read() as session:
+        return _linked(devices.get(session, device_id), service)
+
+
+@router.get(
+    "/{id}/reports",
+    operation_id="list_device_reports",
+    summary="The reports of a device, the newest first",
+    responses=problems(404),
+)
+def list_device_reports(
+    device_id: Id, service: ServiceDep, _: Reader, page: Annotated[PageOf, Query()]
+) -> DeviceReportPage:
+    """Every stored report, quarantined ones among them, with its reasons and flags."""
+    with service.database.read() as session:
+        devices.get(session, device_id)
+        return device_reports.list_(session, device_id, limit=page.limit, cursor=page.cursor)
+
+
+def _linked(device: DeviceView, service: Service) -> DeviceView:
+    place = f"{service.settings.prefix}/v1/devices/{device.id}"
+    return device.model_copy(update={"links": {"self": place, "reports": f"{place}/reports"}})

@@ -1,0 +1,75 @@
+"""What the builders of all ports have in common. A heap holds only what the configuration names."""
+
+import esp32_agent
+from esp32_agent.config import ConfigError
+from esp32_agent.port import files
+from esp32_agent.port.base import Clock, Power, Runner
+from esp32_agent.port.http import HttpClient
+from esp32_agent.port.inputs import FixedInput
+
+
+def http_client(config, make_wire, make_context) -> HttpClient:
+    """`make_wire(host, port, context, timeout_s)` opens a connection; `make_context(ca)` makes its TLS context.
+
+    Raises ConfigError if the file of certificates cannot be used.
+    """
+    context = None
+    if config.url.startswith("https:"):
+        try:
+            context = make_context(config.ca)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"The certificates of `ca` ({config.ca}) cannot be used: {error}.") from None
+
+    def open_wire(host, port, secure, timeout_s):
+        return make_wire(host, port, context if secure else None, timeout_s)
+
+    return HttpClient(config.url, open_wire)
+
+
+def power(config, clock: Clock, open_bus) -> Power:
+    """`open_bus(settings)` gives the I2C bus. Raises ConfigError for a sensor without a bus, PortError without a chip."""
+    settings = config.power
+    if settings is None or settings.sensor == "none":
+        return Power()
+    if open_bus is None:
+        raise ConfigError("This machine has no I2C bus: set `power.sensor` to none.")
+    from esp32_agent.port.energy import SensorPower
+
+    bus = open_bus(settings)
+    if settings.sensor == "ina219":
+        from esp32_agent.port.ina219 import Ina219 as Sensor
+    else:
+        from esp32_agent.port.ina226 import Ina226 as Sensor
+    return SensorPower(Sensor(bus, settings.address, settings.shunt_uohm, settings.max_ma), clock)
+
+
+def fixed_input(config, runner: Runner) -> FixedInput:
+    """The first golden input; zeros without golden inputs."""
+    if config.golden is None:
+        return FixedInput(bytes(runner.input_bytes))
+    return FixedInput(files.golden_input(config.golden, runner.input_bytes))
+
+
+def simulated_runner(config, clock: Clock) -> Runner:
+    """A runner without a model: it takes the model file's hash, and sleeps."""
+    from esp32_agent.port.simulator import SimulatedRunner
+
+    settings = config.runner
+    digest = files.model_sha256(config.model)
+    return SimulatedRunner(clock, digest, settings.input_bytes, settings.output_bytes, settings.latency_ms)
+
+
+def source(config) -> str:
+    """Where inputs come from: `fixed` unless the configuration names another source."""
+    return "fixed" if config.input is None else config.input.source
+
+
+def unknown(config, member: str, value: str, known: str) -> ConfigError:
+    """A choice that this kind of machine does not have."""
+    return ConfigError(f"`{member}` is {value}; this machine has {known}.")
+
+
+def firmware_sha256(system: str) -> str:
+    """The digest of the agent's own files and of the system that runs them."""
+    folder = esp32_agent.__file__.rsplit("/", 1)[0]
+    return files.code_sha256(folder, system)

@@ -1,0 +1,387 @@
+"""What edge devices send and what the service answers. Every number is an integer: us, uJ, uW, bytes, Hz.
+
+A report is sealed when it is made and may wait for days in the device's queue, so its schema has a number of its own
+(`schema`) and only grows by optional fields.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from optigpu.vocabulary import Frozen
+
+DEVICE_SCHEMA = 1
+MOST_REPORTS = 32
+"""In one message."""
+MOST_WINDOWS = 100
+MOST_US = 2**53 - 1
+"""Of any number here: what every JSON reader holds exactly."""
+
+Amount = Annotated[int, Field(strict=True, ge=0, le=MOST_US)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=MOST_US)]
+Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Uuid = Annotated[
+    str, StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+]
+Name = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,64}$")]
+"""Printable ASCII."""
+BoardName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+
+
+class Sent(Frozen):
+    """Base of what devices send. `schema` is a field's name there, which pydantic's own method has in Python."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    schema_: int = Field(alias="schema", strict=True, ge=DEVICE_SCHEMA, le=DEVICE_SCHEMA)
+
+
+class InputSource(StrEnum):
+    """Where the inputs of a run came from."""
+
+    FIXED = "fixed"
+    CAMERA = "camera"
+    FOLDER = "folder"
+    V4L2 = "v4l2"
+
+
+class RunnerName(StrEnum):
+    """What ran the model: on the device, or on a host, whose figures are never a device's."""
+
+    TFLM_NATIVE = "tflm-native"
+    TFLM_SERIAL = "tflm-serial"
+    TFLM_HOST = "tflm-host"
+    LITERT_HOST = "litert-host"
+    SIMULATOR = "simulator"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it runs on a host."""
+        return self.value.endswith("-host")
+
+
+class DeviceSource(StrEnum):
+    """What a device is, by its invitation: a device, or a simulated one, which ranks nowhere."""
+
+    DEVICE = "device"
+    SIMULATOR = "simulator"
+
+
+class ReportState(StrEnum):
+    """The state of a report. `conflict` is only ever answered: such a report is not stored."""
+
+    ACCEPTED = "accepted"
+    QUARANTINED = "quarantined"
+    CONFLICT = "conflict"
+
+
+class Reason(StrEnum):
+    """Why a report does not rank. Those that question its truth quarantine it."""
+
+    GOLDEN_FAILED = "golden_failed"
+    MODEL_UNKNOWN = "model_unknown"
+    FASTER_THAN_ROOFLINE = "faster_than_roofline"
+    LONGER_THAN_OBSERVED = "longer_than_observed"
+    SHORTER_THAN_OBSERVED = "shorter_than_observed"
+    INCONSISTENT = "inconsistent"
+    RUN_UNKNOWN = "run_unknown"
+    RUN_REUSED = "run_reused"
+    UNWITNESSED = "unwitnessed"
+    MODEL_NOT_RANKABLE = "model_not_rankable"
+    BOARD_UNKNOWN = "board_unknown"
+    FEW_WINDOWS = "few_windows"
+    SIMULATOR = "simulator"
+    HOST = "host"
+    ERROR = "error"
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether it questions the report's truth."""
+        return self in _QUARANTINING
+
+
+_QUARANTINING = frozenset(
+    {
+        Reason.GOLDEN_FAILED,
+        Reason.MODEL_UNKNOWN,
+        Reason.FASTER_THAN_ROOFLINE,
+        Reason.LONGER_THAN_OBSERVED,
+        Reason.SHORTER_THAN_OBSERVED,
+        Reason.INCONSISTENT,
+        Reason.RUN_UNKNOWN,
+        Reason.RUN_REUSED,
+    }
+)
+
+
+class Flag(StrEnum):
+    """What a reader of a report should know; a flag changes nothing of its rank."""
+
+    CLOCK_UNSYNCHRONISED = "clock_unsynchronised"
+    SLOWER_THAN_PUBLISHED = "slower_than_published"
+
+
+class RunnerInfo(Frozen):
+    """What ran the model."""
+
+    name: RunnerName
+    version: Name
+
+
+class Window(Frozen):
+    """Inferences one after the other: their count, the sum of their times, and the energy of the whole window."""
+
+    count: Positive
+    total_us: Positive
+    energy_uj: Amount | None
+
+
+class Latency(Frozen):
+    """The latencies of all windows together. A percentile is null below its sample count (11, 64, 662 requests)."""
+
+    count: Amount
+    min: Amount | None
+    p50: Amount | None
+    p90: Amount | None
+    p99: Amount | None
+
+
+class PowerInfo(Frozen):
+    """What measured the energy ("ina226", "none", ...), and the power before the first window, if it was read."""
+
+    source: BoardName
+    idle_uw: Amount | None
+
+
+class GoldenCheck(Frozen):
+    """SHA-256 of the run's id and the outputs for the golden inputs, in order; `count` is that of the inputs."""
+
+    count: Positive
+    digest: Hex64
+
+
+class DeviceReport(Sent):
+    """One run on a device. (device, `boot_id`, `sequence`) identifies it.
+
+    `ticks_us` is the device's time from the answer that began the run to its end, `started_us` its clock at the
+    beginning (0: not synchronised). `run_id` is null where the server did not see the start.
+    """
+
+    boot_id: Hex16
+    sequence: Positive
+    run_id: Uuid | None
+    model_sha256: Hex64
+    input_bytes: Positive
+    input_source: InputSource
+    runner: RunnerInfo
+    board: BoardName
+    clock_hz: Amount
+    firmware_sha256: Hex64
+    warmup: Amount
+    windows: Annotated[tuple[Window, ...], Field(max_length=MOST_WINDOWS)]
+    latency_us: Latency
+    power: PowerInfo
+    golden: GoldenCheck | None
+    arena_bytes: Amount
+    heap_free: Amount
+    started_us: Amount
+    ticks_us: Amount
+    error: Text | None
+
+    @property
+    def count(self) -> int:
+        """The inferences of all windows."""
+        return sum(window.count for window in self.windows)
+
+    @property
+    def total_us(self) -> int:
+        """The time of all windows."""
+        return sum(window.total_us for window in self.windows)
+
+    @property
+    def energy_per_inference_uj(self) -> float | None:
+        """Energy of the windows, idle power included, per inference; null unless each window has one."""
+        energies = [window.energy_uj for window in self.windows if window.energy_uj is not None]
+        if not energies or len(energies) < len(self.windows):
+            return None
+        return sum(energies) / self.count
+
+
+class SentReport(Frozen):
+    """A report in a message.
+
+    `waited_us` is the device's time from the run's end to this message; null after a reboot.
+    """
+
+    waited_us: Amount | None
+    report: DeviceReport
+
+
+class DeviceStatus(Frozen):
+    """How the device is at the moment of a message. `dropped` counts reports that its full queue lost."""
+
+    board: BoardName
+    reset_reason: Name
+    rssi: Annotated[int, Field(strict=True, ge=-256, le=256)] | None
+    heap_free: Amount
+    queue_depth: Amount
+    dropped: Amount
+    agent_version: Name
+    uptime_us: Amount
+
+
+class DeviceMessage(Sent):
+    """What a device sends: how it is, and reports from its queue. No report at all is a heartbeat."""
+
+    device: DeviceStatus
+    reports: Annotated[tuple[SentReport, ...], Field(max_length=MOST_REPORTS)]
+
+
+class ReportAnswer(Frozen):
+    """What became of one report. `duplicate` says that it was here before, and this is what was answered then.
+
+    `report_id` is null for a conflict: other content has this boot and sequence.
+    """
+
+    boot_id: str
+    sequence: int
+    report_id: str | None
+    state: ReportState
+    ranked: bool
+    reasons: tuple[Reason, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    duplicate: bool = False
+
+
+class MessageAnswer(Frozen):
+    """The answer to a message, report by report in its order. `rotate` asks the device to make a new key."""
+
+    server_time_us: int
+    rotate: bool
+    reports: tuple[ReportAnswer, ...]
+
+
+class ClaimRequest(Sent):
+    """A device asks to be enrolled: `invite` is the first group of its code; the others seal its key and sign this."""
+
+    invite: Annotated[str, StringConstraints(pattern=r"^[0-9A-HJKMNP-TV-Z]{4}$")]
+    nonce: Hex32
+    sealed_key: Hex64
+    proof: Hex64
+    board: BoardName
+    firmware: Hex64
+    name: Name | None = None
+
+
+class ClaimAnswer(Frozen):
+    """The identity of a new device; it signs with `key_id` from now on."""
+
+    device_id: str
+    key_id: str
+    server_time_us: int
+
+
+class RunRequest(Sent):
+    """A device is about to measure this model."""
+
+    model_sha256: Hex64
+
+
+class RunAnswer(Frozen):
+    """The server saw the start; the run's report names `run_id`."""
+
+    run_id: str
+    server_time_us: int
+
+
+class KeyRequest(Sent):
+    """A new key, sealed with the one that signs this request."""
+
+    nonce: Hex32
+    sealed_key: Hex64
+
+
+class KeyAnswer(Frozen):
+    """The new key's id. The old key is valid until the new one is first used."""
+
+    key_id: str
+
+
+class DeviceView(Frozen):
+    """A device as it last described itself. What it never said is null.
+
+    `clock_synchronised` is that of its last message. `rotate` says that it was asked for a new key and has not used
+    one yet.
+    """
+
+    id: str
+    name: str | None
+    board: str
+    source: DeviceSource
+    firmware_sha256: str
+    key_version: int
+    created_at: datetime
+    last_seen_at: datetime | None = None
+    revoked_at: datetime | None = None
+    rotate: bool = False
+    boot_id: str | None = None
+    clock_synchronised: bool | None = None
+    agent_version: str | None = None
+    reset_reason: str | None = None
+    rssi: int | None = None
+    heap_free: int | None = None
+    queue_depth: int | None = None
+    dropped: int | None = None
+    uptime_us: int | None = None
+    links: dict[str, str] = Field(default_factory=dict)
+
+
+class DevicePage(Frozen):
+    """Devices, newest first. `next_cursor` is null on the last page."""
+
+    devices: tuple[DeviceView, ...]
+    next_cursor: str | None = None
+
+
+class DeviceReportView(Frozen):
+    """A stored report and what was made of it; `document` is the report as the device sent it."""
+
+    id: str
+    device_id: str
+    received_at: datetime
+    source: DeviceSource
+    state: ReportState
+    ranked: bool
+    reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    latency_p50_us: int | None = None
+    count: int
+    energy_per_inference_uj: float | None = None
+    document: dict[str, Any]
+
+
+class DeviceReportPage(Frozen):
+    """The reports of a device, newest first. `next_cursor` is null on the last page."""
+
+    reports: tuple[DeviceReportView, ...]
+    next_cursor: str | None = None
+
+
+class EdgeModelView(Frozen):
+    """A model whose reports can rank; `manifest` is the document that `optigpu convert` wrote."""
+
+    sha256: str
+    rankable: bool
+    added_at: datetime
+    manifest: dict[str, Any]
+
+
+class EdgeModels(Frozen):
+    """Every model that the service knows, newest first."""
+
+    models: tuple[EdgeModelView, ...]

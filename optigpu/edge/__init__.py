@@ -1,0 +1,4 @@
+"""Microcontrollers: models converted, judged against boards and predicted; devices' codes, signatures and reports.
+
+Loads no TensorFlow.
+"""

@@ -1,0 +1,157 @@
+"""Converts a Keras network to INT8 TensorFlow Lite, and proves it. Nothing is written unless all of it went well.
+
+TensorFlow, LiteRT and TFLite Micro run in processes of their own: TensorFlow and triton in one process crash, and an
+interpreter may abort on a model that it does not like.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from optigpu.documents.manifest import Agreement, Calibration, ModelManifest, Network
+from optigpu.edge.convert.agreement import agreement
+from optigpu.edge.convert.files import GOLDEN, MANIFEST, c_array, publish, work_folder
+from optigpu.edge.convert.process import Doing, Stop, Watch, run_program
+from optigpu.edge.convert.pythons import choose_python
+from optigpu.edge.convert.request import ConversionRequest, MobileNet, NetworkFile, check_request, pixels_of
+from optigpu.edge.errors import ConversionError
+from optigpu.edge.gate import check_model, format_of
+from optigpu.edge.golden import golden_of, read_golden
+from optigpu.edge.macs import operator_counts
+from optigpu.edge.tflite import Model, read_tflite
+from optigpu.vocabulary import Document
+
+MODEL = "model.tflite"
+GOLDEN_COUNT = 8
+COMPARED_MACS = 5_000_000_000
+"""Reference kernels do some 10^8 MACs a second: so many are spent on comparing with FP32."""
+LEAST_COMPARED, MOST_COMPARED = 4, 64
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The manifest and where it lies; beside it the model, golden.bin and the C array."""
+
+    manifest: ModelManifest
+    folder: Path
+    files: tuple[str, ...]
+
+
+def convert(request: ConversionRequest, doing: Doing, stop: Stop = lambda: None) -> Converted:
+    """Converts, checks and writes a model; `doing` is told what goes on, and `stop` asked whether to go on.
+
+    Raises SpecError for a wrong request, UnsupportedError for a network that cannot run on a device, ConversionError
+    for a conversion that died or took too long, and CancelledError when it is stopped.
+    """
+    check_request(request)
+    python = choose_python(request.python)
+    watch = Watch(doing, time.monotonic() + request.timeout_s, stop)
+    with work_folder(request.output) as folder:
+
+        def step(name: str, told: dict[str, object]) -> Document:
+            return run_program(
+                python, name, {"folder": str(folder.resolve()), "seed": request.seed, **told}, watch
+            )
+
+        built = step("build", _build_request(request))
+        model = read_tflite(folder / MODEL)
+        check_model(model, allow_unaccelerated=request.allow_unaccelerated)
+        evaluated = step("evaluate", _evaluate_request(request, model))
+        manifest = _manifest(request, folder, model, {**built, "evaluated": evaluated})
+        names = _write(request.name, folder, manifest)
+        publish(folder, names, request.output)
+    return Converted(manifest, request.output, names)
+
+
+def _build_request(request: ConversionRequest) -> dict[str, object]:
+    network: dict[str, object]
+    match request.network:
+        case MobileNet() as mobile:
+            network = {"family": "mobilenet_v2", **mobile.model_dump()}
+        case NetworkFile(path=path):
+            network = {"family": "file", "path": str(path.resolve()), "weights": "file"}
+    data = request.data
+    path_of = None if data.path is None else str(data.path.resolve())
+    return network | {
+        "data": data.kind,
+        "data_path": path_of,
+        "samples": data.samples,
+        "pixels": pixels_of(request),
+    }
+
+
+def _evaluate_request(request: ConversionRequest, model: Model) -> dict[str, object]:
+    macs = sum(each.macs for each in operator_counts(model))
+    compared = min(MOST_COMPARED, max(LEAST_COMPARED, COMPARED_MACS // max(macs, 1)))
+    entry = format_of(model.inputs[0])
+    return {
+        "arena_limit": request.arena_limit,
+        "golden": GOLDEN_COUNT,
+        "compared": compared,
+        "scale": entry.scale,
+        "zero_point": entry.zero_point,
+    }
+
+
+def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Document) -> ModelManifest:
+    content = (folder / MODEL).read_bytes()
+    counts = operator_counts(model)
+    entry, output = format_of(model.inputs[0]), format_of(model.outputs[0])
+    pairs = read_golden(folder / GOLDEN)
+    if len(pairs) != GOLDEN_COUNT or any(len(each.input) != entry.bytes for each in pairs):
+        raise ConversionError("The golden vectors do not fit the model; this is an error of OptiGPU.")
+    return ModelManifest(
+        sha256=hashlib.sha256(content).hexdigest(),
+        network=_network(request, entry.shape[1:], output.shape),
+        model_bytes=len(content),
+        operators=counts,
+        macs=sum(each.macs for each in counts),
+        parameter_bytes=model.parameter_bytes,
+        arena_bytes=told["evaluated"]["arena_bytes"],
+        input=entry,
+        output=output,
+        agreement=_agreement(folder, model),
+        calibration=Calibration(kind=request.data.kind, samples=told["calibrated"]),
+        rankable=request.data.kind != "random",
+        golden=golden_of(pairs),
+        tools=dict(sorted((told["tools"] | told["evaluated"]["tools"]).items())),
+    )
+
+
+def _network(request: ConversionRequest, shape: tuple[int, ...], output: tuple[int, ...]) -> Network:
+    classes = output[1] if len(output) == 2 else None
+    match request.network:
+        case MobileNet() as mobile:
+            return Network(
+                family="mobilenet_v2",
+                alpha=mobile.alpha,
+                input=shape,
+                classes=classes,
+                weights=mobile.weights,
+                seed=request.seed,
+            )
+        case NetworkFile():
+            return Network(family="file", input=shape, classes=classes, weights="file", seed=request.seed)
+
+
+def _agreement(folder: Path, model: Model) -> Agreement:
+    with np.load(folder / "held_out.npz", allow_pickle=False) as file:
+        floats = file["outputs"]
+    integers = np.load(folder / "int8.npy", allow_pickle=False)
+    return agreement(floats, integers, format_of(model.outputs[0]))
+
+
+def _write(name: str, folder: Path, manifest: ModelManifest) -> tuple[str, ...]:
+    """Writes what is still missing into the temporary folder; returns the names of all files."""
+    content = (folder / MODEL).read_bytes()
+    (folder / MODEL).rename(folder / f"{name}.tflite")
+    source, header = c_array(name, content)
+    (folder / f"{name}.cc").write_text(source, encoding="ascii")
+    (folder / f"{name}.h").write_text(header, encoding="ascii")
+    document = json.dumps(manifest.model_dump(mode="json"), indent=2) + "\n"
+    (folder / MANIFEST).write_text(document, encoding="utf-8")
+    return (f"{name}.tflite", f"{name}.cc", f"{name}.h", GOLDEN, MANIFEST)

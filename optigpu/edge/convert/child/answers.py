@@ -1,0 +1,60 @@
+"""How a program of this folder is told what to do, and how it answers: one JSON object in a line."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TextIO
+
+Request = Mapping[str, object]
+
+
+class RefusalError(Exception):
+    """The request cannot be fulfilled. `wrong` tells a wrong request from a model that cannot be converted."""
+
+    def __init__(self, sentence: str, *, wrong: bool = False) -> None:
+        super().__init__(sentence)
+        self.wrong = wrong
+
+
+class Answers:
+    """The pipe to the parent, apart from what libraries print."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe: TextIO = os.fdopen(descriptor, "w", encoding="utf-8")
+
+    def doing(self, text: str) -> None:
+        """What goes on now."""
+        self._send({"doing": text})
+
+    def done(self, outcome: Request) -> None:
+        """The last answer of a program that succeeded."""
+        self._send({"done": outcome})
+
+    def refuse(self, refusal: RefusalError) -> None:
+        """The last answer of one that cannot."""
+        self._send({"refused": str(refusal), "wrong": refusal.wrong})
+
+    def _send(self, message: Request) -> None:
+        self._pipe.write(json.dumps(message) + "\n")
+        self._pipe.flush()
+
+
+def run(program: Callable[[Request, Answers], Request]) -> None:
+    """Reads the request from stdin, runs the program and answers. Ends at once when the parent does."""
+    answers = Answers(int(sys.argv[1]))
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        answers.done(program(request, answers))
+    except RefusalError as refusal:
+        answers.refuse(refusal)
+    except MemoryError:
+        answers.refuse(RefusalError("There is not enough memory to convert the model; use a smaller one."))
+
+
+def _end_with_parent() -> NoReturn:
+    """Stdin ends when the parent closes it or dies."""
+    sys.stdin.read()
+    os._exit(1)

@@ -1,0 +1,175 @@
+"""Runs the INT8 model on LiteRT's reference kernels and on TFLite Micro: golden vectors, agreement, arena."""
+
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
+from tflite_micro.python.tflite_micro import runtime
+
+from .answers import Answers, RefusalError, Request
+
+FIRST_ARENA = 2**18
+PACKAGES = {"ai-edge-litert": "ai-edge-litert", "tflite-micro": "tflite_micro"}
+_ALLOCATED = re.compile(r"Arena allocation total (\d+)")
+_TOO_SMALL = re.compile(r"missing: \d+|[Rr]equested: \d+|[Ff]ailed to allocate|too small|[Ll]ow on memory")
+
+Numbers = NDArray[np.int8]
+
+
+def evaluate(request: Request, answers: Answers) -> Request:
+    """Writes golden.bin and int8.npy (what the model answers to held-out inputs) into the request's folder.
+
+    Raises RefusalError if the interpreters do not agree bit for bit, or the model needs more than `arena_limit` bytes.
+    """
+    folder, limit = Path(str(request["folder"])), int(str(request["arena_limit"]))
+    model = (folder / "model.tflite").read_bytes()
+    with np.load(folder / "held_out.npz", allow_pickle=False) as file:
+        held_out = _quantized(file["inputs"], float(str(request["scale"])), int(str(request["zero_point"])))
+    answers.doing("running TFLite Micro")
+    arena, micro = _micro(model, limit)
+    reference = _reference(model)
+    golden = _golden(held_out, int(str(request["golden"])), int(str(request["seed"])))
+    outputs = [micro(each) for each in golden]
+    answers.doing("comparing with LiteRT's reference kernels")
+    _check_same(outputs, [reference(each) for each in golden])
+    _check_different(golden, outputs)
+    (folder / "golden.bin").write_bytes(_file(golden, outputs))
+    compared = held_out[: int(str(request["compared"]))]
+    np.save(folder / "int8.npy", np.concatenate([reference(each[None]) for each in compared]))
+    return {"arena_bytes": arena, "tools": {name: version(each) for name, each in PACKAGES.items()}}
+
+
+def _quantized(inputs: NDArray[np.float32], scale: float, zero_point: int) -> Numbers:
+    found: Numbers = np.clip(np.round(inputs / scale) + zero_point, -128, 127).astype(np.int8)
+    return found
+
+
+def _golden(held_out: Numbers, count: int, seed: int) -> Numbers:
+    """(count, 1, *shape): held-out inputs, and at least two of noise over the whole range of int8."""
+    random = np.random.default_rng(seed)
+    real = held_out[: count - 2]
+    noise = random.integers(-128, 128, (count - len(real), *held_out.shape[1:]), dtype=np.int8)
+    return np.concatenate([real, noise])[:, None]
+
+
+def _micro(model: bytes, limit: int) -> tuple[int, Callable[[Numbers], Numbers]]:
+    """The bytes of the arena that the model takes, and the model as a function."""
+    size = min(FIRST_ARENA, limit)
+    while (interpreter := _interpreter(model, size, last=size >= limit)) is None:
+        size = min(2 * size, limit)
+    return _arena(interpreter), lambda sample: _run(interpreter, sample)
+
+
+def _interpreter(model: bytes, size: int, *, last: bool) -> Any | None:
+    """The interpreter with an arena of that size; None if the arena is too small and there are larger ones to try."""
+    why = ""
+    with _printed() as text:
+        try:
+            return runtime.Interpreter.from_bytes(model, arena_size=size)
+        except RuntimeError as error:
+            why = str(error)
+    if lacking := re.search(r"Didn't find op for builtin opcode '(\w+)'", text()):
+        raise RefusalError(f"TFLite Micro lacks the operator {lacking[1]}; replace it in the network.")
+    if not _TOO_SMALL.search(text()):
+        raise RefusalError(f"TFLite Micro cannot run the model: {_last_line(text(), why)}.")
+    if last:
+        raise RefusalError(
+            f"The model's tensors do not fit into an arena of {size:,} bytes ({_last_line(text(), why)}); "
+            "use a smaller input or width, or a larger --arena."
+        )
+    return None
+
+
+def _run(interpreter: Any, sample: Numbers) -> Numbers:
+    interpreter.set_input(sample, 0)
+    interpreter.invoke()
+    return np.array(interpreter.get_output(0))
+
+
+def _arena(interpreter: Any) -> int:
+    """What the interpreter allocated, which it only prints."""
+    with _printed() as text:
+        interpreter.print_allocations()
+    found = _ALLOCATED.search(text())
+    if not found:
+        raise RefusalError(
+            "TFLite Micro does not say how large its arena is; install the version of constraints.txt."
+        )
+    return int(found[1])
+
+
+def _reference(model: bytes) -> Callable[[Numbers], Numbers]:
+    """The model on kernels that compute as TFLite Micro's; LiteRT's default ones round differently."""
+    interpreter = Interpreter(model_content=model, experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
+    interpreter.allocate_tensors()
+    place, found = (
+        each[0]["index"] for each in (interpreter.get_input_details(), interpreter.get_output_details())
+    )
+
+    def call(sample: Numbers) -> Numbers:
+        interpreter.set_tensor(place, sample)
+        interpreter.invoke()
+        return np.array(interpreter.get_tensor(found))
+
+    return call
+
+
+def _check_same(micro: list[Numbers], reference: list[Numbers]) -> None:
+    differing = [
+        n
+        for n, (one, other) in enumerate(zip(micro, reference, strict=True))
+        if not np.array_equal(one, other)
+    ]
+    if differing:
+        steps = max(int(np.max(np.abs(micro[n].astype(int) - reference[n]))) for n in differing)
+        raise RefusalError(
+            f"TFLite Micro and LiteRT's reference kernels differ on {len(differing)} of {len(micro)} golden inputs, "
+            f"by up to {steps} steps; use the versions of constraints.txt, or replace the operators that are not exact."
+        )
+
+
+def _check_different(golden: Numbers, outputs: list[Numbers]) -> None:
+    """Golden vectors of one and the same output would prove nothing of a device."""
+    if len({each.tobytes() for each in outputs}) < 2:
+        raise RefusalError(
+            f"The model answers the same to {len(golden)} different inputs, so golden vectors would prove nothing; "
+            "check its weights, and that the data is scaled as in training."
+        )
+
+
+def _file(golden: Numbers, outputs: list[Numbers]) -> bytes:
+    """The form that optigpu.edge.golden reads."""
+    head = struct.pack("<4sIII", b"OGLD", len(golden), golden[0].nbytes, outputs[0].nbytes)
+    return head + b"".join(
+        each.tobytes() + output.tobytes() for each, output in zip(golden, outputs, strict=True)
+    )
+
+
+@contextmanager
+def _printed() -> Iterator[Callable[[], str]]:
+    """Yields what returns the text that C code prints on stderr meanwhile."""
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        text: list[str] = []
+        try:
+            yield lambda: text[0]
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            text.append(file.read().decode(errors="replace"))
+
+
+def _last_line(text: str, otherwise: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[-1] if lines else otherwise).rstrip(".")[:200]

@@ -1,0 +1,178 @@
+"""Runs a program of `child/` in a Python that may not have OptiGPU, and always ends it."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from optigpu.edge.errors import ConversionError
+from optigpu.vocabulary import CancelledError, Document, SpecError, UnsupportedError
+
+CHILD = Path(__file__).resolve().parent / "child"
+TICK_S = 0.25
+GRACE_S = 2.0
+LONGEST_TAIL = 4096
+LONGEST_ANSWERS = 16 * 2**20
+
+# Loads the folder as a package of its own, so that nothing else of ours is on the other Python's path.
+_START = (
+    "import importlib.util as u, sys; f, step = sys.argv[2:4]; "
+    "s = u.spec_from_file_location('optigpu_convert', f + '/__init__.py', submodule_search_locations=[f]); "
+    "m = u.module_from_spec(s); sys.modules[s.name] = m; s.loader.exec_module(m); "
+    "from optigpu_convert.main import main; main(step)"
+)
+_SET = {
+    "CUDA_VISIBLE_DEVICES": "",  # the same numbers with and without a GPU
+    "KERAS_BACKEND": "tensorflow",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # the same numbers on every CPU
+}
+_NOT_INHERITED = ("OPTIGPU_", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+
+Doing = Callable[[str], None]
+Stop = Callable[[], str | None]
+"""Returns the reason to stop, if there is one."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a program is watched: who is told what it does, when its time is up (monotonic), who may stop it."""
+
+    doing: Doing
+    until: float
+    stop: Stop
+
+
+def run_program(python: Path, step: str, request: Mapping[str, object], watch: Watch) -> Document:
+    """The program's answer.
+
+    Raises SpecError or UnsupportedError for what the program refuses, ConversionError if it dies, answers nonsense or
+    takes too long, and CancelledError when it is stopped; then it has been killed with all that it started.
+    """
+    reading, writing = os.pipe()
+    try:
+        process = _start(python, step, writing)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    with os.fdopen(reading, "rb") as answers, _ended(process):
+        _tell(process, request)
+        return _listen(process, answers, watch)
+
+
+def _start(python: Path, step: str, descriptor: int) -> "subprocess.Popen[bytes]":
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    try:
+        return subprocess.Popen(
+            [python, "-c", _START, str(descriptor), str(CHILD), step],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=inherited | _SET,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise SpecError(f"--python {python} cannot be started: {error.strerror}.") from None
+
+
+@contextmanager
+def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Kills the process and its group at the end, if it has not ended by itself."""
+    try:
+        yield
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _tell(process: "subprocess.Popen[bytes]", request: Mapping[str, object]) -> None:
+    """The request as a line. Stdin stays open: its end tells the program that this process is gone."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died: listening finds out how
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+
+
+def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch) -> Document:
+    assert process.stdout is not None
+    received, printed = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        for pipe, into in ((answers, received), (process.stdout, printed)):
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_READ, into)
+        while True:
+            for key, _ in selector.select(TICK_S):
+                if not _read(key.fd, key.data):
+                    selector.unregister(key.fileobj)
+            del printed[:-LONGEST_TAIL]
+            while (end := received.find(b"\n")) >= 0:
+                line = bytes(received[:end])
+                del received[: end + 1]
+                if (outcome := _outcome(line, watch.doing)) is not None:
+                    return outcome
+            if len(received) > LONGEST_ANSWERS:
+                raise ConversionError("The conversion sent an answer that is too long.")
+            if process.poll() is not None and not selector.get_map():
+                raise ConversionError(_death(process.returncode, bytes(printed)))
+            if time.monotonic() > watch.until:
+                raise ConversionError(
+                    "The conversion took longer than --timeout; it was ended, and nothing was written."
+                )
+            if (reason := watch.stop()) is not None:
+                raise CancelledError(reason)
+
+
+def _read(descriptor: int, into: bytearray) -> bool:
+    """Whether the other end is still open."""
+    with suppress(BlockingIOError):
+        chunk = os.read(descriptor, 2**16)
+        into += chunk
+        return bool(chunk)
+    return True
+
+
+def _outcome(line: bytes, doing: Doing) -> Document | None:
+    """The last answer, or None for one on the way."""
+    try:
+        message = json.loads(line)
+        if "doing" in message:
+            doing(str(message["doing"]))
+            return None
+        if "refused" in message:
+            raise (SpecError if message["wrong"] else UnsupportedError)(str(message["refused"]))
+        done: Document = message["done"]
+    except (ValueError, KeyError, TypeError):
+        raise ConversionError(f"The conversion sent an invalid answer: {line[:100]!r}.") from None
+    return done
+
+
+def _death(status: int, printed: bytes) -> str:
+    """How the process ended, with the last line that it printed."""
+    how = (
+        f"was killed by signal {-status} ({signal.strsignal(-status)})"
+        if status < 0
+        else f"ended with status {status}"
+    )
+    memory = " Memory may have been short." if status == -signal.SIGKILL else ""
+    lines = [line.strip() for line in printed.decode(errors="replace").splitlines() if line.strip()]
+    last = f" Its last output: {''.join(filter(str.isprintable, lines[-1]))[:300]}" if lines else ""
+    return f"The conversion's process {how}, and nothing was written.{memory}{last}"

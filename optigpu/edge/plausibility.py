@@ -1,0 +1,285 @@
+"""Whether a device's report can be true, and whether it ranks. Pure: whatever is known besides it is handed in.
+
+A signature says who reports, not that it is true. What can be held against a report: what the server saw itself (when
+the run began, when the report came), what the chip can do at most, the model's golden outputs, and the report's own
+figures, which must agree with each other.
+"""
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import median
+
+from optigpu.documents.devices import (
+    DeviceReport,
+    DeviceSource,
+    Flag,
+    Reason,
+    ReportState,
+    RunnerName,
+)
+from optigpu.documents.manifest import ModelManifest
+from optigpu.hardware.boards import Board
+
+LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000
+SLACK, SLACK_US = 0.02, 500_000
+"""A device's clock may differ by the share; the constant is for a request's way."""
+LEAST_OBSERVED = 0.9
+CLOCK_STARTS = datetime(2020, 1, 1, tzinfo=UTC)
+"""A clock that says an earlier time was never set."""
+CLOCK_WINDOW_US = 300_000_000
+FEWEST = {"p50": 11, "p90": 64, "p99": 662}
+"""Requests below which a percentile is null, as in optigpu.statistics.percentiles."""
+ROUNDING = 1.01
+"""A histogram's buckets are up to 1% wide."""
+MOST_SKEW = 2
+"""By how much the mean of a typical window may exceed the largest percentile up to p90."""
+POWER_W = (0.0001, 50.0)
+"""Between these is the mean power of a board of this kind."""
+SLOWER = 2
+"""Times the published latency from which on a report is flagged."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose start the server saw. `reported` says that an earlier report was about it."""
+
+    started_at: datetime
+    boot_id: str
+    model_sha256: str
+    reported: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the server knows besides the report. `received_at` and the run's start are by the same clock.
+
+    `run` is the one that the report names, None if this device began no such run. `device_board` is what the device
+    enrolled as, `board` the report's board in the catalog, `published_us` the slowest published or predicted latency.
+    """
+
+    received_at: datetime
+    source: DeviceSource
+    device_board: str
+    clock_synchronised: bool
+    waited_us: int | None = None
+    run: Run | None = None
+    manifest: ModelManifest | None = None
+    board: Board | None = None
+    published_us: float | None = None
+
+    @property
+    def observed_us(self) -> float | None:
+        """From the run's start to the report's arrival; null for an unknown run."""
+        return None if self.run is None else (self.received_at - self.run.started_at).total_seconds() * 1e6
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is made of a report; it ranks if there is no reason why not."""
+
+    reasons: tuple[Reason, ...]
+    flags: tuple[Flag, ...]
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it ranks."""
+        return not self.reasons
+
+    @property
+    def state(self) -> ReportState:
+        """Quarantined if a reason questions its truth."""
+        doubted = any(reason.quarantines for reason in self.reasons)
+        return ReportState.QUARANTINED if doubted else ReportState.ACCEPTED
+
+
+def judge(report: DeviceReport, evidence: Evidence) -> Judgement:
+    """Every reason and flag that applies."""
+    return Judgement(
+        reasons=tuple(reason for reason, applies in _REASONS.items() if applies(report, evidence)),
+        flags=tuple(flag for flag, applies in _FLAGS.items() if applies(report, evidence)),
+    )
+
+
+def clock_is_set(unix_us: int) -> bool:
+    """Whether a device's time comes from a clock that was set."""
+    return unix_us >= CLOCK_STARTS.timestamp() * 1e6
+
+
+def fastest_us(manifest: ModelManifest, board: Board) -> float:
+    """The time in which the board can do the model's multiply-accumulates at the most, whatever the software."""
+    return manifest.macs / board.peak_macs_per_s() * 1e6
+
+
+def _golden_failed(report: DeviceReport, evidence: Evidence) -> bool:
+    manifest, golden = evidence.manifest, report.golden
+    if manifest is None or (golden is None and not report.windows):
+        return False
+    if golden is None or golden.count != manifest.golden.count:
+        return True
+    return not hmac.compare_digest(golden.digest, manifest.golden.digest(report.run_id))
+
+
+def _model_unknown(_: DeviceReport, evidence: Evidence) -> bool:
+    return evidence.manifest is None
+
+
+def _faster_than_roofline(report: DeviceReport, evidence: Evidence) -> bool:
+    if evidence.manifest is None or evidence.board is None or report.runner.name.is_host:
+        return False
+    claimed: list[float] = [us for us in (report.latency_us.min, report.latency_us.p50) if us is not None]
+    claimed += [window.total_us / window.count for window in report.windows]
+    # A time of n us may be anything below n + 1.
+    return any(us + 1 <= fastest_us(evidence.manifest, evidence.board) for us in claimed)
+
+
+def _longer_than_observed(report: DeviceReport, evidence: Evidence) -> bool:
+    observed_us = evidence.observed_us
+    if observed_us is None:
+        return False
+    claimed_us = max(report.total_us, report.ticks_us + (evidence.waited_us or 0))
+    return claimed_us > observed_us * (1 + SLACK) + SLACK_US
+
+
+def _shorter_than_observed(report: DeviceReport, evidence: Evidence) -> bool:
+    observed_us = evidence.observed_us
+    if observed_us is None or evidence.waited_us is None:
+        return False
+    return report.ticks_us + evidence.waited_us < observed_us * LEAST_OBSERVED - SLACK_US
+
+
+def _inconsistent(report: DeviceReport, evidence: Evidence) -> bool:
+    return (
+        report.board != evidence.device_board
+        or report.total_us > report.ticks_us
+        or _percentiles_contradict(report)
+        or _energy_is_absurd(report)
+        or _exceeds_board(report, evidence.board)
+        or (evidence.manifest is not None and report.input_bytes != evidence.manifest.input.bytes)
+    )
+
+
+def _percentiles_contradict(report: DeviceReport) -> bool:
+    """Percentiles against the windows, against each other, and against the sample counts that they need."""
+    latency = report.latency_us
+    percentiles = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99}
+    if latency.count != report.count or (latency.min is None) != (latency.count == 0):
+        return True
+    if any((value is None) != (latency.count < FEWEST[name]) for name, value in percentiles.items()):
+        return True
+    known = [us for us in (latency.min, *percentiles.values()) if us is not None]
+    if any(later * ROUNDING < earlier for earlier, later in pairwise(known)):
+        return True
+    return bool(report.windows) and _windows_contradict(report)
+
+
+def _windows_contradict(report: DeviceReport) -> bool:
+    """At least the upper half of the times is p50 or more, a tenth p90 or more, and so on; none is below the least."""
+    latency, count = report.latency_us, report.count
+    means = [window.total_us / window.count for window in report.windows]
+    least = latency.min or 0
+    most = max((us for us in (latency.p50, latency.p90) if us is not None), default=None)
+    if min(means) * ROUNDING < least or (most is not None and median(means) > MOST_SKEW * max(most, 1)):
+        return True
+    for share, us in ((0.5, latency.p50), (0.1, latency.p90), (0.01, latency.p99)):
+        above = max(int(count * share) - 1, 0)
+        if us is not None and report.total_us * ROUNDING < above * us + (count - above) * least:
+            return True
+    return False
+
+
+def _energy_is_absurd(report: DeviceReport) -> bool:
+    energies = [window.energy_uj for window in report.windows]
+    if report.power.source == "none":
+        return report.power.idle_uw is not None or any(energy is not None for energy in energies)
+    least_w, most_w = POWER_W
+    return any(
+        not least_w <= window.energy_uj / window.total_us <= most_w
+        for window in report.windows
+        if window.energy_uj is not None
+    )
+
+
+def _exceeds_board(report: DeviceReport, board: Board | None) -> bool:
+    """Whether the clock or the memory is more than the board has."""
+    if board is None or report.runner.name.is_host:
+        return False
+    memory = board.chip.sram_bytes + board.psram_bytes
+    return report.clock_hz > board.clock_hz * ROUNDING or max(report.arena_bytes, report.heap_free) > memory
+
+
+def _run_unknown(report: DeviceReport, evidence: Evidence) -> bool:
+    if report.run_id is None:
+        return False
+    run = evidence.run
+    return run is None or run.boot_id != report.boot_id or run.model_sha256 != report.model_sha256
+
+
+def _run_reused(_: DeviceReport, evidence: Evidence) -> bool:
+    return evidence.run is not None and evidence.run.reported
+
+
+def _unwitnessed(report: DeviceReport, _: Evidence) -> bool:
+    return report.run_id is None
+
+
+def _model_not_rankable(_: DeviceReport, evidence: Evidence) -> bool:
+    return evidence.manifest is not None and not evidence.manifest.rankable
+
+
+def _board_unknown(report: DeviceReport, evidence: Evidence) -> bool:
+    return evidence.board is None and not report.runner.name.is_host
+
+
+def _few_windows(report: DeviceReport, _: Evidence) -> bool:
+    return sum(window.total_us >= LEAST_WINDOW_US for window in report.windows) < LEAST_WINDOWS
+
+
+def _simulator(report: DeviceReport, evidence: Evidence) -> bool:
+    return evidence.source is DeviceSource.SIMULATOR or report.runner.name is RunnerName.SIMULATOR
+
+
+def _host(report: DeviceReport, _: Evidence) -> bool:
+    return report.runner.name.is_host
+
+
+def _error(report: DeviceReport, _: Evidence) -> bool:
+    return report.error is not None
+
+
+def _clock_unsynchronised(report: DeviceReport, evidence: Evidence) -> bool:
+    """At the message or at the run: either was not set, or the run began in the future."""
+    future = report.started_us > evidence.received_at.timestamp() * 1e6 + CLOCK_WINDOW_US
+    return not evidence.clock_synchronised or not clock_is_set(report.started_us) or future
+
+
+def _slower_than_published(report: DeviceReport, evidence: Evidence) -> bool:
+    p50, published = report.latency_us.p50, evidence.published_us
+    return p50 is not None and published is not None and p50 > SLOWER * published
+
+
+Check = Callable[[DeviceReport, Evidence], bool]
+
+_REASONS: Mapping[Reason, Check] = {
+    Reason.GOLDEN_FAILED: _golden_failed,
+    Reason.MODEL_UNKNOWN: _model_unknown,
+    Reason.FASTER_THAN_ROOFLINE: _faster_than_roofline,
+    Reason.LONGER_THAN_OBSERVED: _longer_than_observed,
+    Reason.SHORTER_THAN_OBSERVED: _shorter_than_observed,
+    Reason.INCONSISTENT: _inconsistent,
+    Reason.RUN_UNKNOWN: _run_unknown,
+    Reason.RUN_REUSED: _run_reused,
+    Reason.UNWITNESSED: _unwitnessed,
+    Reason.MODEL_NOT_RANKABLE: _model_not_rankable,
+    Reason.BOARD_UNKNOWN: _board_unknown,
+    Reason.FEW_WINDOWS: _few_windows,
+    Reason.SIMULATOR: _simulator,
+    Reason.HOST: _host,
+    Reason.ERROR: _error,
+}
+_FLAGS: Mapping[Flag, Check] = {
+    Flag.CLOCK_UNSYNCHRONISED: _clock_unsynchronised,
+    Flag.SLOWER_THAN_PUBLISHED: _slower_than_published,
+}

@@ -1,0 +1,156 @@
+"""How fast a model should run on an ESP32-S3, from published figures, and why a device may be far slower.
+
+Pure functions of numbers. A prediction is never a measurement and is shown with its sources.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from optigpu.edge.published import CLOCK_HZ, Engine, PublishedFigure, published_figures
+from optigpu.hardware.boards import Board
+from optigpu.vocabulary import Frozen
+
+FAR_SLOWER = 2.0
+"""A device is far slower than published where it takes so many times the upper end of the prediction."""
+CLAIMED_FPS = 50
+CLAIMED_W = 0.5
+"""The founding claim for MobileNetV2 on an ESP32-S3."""
+
+Shape = Literal["separable", "other"]
+
+
+class Prediction(Frozen):
+    """A range of latencies that published rates give for a model, with the figures that it rests on.
+
+    `low_s` takes the highest of their rates and `high_s` the lowest, both at `clock_hz`.
+    """
+
+    kind: Literal["prediction"] = "prediction"
+    engine: Engine
+    macs: int
+    clock_hz: int
+    low_s: float
+    high_s: float
+    max_fps: float
+    figures: tuple[PublishedFigure, ...]
+
+
+class ClaimCheck(Frozen):
+    """Whether 50 inferences in a second are plausible: the rate that it takes, beside the highest published one."""
+
+    macs: int
+    needed_macs_per_s: float
+    published_macs_per_s: float
+    published: PublishedFigure
+    plausible: bool
+    sentence: str
+
+
+def predict(macs: int, *, engine: Engine = Engine.ESP_NN, clock_hz: int = CLOCK_HZ) -> Prediction:
+    """The latencies that the published figures of an engine give for a model of so many MACs (at least 1).
+
+    Without ESP-NN the engine is `reference`. Rates scale with the clock.
+    """
+    figures = tuple(each for each in published_figures() if each.engine is engine and each.macs_per_s)
+    rates = sorted(_rate(each) * clock_hz / CLOCK_HZ for each in figures)
+    low, high = macs / rates[-1], macs / rates[0]
+    return Prediction(
+        engine=engine, macs=macs, clock_hz=clock_hz, low_s=low, high_s=high, max_fps=1 / low, figures=figures
+    )
+
+
+def fastest_published(shape: Shape = "separable") -> PublishedFigure:
+    """The figure with the highest rate, of any engine and any number of cores, for networks of that shape."""
+    return max((each for each in published_figures() if each.shape == shape and each.macs), key=_rate)
+
+
+def check_claim(macs: int) -> ClaimCheck:
+    """The founding claim, 50 FPS at 0.5 W for MobileNetV2, for one of so many MACs."""
+    best = fastest_published("separable")
+    needed, rate = macs * CLAIMED_FPS, _rate(best)
+    most = rate / macs
+    plausible = needed <= rate
+    shown = f"{CLAIMED_FPS} FPS of {macs / 1e6:.1f} million MACs take {needed / 1e6:,.0f} million MACs/s"
+    beside = (
+        f"the fastest published for a MobileNet on this chip is {rate / 1e6:,.0f} million "
+        f"({best.name} by ESP-DL, {best.cores} cores)"
+    )
+    verdict = (
+        "so the rate is plausible and has to be measured"
+        if plausible
+        else f"so at most {most:.1f} FPS are plausible, and {CLAIMED_FPS} FPS at {CLAIMED_W} W are not"
+    )
+    return ClaimCheck(
+        macs=macs,
+        needed_macs_per_s=needed,
+        published_macs_per_s=rate,
+        published=best,
+        plausible=plausible,
+        sentence=f"The founding claim is {'' if plausible else 'im'}plausible here: {shown}; {beside}, {verdict}.",
+    )
+
+
+def fastest_possible_s(macs: int, board: Board, clock_hz: int | None = None) -> float:
+    """The roofline: no latency below it can be true, whatever runs the model."""
+    return macs / board.peak_macs_per_s(clock_hz)
+
+
+def why_slow(
+    macs: int,
+    latency_s: float,
+    *,
+    clock_hz: int | None = None,
+    arena_bytes: int | None = None,
+    board: Board | None = None,
+) -> tuple[str, ...]:
+    """Why a device takes so long, the likeliest reason first; empty if it is not far slower than was published.
+
+    What is None is not known, and then it remains a possible reason.
+    """
+    expected = predict(macs)
+    if latency_s <= FAR_SLOWER * expected.high_s:
+        return ()
+    first = (
+        f"{latency_s * 1e3:,.0f} ms are {latency_s / expected.high_s:.1f} times the {expected.high_s * 1e3:,.0f} ms "
+        "that published figures give at most."
+    )
+    reasons = [_without_esp_nn(macs, latency_s, clock_hz), _of_clock(clock_hz), _of_psram(arena_bytes, board)]
+    return (first, *filter(None, reasons))
+
+
+def _without_esp_nn(macs: int, latency_s: float, clock_hz: int | None) -> str:
+    """Certain words where the latency is of the size that TFLite Micro's own kernels need."""
+    slow = predict(macs, engine=Engine.REFERENCE, clock_hz=clock_hz or CLOCK_HZ)
+    likely = latency_s >= slow.low_s / FAR_SLOWER
+    return (
+        f"ESP-NN is {'probably' if likely else 'possibly'} off: TFLite Micro's own kernels need "
+        f"{slow.low_s * 1e3:,.0f} to {slow.high_s * 1e3:,.0f} ms for this model. Build the firmware "
+        "with -DESP_NN and NN_OPTIMIZED."
+    )
+
+
+def _of_clock(clock_hz: int | None) -> str | None:
+    if clock_hz is not None and clock_hz >= CLOCK_HZ:
+        return None
+    at = "The clock is not known" if clock_hz is None else f"The clock is {clock_hz / 1e6:.0f} MHz"
+    return f"{at}, and published figures are for {CLOCK_HZ / 1e6:.0f} MHz: call machine.freq({CLOCK_HZ})."
+
+
+def _of_psram(arena_bytes: int | None, board: Board | None) -> str | None:
+    if arena_bytes is not None and board is not None and arena_bytes > board.sram_for_arena_bytes:
+        return (
+            f"The tensor arena of {arena_bytes:,} bytes is in PSRAM, since {board.module} leaves "
+            f"{board.sram_for_arena_bytes:,} bytes of SRAM: use a smaller input or width."
+        )
+    return "The tensor arena may be in PSRAM: allocate it in internal memory (MALLOC_CAP_INTERNAL)."
+
+
+def _rate(figure: PublishedFigure) -> float:
+    rate = figure.macs_per_s
+    assert rate is not None
+    return rate
+
+
+def sources(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    """A sentence for each figure that they rest on, each once."""
+    return tuple(dict.fromkeys(figure.sentence for each in predictions for figure in each.figures))

@@ -1,0 +1,158 @@
+"""Reads a .tflite file: its operators, its tensors and how they are quantized. Needs neither TensorFlow nor LiteRT.
+
+The numbers of the fields are those of tensorflow/compiler/mlir/lite/schema/schema.fbs, version 3.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from optigpu.edge.flatbuffer import DamagedError, Table, root
+from optigpu.edge.operators import CUSTOM, name_of
+from optigpu.vocabulary import SpecError
+
+IDENTIFIER = b"TFL3"
+LARGEST_FILE = 512 * 2**20
+MOST_GRAPHS = 64
+
+_TYPES = {
+    0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 5: "string", 6: "bool", 7: "int16",
+    8: "complex64", 9: "int8", 10: "float64", 17: "int4", 18: "bfloat16",
+}  # fmt: skip
+_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint8": 1, "int64": 8, "bool": 1, "int16": 2, "int8": 1}
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`constant_bytes` is 0 for what is computed. `scales` and `zero_points` have one entry, or one for each channel.
+
+    A dimension that is known only when the model runs is -1 in `signature`, which is `shape` if all are known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    signature: tuple[int, ...]
+    dtype: str
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...]
+    constant_bytes: int
+
+    @property
+    def elements(self) -> int:
+        """1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """What its numbers take, int4 as one byte each; 0 for text."""
+        return self.elements * _BYTES.get(self.dtype, 1 if self.dtype == "int4" else 0)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the graph. A missing optional input is None."""
+
+    name: str
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The main graph of a file; `graphs` counts all graphs, and `parameter_bytes` sums what all constants take."""
+
+    operators: tuple[Operator, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameter_bytes: int
+    graphs: int
+    size: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors that operators read or write, each once."""
+        used = (each for operator in self.operators for each in (*operator.inputs, *operator.outputs))
+        return tuple(dict.fromkeys(each for each in (*self.inputs, *used) if each is not None))
+
+
+def read_tflite(path: Path) -> Model:
+    """The model of a file. Raises SpecError, in one sentence, if it is none or is damaged."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise SpecError(f"{path} has {size} bytes, which no microcontroller holds.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}.") from None
+    return parse_tflite(data, str(path))
+
+
+def parse_tflite(data: bytes, what: str) -> Model:
+    """The model of a file's bytes; `what` is its name in the error's sentence."""
+    if data[4:8] != IDENTIFIER:
+        raise SpecError(f"{what} is not a TensorFlow Lite model: it lacks the mark TFL3 at byte 4.")
+    try:
+        return _model(root(data), len(data))
+    except (DamagedError, IndexError, OverflowError) as error:
+        why = str(error) if isinstance(error, DamagedError) else "It refers to a part that it lacks."
+        raise SpecError(f"{what} is a damaged TensorFlow Lite model. {why}") from None
+
+
+def _model(model: Table, size: int) -> Model:
+    names = [_operator_name(code) for code in model.tables(1)]
+    graphs = list(model.tables(2))
+    if len(graphs) > MOST_GRAPHS:
+        raise DamagedError(f"It has {len(graphs)} graphs.")
+    buffers = [len(buffer.bytes(0)) or buffer.number(2, "<Q", 0) for buffer in model.tables(4)]
+    main = graphs[0]
+    tensors = [_tensor(each, buffers) for each in main.tables(0)]
+    used = {number for graph in graphs for each in graph.tables(0) if (number := each.number(2, "<I", 0))}
+    return Model(
+        operators=tuple(_operator(each, names, tensors) for each in main.tables(3)),
+        inputs=tuple(_at(tensors, number) for number in main.numbers(1, "<i")),
+        outputs=tuple(_at(tensors, number) for number in main.numbers(2, "<i")),
+        parameter_bytes=sum(buffers[number] for number in used),
+        graphs=len(graphs),
+        size=size,
+    )
+
+
+def _operator_name(code: Table) -> str:
+    """A builtin number above 127 stands in the newer field, and the larger of both fields counts."""
+    number = max(code.number(0, "<b", 0), code.number(3, "<i", 0))
+    if number == CUSTOM:
+        return code.bytes(1).decode("ascii", errors="replace") or "CUSTOM"
+    return name_of(number)
+
+
+def _tensor(tensor: Table, buffers: list[int]) -> Tensor:
+    shape = tuple(map(int, tensor.numbers(0, "<i")))
+    if any(each < 0 for each in shape):
+        raise DamagedError("A tensor of it has a negative dimension.")
+    number = tensor.number(1, "<b", 0)
+    quantization = tensor.table(4)
+    return Tensor(
+        name=tensor.bytes(3).decode("utf-8", errors="replace"),
+        shape=shape,
+        signature=tuple(map(int, tensor.numbers(7, "<i"))) or shape,
+        dtype=_TYPES.get(number, f"type{number}"),
+        scales=quantization.numbers(2, "<f") if quantization else (),
+        zero_points=tuple(map(int, quantization.numbers(3, "<q"))) if quantization else (),
+        constant_bytes=buffers[tensor.number(2, "<I", 0)],
+    )
+
+
+def _operator(operator: Table, names: list[str], tensors: list[Tensor]) -> Operator:
+    inputs = map(int, operator.numbers(1, "<i"))
+    return Operator(
+        name=names[operator.number(0, "<I", 0)],
+        inputs=tuple(None if number < 0 else _at(tensors, number) for number in inputs),
+        outputs=tuple(_at(tensors, number) for number in operator.numbers(2, "<i")),
+    )
+
+
+def _at(tensors: list[Tensor], number: float) -> Tensor:
+    if number < 0:
+        raise IndexError
+    return tensors[int(number)]

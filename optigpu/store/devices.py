@@ -1,0 +1,235 @@
+"""Edge devices: enrolment, what their signed requests leave behind, and what people ask about them."""
+
+from datetime import datetime
+
+from sqlalchemy import Select, func, select, update
+from sqlalchemy.orm import Session
+
+from optigpu.documents.devices import DevicePage, DeviceSource, DeviceStatus, DeviceView
+from optigpu.store.cursors import decode_cursor, encode_cursor
+from optigpu.store.database import moment
+from optigpu.store.errors import KeyRefusedError
+from optigpu.store.tables import Device, DeviceBoot, DeviceKey
+from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, new_id
+
+REORDERED = 1024
+"""How far a request's sequence may lie below the highest of its boot."""
+FIRST_VERSION = 1
+_STATUS = (
+    "agent_version",
+    "reset_reason",
+    "rssi",
+    "heap_free",
+    "queue_depth",
+    "dropped",
+    "uptime_us",
+)
+
+
+class NewDevice(Frozen):
+    """A device that has proven its invitation."""
+
+    name: str | None
+    board: str
+    source: DeviceSource
+    firmware_sha256: str
+    secret: bytes
+
+
+class DeviceRequest(Frozen):
+    """A request whose signature was right. `received_at` is when its body had arrived, by the database's clock."""
+
+    device_id: str
+    key_version: int
+    boot_id: str
+    sequence: int
+    firmware_sha256: str
+    clock_synchronised: bool
+    received_at: datetime
+
+
+class Entered(Frozen):
+    """What is known of the device of a request that was entered.
+
+    `newest` says that no later request of the device was entered before; `rotate` that it should make a new key.
+    """
+
+    newest: bool
+    board: str
+    source: DeviceSource
+    rotate: bool
+
+
+def enrol(session: Session, device: NewDevice, now: datetime) -> str:
+    """Enters a device with its first key and returns its id."""
+    device_id = new_id()
+    row = device.model_dump(exclude={"secret"})
+    session.add(Device(id=device_id, created_at=now, **row))
+    session.flush()
+    session.add(DeviceKey(device_id=device_id, version=FIRST_VERSION, secret=device.secret, created_at=now))
+    session.flush()
+    return device_id
+
+
+def secret_of(session: Session, device_id: str, version: int) -> bytes | None:
+    """The key that a request is verified with; None for an unknown, replaced or revoked one."""
+    query = (
+        select(DeviceKey.secret)
+        .join(Device, Device.id == DeviceKey.device_id)
+        .where(DeviceKey.device_id == device_id, DeviceKey.version == version, Device.revoked_at.is_(None))
+    )
+    return session.scalars(query).one_or_none()
+
+
+def enter(session: Session, request: DeviceRequest) -> Entered:
+    """Locks the device, so that its requests follow each other, and notes this one.
+
+    Raises KeyRefusedError if the key was replaced or revoked since the signature was verified, ConflictError if the
+    sequence is far below what the boot has reached.
+    """
+    device = _locked(session, request.device_id)
+    key = session.get(DeviceKey, (request.device_id, request.key_version), populate_existing=True)
+    if device.revoked_at is not None or key is None or key.secret is None:
+        raise KeyRefusedError(f"The key {request.device_id}.{request.key_version} is no longer valid.")
+    if key.first_used_at is None:
+        _note_first_use(session, device, key, request.received_at)
+    newest = _note_boot(session, device, request)
+    if newest:
+        device.boot_id, device.last_seen_at = request.boot_id, request.received_at
+        device.firmware_sha256 = request.firmware_sha256
+        device.clock_synchronised = request.clock_synchronised
+    session.flush()
+    return Entered(
+        newest=newest,
+        board=device.board,
+        source=device.source,
+        rotate=device.rotate_requested_at is not None,
+    )
+
+
+def note_status(session: Session, device_id: str, status: DeviceStatus) -> None:
+    """What the device says of itself; of the newest request only."""
+    changes = {name: getattr(status, name) for name in _STATUS}
+    session.execute(update(Device).where(Device.id == device_id).values(changes))
+
+
+def put_key(session: Session, request: DeviceRequest, secret: bytes, *, newest: bool) -> int:
+    """Enters the key that follows the one which signed the request, and returns its version.
+
+    Until it is used another may take its place, so that a device that lost it can go on. Raises ConflictError for the
+    key that is in use, and for a request that comes after a later one: it may be a copy.
+    """
+    query = select(DeviceKey).where(DeviceKey.device_id == request.device_id)
+    latest = session.scalars(query.order_by(DeviceKey.version.desc()).limit(1)).one()
+    is_next = latest.version > request.key_version
+    if latest.secret == secret:
+        if is_next:
+            return latest.version
+        raise ConflictError("The new key is the one in use; make another.")
+    if not newest:
+        raise ConflictError("A later request of this device has arrived; send the new key again.")
+    if is_next:
+        latest.secret, latest.created_at = secret, request.received_at
+        session.flush()
+        return latest.version
+    version = request.key_version + 1
+    session.add(
+        DeviceKey(device_id=request.device_id, version=version, secret=secret, created_at=request.received_at)
+    )
+    session.flush()
+    return version
+
+
+def get(session: Session, device_id: str) -> DeviceView:
+    """The device. Raises NotFoundError."""
+    row = session.execute(_with_key_version().where(Device.id == device_id)).one_or_none()
+    if row is None:
+        raise _absent(device_id)
+    return _view(row[0], row[1])
+
+
+def list_(session: Session, *, limit: int = 50, cursor: str | None = None) -> DevicePage:
+    """A page of devices, newest first, revoked ones among them. Raises CursorError."""
+    query = _with_key_version().order_by(Device.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(Device.id < decode_cursor(cursor, str)[0])
+    found = [_view(device, version) for device, version in session.execute(query)]
+    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
+    return DevicePage(devices=tuple(found[:limit]), next_cursor=following)
+
+
+def revoke(session: Session, device_id: str) -> None:
+    """Makes every key of the device invalid, for good. Its reports stay. Raises NotFoundError."""
+    device = _locked(session, device_id)
+    device.revoked_at = device.revoked_at or moment(session)
+    session.execute(update(DeviceKey).where(DeviceKey.device_id == device_id).values(secret=None))
+
+
+def request_rotation(session: Session, device_id: str) -> None:
+    """The answers to the device's messages ask for a new key until it uses one.
+
+    Raises NotFoundError, and ConflictError for a revoked device.
+    """
+    device = _locked(session, device_id)
+    if device.revoked_at is not None:
+        raise ConflictError(f"The device {device_id} was revoked; invite it again.")
+    device.rotate_requested_at = device.rotate_requested_at or moment(session)
+
+
+def _locked(session: Session, device_id: str) -> Device:
+    """The device's row, locked until the transaction ends."""
+    query = select(Device).where(Device.id == device_id).with_for_update()
+    row = session.scalars(query, execution_options={"populate_existing": True}).one_or_none()
+    if row is None:
+        raise _absent(device_id)
+    return row
+
+
+def _note_first_use(session: Session, device: Device, key: DeviceKey, at: datetime) -> None:
+    """The keys before it are forgotten, and what was asked for is done."""
+    key.first_used_at = at
+    if key.version == FIRST_VERSION:
+        return
+    device.rotate_requested_at = None
+    earlier = (DeviceKey.device_id == key.device_id, DeviceKey.version < key.version)
+    session.execute(update(DeviceKey).where(*earlier).values(secret=None))
+
+
+def _note_boot(session: Session, device: Device, request: DeviceRequest) -> bool:
+    """Whether the request is the newest one of the device's newest boot."""
+    boot = session.get(DeviceBoot, (device.id, request.boot_id), populate_existing=True)
+    if boot is None:
+        session.add(
+            DeviceBoot(
+                device_id=device.id,
+                boot_id=request.boot_id,
+                first_seen_at=request.received_at,
+                sequence=request.sequence,
+            )
+        )
+        return True
+    if request.sequence + REORDERED < boot.sequence:
+        raise ConflictError(
+            f"The sequence {request.sequence} is far below {boot.sequence}, which this boot has reached."
+        )
+    is_later = request.sequence > boot.sequence
+    boot.sequence = max(boot.sequence, request.sequence)
+    return is_later and device.boot_id == request.boot_id
+
+
+def _with_key_version() -> Select[Device, int]:
+    """Each device with the version of the key that it uses."""
+    used = select(func.max(DeviceKey.version)).where(
+        DeviceKey.device_id == Device.id, DeviceKey.first_used_at.is_not(None)
+    )
+    return select(Device, func.coalesce(used.scalar_subquery(), FIRST_VERSION))
+
+
+def _absent(device_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no device {device_id}.")
+
+
+def _view(row: Device, key_version: int) -> DeviceView:
+    shown = ("id", "name", "board", "source", "firmware_sha256", "created_at", "last_seen_at", "revoked_at")
+    columns = {name: getattr(row, name) for name in (*shown, *_STATUS, "boot_id", "clock_synchronised")}
+    return DeviceView(**columns, key_version=key_version, rotate=row.rotate_requested_at is not None)

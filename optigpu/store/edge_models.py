@@ -1,0 +1,55 @@
+"""The models that devices report on, by the SHA-256 of the file. A manifest that was entered is never changed."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from optigpu.documents.devices import EdgeModelView
+from optigpu.documents.manifest import ModelManifest
+from optigpu.store.database import moment
+from optigpu.store.statements import insert_into
+from optigpu.store.tables import EdgeModel
+from optigpu.vocabulary import ConflictError, Frozen, canonical_json
+
+
+class AddedModel(Frozen):
+    """A model that was posted. `created` is False when the same manifest had been posted before."""
+
+    model: EdgeModelView
+    created: bool
+
+
+def add(session: Session, manifest: ModelManifest) -> AddedModel:
+    """Enters a model. Raises ConflictError if another manifest is known for the same file."""
+    document = manifest.model_dump(mode="json", by_alias=True)
+    row = {
+        "sha256": manifest.sha256,
+        "rankable": manifest.rankable,
+        "added_at": moment(session),
+        "document": document,
+    }
+    insert = insert_into(session, EdgeModel).values(row).on_conflict_do_nothing(index_elements=["sha256"])
+    created = session.scalars(insert.returning(EdgeModel.sha256)).one_or_none() is not None
+    stored = session.get_one(EdgeModel, manifest.sha256)
+    if canonical_json(stored.document) != canonical_json(document):
+        raise ConflictError(
+            f"Another manifest of the model {manifest.sha256} is known; a manifest that reports were judged by stays."
+        )
+    return AddedModel(model=_view(stored), created=created)
+
+
+def manifest_of(session: Session, sha256: str) -> ModelManifest | None:
+    """The manifest of a model; None if it is not known."""
+    row = session.get(EdgeModel, sha256)
+    return None if row is None else ModelManifest.model_validate(row.document)
+
+
+def list_(session: Session) -> list[EdgeModelView]:
+    """Every model, newest first."""
+    rows = session.scalars(select(EdgeModel).order_by(EdgeModel.added_at.desc(), EdgeModel.sha256))
+    return [_view(row) for row in rows]
+
+
+def _view(row: EdgeModel) -> EdgeModelView:
+    return EdgeModelView(
+        sha256=row.sha256, rankable=row.rankable, added_at=row.added_at, manifest=row.document
+    )

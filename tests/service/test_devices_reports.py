@@ -1,0 +1,275 @@
+"""Messages: each report is stored once, all or nothing of a message, and the device's record is kept."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from optigpu.store.tables import Device, DeviceReportRow
+from tests.service.device_client import EdgeDevice, enrolled, golden, manifest, message, report
+from tests.service.serving import Served
+
+MODEL_PLACE = "/v1/edge/models"
+
+
+@pytest.fixture
+def device(service: Served) -> EdgeDevice:
+    """A device that has just enrolled, and the model that it reports on."""
+    assert service.client.post(MODEL_PLACE, json=manifest()).status_code == 201
+    return enrolled(service.client, service.database, name="by the window")
+
+
+def rows(service: Served) -> list[DeviceReportRow]:
+    with service.database.read() as session:
+        return list(session.scalars(select(DeviceReportRow).order_by(DeviceReportRow.sequence)))
+
+
+def test_a_report_is_stored_with_what_a_leaderboard_needs(service: Served, device: EdgeDevice) -> None:
+    run_id = device.run()
+    sent = report(7, run_id)
+    (answer,) = device.reports(sent)
+    (row,) = rows(service)
+    assert (row.id, row.device_id, row.boot_id, row.sequence) == (
+        answer["report_id"],
+        device.id,
+        sent["boot_id"],
+        7,
+    )
+    assert (row.run_id, row.model_sha256, row.board, row.count) == (
+        run_id,
+        sent["model_sha256"],
+        sent["board"],
+        640,
+    )
+    assert (row.input_source, row.runner, row.source, row.state) == (
+        "fixed",
+        "tflm-native",
+        "device",
+        answer["state"],
+    )
+    assert (row.latency_p50_us, row.power_source) == (78_480, "ina226")
+    assert row.energy_per_inference_uj == 5_124_000 / 128
+    assert row.document == sent
+    assert (datetime.now(UTC) - row.received_at).total_seconds() < 60
+
+
+def test_reports_are_read_newest_first_page_by_page(service: Served, device: EdgeDevice) -> None:
+    device.reports(*(report(sequence) for sequence in range(1, 6)))
+    place = f"/v1/devices/{device.id}/reports"
+    found: list[int] = []
+    cursor: dict[str, str] = {}
+    for _ in range(3):
+        page = service.client.get(place, params={"limit": "2"} | cursor).json()
+        found += [each["document"]["sequence"] for each in page["reports"]]
+        cursor = {"cursor": page["next_cursor"]} if page["next_cursor"] else {}
+    assert found == [5, 4, 3, 2, 1]
+    assert cursor == {}
+    (first,) = service.client.get(place, params={"limit": "1"}).json()["reports"]
+    assert (first["state"], first["ranked"], first["reasons"]) == ("accepted", False, ["unwitnessed"])
+
+
+def test_a_batch_of_the_most_reports_is_stored_in_its_order(service: Served, device: EdgeDevice) -> None:
+    answers = device.reports(*(report(sequence) for sequence in range(32, 0, -1)))
+    assert [answer["sequence"] for answer in answers] == list(range(32, 0, -1))
+    assert [row.sequence for row in rows(service)] == list(range(1, 33))
+    response = device.post("measurements", message(*(report(sequence) for sequence in range(33, 66))))
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "reports"
+    assert len(rows(service)) == 32
+
+
+def test_the_longest_answer_fits_into_what_a_board_reads(service: Served, device: EdgeDevice) -> None:
+    lies: dict[str, Any] = {
+        "run_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
+        "golden": golden("other"),
+        "windows": [{"count": 128, "total_us": 1, "energy_uj": 0}],
+        "runner": {"name": "simulator", "version": "1"},
+        "started_us": 0,
+        "error": "It broke.",
+        "board": "other",
+    }
+    answer = device.post("measurements", message(*(report(sequence, **lies) for sequence in range(1, 33))))
+    assert len(answer.json()["reports"][0]["reasons"]) >= 6
+    assert len(answer.content) < 16_384
+
+
+def test_a_heartbeat_is_a_message_without_reports(service: Served, device: EdgeDevice) -> None:
+    status = {"queue_depth": 3, "dropped": 2, "rssi": None, "reset_reason": "watchdog", "heap_free": 1234}
+    answer = device.post("measurements", message(**status))
+    assert answer.json()["reports"] == []
+    assert answer.json()["rotate"] is False
+    view = service.client.get(f"/v1/devices/{device.id}").json()
+    assert {name: view[name] for name in status} == status
+    assert (view["name"], view["agent_version"], view["boot_id"], view["clock_synchronised"]) == (
+        "by the window",
+        "0.1.0",
+        device.boot,
+        True,
+    )
+    assert view["last_seen_at"] >= view["created_at"]
+    assert service.client.get(view["links"]["self"]).json() == view
+    assert service.client.get(view["links"]["reports"]).json() == {"reports": [], "next_cursor": None}
+
+
+def test_devices_are_listed_newest_first(service: Served, device: EdgeDevice) -> None:
+    ids = [device.id, *(enrolled(service.client, service.database).id for _ in range(2))]
+    first = service.client.get("/v1/devices", params={"limit": "2"}).json()
+    second = service.client.get("/v1/devices", params={"limit": "2", "cursor": first["next_cursor"]}).json()
+    found = [each["id"] for page in (first, second) for each in page["devices"]]
+    assert found == sorted(ids, reverse=True)
+    assert second["next_cursor"] is None
+
+
+@pytest.mark.parametrize("path", ["", "/reports"])
+def test_an_unknown_device_is_not_there(any_service: Served, path: str) -> None:
+    answer = any_service.client.get(f"/v1/devices/01980000-0000-7000-8000-000000000000{path}")
+    assert answer.status_code == 404
+    assert "There is no device" in answer.json()["detail"]
+
+
+def test_the_same_report_in_another_message_is_a_duplicate(service: Served, device: EdgeDevice) -> None:
+    sent = report(1)
+    (first,) = device.reports(sent)
+    again = device.reports(report(2), sent, waited_us=None)
+    assert again[1] == first | {"duplicate": True}
+    assert [row.sequence for row in rows(service)] == [1, 2]
+
+
+def test_another_order_of_keys_and_spaces_is_the_same_report(service: Served, device: EdgeDevice) -> None:
+    sent = report(1)
+    device.reports(sent)
+    shuffled = dict(reversed(sent.items()))
+    body = json.dumps(message(shuffled), indent=2).encode()
+    assert device.post("measurements", body).json()["reports"][0]["duplicate"] is True
+
+
+def test_other_content_under_the_same_identity_is_a_conflict(service: Served, device: EdgeDevice) -> None:
+    sent = report(1)
+    (first,) = device.reports(sent)
+    answers = device.reports(sent | {"heap_free": 1}, sent, report(2))
+    assert [answer["state"] for answer in answers] == ["conflict", first["state"], first["state"]]
+    assert (answers[0]["report_id"], answers[0]["ranked"]) == (None, False)
+    assert [row.document["heap_free"] for row in rows(service)] == [7_900_000] * 2
+
+
+def test_one_report_twice_in_a_message_is_stored_once(service: Served, device: EdgeDevice) -> None:
+    sent = report(1)
+    answers = device.reports(sent, sent, sent | {"warmup": 11})
+    assert [answer["duplicate"] for answer in answers] == [False, True, False]
+    assert [answer["state"] for answer in answers] == ["accepted", "accepted", "conflict"]
+    assert len(rows(service)) == 1
+
+
+def test_two_devices_and_two_boots_may_use_the_same_sequences(service: Served, device: EdgeDevice) -> None:
+    other = enrolled(service.client, service.database)
+    for each in (device, other):
+        for boot in ("a" * 16, "b" * 16):
+            (answer,) = each.reports(report(1, boot_id=boot))
+            assert answer["duplicate"] is False
+    assert len(rows(service)) == 4
+
+
+ABSURD = [
+    ({"sequence": 0}, "sequence"),
+    ({"sequence": -1}, "sequence"),
+    ({"sequence": 2**63}, "sequence"),
+    ({"sequence": "1"}, "sequence"),
+    ({"sequence": True}, "sequence"),
+    ({"input_bytes": 0}, "input_bytes"),
+    ({"windows": [{"count": 0, "total_us": 1, "energy_uj": None}]}, "windows.0.count"),
+    ({"windows": [{"count": 1, "total_us": 0, "energy_uj": None}]}, "windows.0.total_us"),
+    ({"windows": [{"count": 1, "total_us": -5, "energy_uj": None}]}, "windows.0.total_us"),
+    ({"windows": [{"count": 1, "total_us": 1.0, "energy_uj": None}]}, "windows.0.total_us"),
+    ({"windows": [{"count": 1, "total_us": 1, "energy_uj": -1}]}, "windows.0.energy_uj"),
+    ({"windows": [{"count": 1, "total_us": 1}]}, "windows.0.energy_uj"),
+    ({"windows": [{"count": 1, "total_us": 1, "energy_uj": None}] * 101}, "windows"),
+    ({"windows": None}, "windows"),
+    ({"latency_us": {"count": 1, "min": 1.5, "p50": None, "p90": None, "p99": None}}, "latency_us.min"),
+    ({"latency_us": {"count": 1, "min": 10**400, "p50": None, "p90": None, "p99": None}}, "latency_us.min"),
+    ({"ticks_us": 2**53}, "ticks_us"),
+    ({"started_us": -1}, "started_us"),
+    ({"clock_hz": -1}, "clock_hz"),
+    ({"clock_hz": 2.4e8}, "clock_hz"),
+    ({"runner": {"name": "gpu", "version": "1"}}, "runner.name"),
+    ({"runner": {"name": "tflm-native", "version": "1", "x": 1}}, "runner.x"),
+    ({"input_source": "dream"}, "input_source"),
+    ({"run_id": "not-a-uuid"}, "run_id"),
+    ({"run_id": "01980000-0000-7000-8000-00000000000A"}, "run_id"),
+    ({"model_sha256": "0" * 63}, "model_sha256"),
+    ({"golden": {"count": 0, "digest": "0" * 64}}, "golden.count"),
+    ({"golden": {"count": 1, "digest": "z" * 64}}, "golden.digest"),
+    ({"error": "x" * 501}, "error"),
+    ({"error": "a\x00b"}, "error"),
+    ({"colour": "red"}, "colour"),
+    ({"schema": 2}, "schema"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), ABSURD)
+def test_a_malformed_report_is_named_and_nothing_of_its_message_is_stored(
+    any_service: Served, change: dict[str, Any], field: str
+) -> None:
+    device = enrolled(any_service.client, any_service.database)
+    answer = device.post("measurements", message(report(1), report(2) | change, report(3)))
+    assert answer.status_code == 422, answer.text
+    assert [entry["field"] for entry in answer.json()["errors"]] == [f"reports.1.report.{field}"]
+    listed = any_service.client.get(f"/v1/devices/{device.id}/reports").json()
+    assert listed["reports"] == []
+    with any_service.database.read() as session:
+        assert session.get_one(Device, device.id).queue_depth is None, "nothing of the message counts"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"rssi": -1000}, "device.rssi"),
+        ({"queue_depth": -1}, "device.queue_depth"),
+        ({"uptime_us": 0.5}, "device.uptime_us"),
+        ({"reset_reason": ""}, "device.reset_reason"),
+        ({"mood": "fine"}, "device.mood"),
+    ],
+)
+def test_a_malformed_status_is_named(any_service: Served, change: dict[str, Any], field: str) -> None:
+    device = enrolled(any_service.client, any_service.database)
+    answer = device.post("measurements", message(**change))
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"schema": NaN}', b'{"schema": 1, "schema": 1}', b"{}" * 2, b"\xef\xbb\xbf{}"]
+)
+def test_what_is_no_json_is_refused(any_service: Served, body: bytes) -> None:
+    device = enrolled(any_service.client, any_service.database)
+    assert device.post("measurements", body).status_code == 400
+
+
+@pytest.mark.parametrize("document", [[], "text", 7, None, True, {}, {"schema": 1}])
+def test_a_message_is_an_object_with_its_fields(any_service: Served, document: object) -> None:
+    device = enrolled(any_service.client, any_service.database)
+    assert device.post("measurements", document).status_code == 422
+
+
+def test_a_surrogate_and_any_other_text_are_no_harm(service: Served, device: EdgeDevice) -> None:
+    body = json.dumps(message(report(1, error="X"))).replace('"X"', '"\\ud800"').encode()
+    assert device.post("measurements", body).status_code == 422
+    (answer,) = device.reports(report(1, error="zu heiß \u202e 🔥 \n"))
+    assert "error" in answer["reasons"]
+
+
+def test_a_manifest_is_entered_once_and_never_changed(service: Served) -> None:
+    first = service.client.post(MODEL_PLACE, json=manifest())
+    again = service.client.post(MODEL_PLACE, json=manifest())
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    other = manifest(golden=manifest()["golden"] | {"outputs": ["0000"] * 3})
+    assert service.client.post(MODEL_PLACE, json=other).status_code == 409
+    (listed,) = service.client.get(MODEL_PLACE).json()["models"]
+    assert listed == first.json()
+    assert listed["manifest"]["golden"]["outputs"] == manifest()["golden"]["outputs"]
+
+
+def test_a_wrong_manifest_is_named(any_service: Served) -> None:
+    answer = any_service.client.post(MODEL_PLACE, json=manifest(sha256="0"))
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "sha256")

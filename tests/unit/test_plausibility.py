@@ -1,0 +1,305 @@
+"""Which reports of devices can be true: each reason and flag by itself, at its bound."""
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
+from optigpu.documents.manifest import ModelManifest
+from optigpu.edge.plausibility import (
+    FEWEST,
+    LEAST_WINDOWS,
+    Evidence,
+    Run,
+    fastest_us,
+    judge,
+)
+from optigpu.hardware.boards import board
+from optigpu.statistics.percentiles import fewest_for
+
+NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
+NOON_US = int(NOON.timestamp() * 1e6)
+RUN_ID = "01980000-0000-7000-8000-000000000000"
+MODEL = "a" * 64
+BOOT = "b" * 16
+MACS = 11_000_000
+OUTPUTS = ("7f80", "807f")
+S3 = board("esp32s3-n16r8")
+
+
+def a_manifest(**changes: Any) -> ModelManifest:
+    document: dict[str, Any] = {
+        "schema": 1,
+        "sha256": MODEL,
+        "network": {"family": "mobilenet_v2", "alpha": "0.35", "input": [96, 96, 3], "classes": 2},
+        "model_bytes": 580_000,
+        "operators": [{"name": "CONV_2D", "count": 35, "macs": MACS}],
+        "macs": MACS,
+        "parameter_bytes": 400_000,
+        "arena_bytes": 120_000,
+        "input": {"shape": [1, 96, 96, 3], "dtype": "int8", "scale": 0.0078125, "zero_point": -1},
+        "output": {"shape": [1, 2], "dtype": "int8", "scale": 0.00390625, "zero_point": -128},
+        "agreement": {"samples": 200, "top1": 0.985, "kld_mean": 0.004},
+        "calibration": {"kind": "images", "samples": 200},
+        "rankable": True,
+        "golden": {"count": 2, "inputs_sha256": "0" * 64, "outputs": list(OUTPUTS)},
+        "tools": {},
+    }
+    return ModelManifest.model_validate(document | changes)
+
+
+def a_report(**changes: Any) -> DeviceReport:
+    """Five windows of 10 s at 78.5 ms, in a run of 55 s that ended at noon."""
+    digest = hashlib.sha256(RUN_ID.encode() + bytes.fromhex("".join(OUTPUTS))).hexdigest()
+    document: dict[str, Any] = {
+        "schema": 1,
+        "boot_id": BOOT,
+        "sequence": 1,
+        "run_id": RUN_ID,
+        "model_sha256": MODEL,
+        "input_bytes": 96 * 96 * 3,
+        "input_source": "fixed",
+        "runner": {"name": "tflm-native", "version": "1"},
+        "board": "esp32s3-n16r8",
+        "clock_hz": 240_000_000,
+        "firmware_sha256": "c" * 64,
+        "warmup": 10,
+        "windows": [{"count": 128, "total_us": 10_048_000, "energy_uj": 5_124_000}] * 5,
+        "latency_us": {"count": 640, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": None},
+        "power": {"source": "ina226", "idle_uw": 212_000},
+        "golden": {"count": 2, "digest": digest},
+        "arena_bytes": 120_000,
+        "heap_free": 7_900_000,
+        "started_us": NOON_US - 55_000_000,
+        "ticks_us": 55_000_000,
+        "error": None,
+    }
+    return DeviceReport.model_validate(document | changes)
+
+
+EVIDENCE = Evidence(
+    received_at=NOON,
+    source=DeviceSource.DEVICE,
+    device_board="esp32s3-n16r8",
+    clock_synchronised=True,
+    waited_us=0,
+    run=Run(started_at=NOON - timedelta(seconds=55), boot_id=BOOT, model_sha256=MODEL, reported=False),
+    manifest=a_manifest(),
+    board=S3,
+)
+
+
+def reasons(report: DeviceReport, **changes: Any) -> tuple[Reason, ...]:
+    return judge(report, replace(EVIDENCE, **changes)).reasons
+
+
+def seen(seconds: float) -> Run:
+    """A run whose start the server saw so long before the report."""
+    return Run(NOON - timedelta(seconds=seconds), BOOT, MODEL, reported=False)
+
+
+def test_an_honest_report_has_no_reason_and_no_flag() -> None:
+    judgement = judge(a_report(), EVIDENCE)
+    assert (judgement.reasons, judgement.flags) == ((), ())
+    assert (judgement.ranked, judgement.state) == (True, ReportState.ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (52.0, (Reason.LONGER_THAN_OBSERVED,)),
+        (53.5, ()),
+        (55.0, ()),
+        (61.6, ()),
+        (62.0, (Reason.SHORTER_THAN_OBSERVED,)),
+        (86_400.0, (Reason.SHORTER_THAN_OBSERVED,)),
+    ],
+)
+def test_the_devices_time_is_held_against_the_servers(seconds: float, expected: tuple[Reason, ...]) -> None:
+    assert reasons(a_report(), run=seen(seconds)) == expected
+
+
+def test_what_a_report_waited_counts_and_unknown_waiting_is_not_held_against_it() -> None:
+    hour = 3600
+    assert reasons(a_report(), run=seen(55 + hour), waited_us=hour * 10**6) == ()
+    assert reasons(a_report(), run=seen(55 + hour), waited_us=None) == ()
+    assert reasons(a_report(), run=seen(20), waited_us=None) == (Reason.LONGER_THAN_OBSERVED,)
+    assert reasons(a_report(), waited_us=hour * 10**6) == (Reason.LONGER_THAN_OBSERVED,)
+
+
+def test_windows_longer_than_the_whole_run_are_more_than_was_observed() -> None:
+    windows = [{"count": 1280, "total_us": 100_480_000, "energy_uj": None}] * 5
+    latency = {"count": 6400, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": 79_000}
+    sent = a_report(windows=windows, latency_us=latency)
+    assert reasons(sent) == (Reason.LONGER_THAN_OBSERVED, Reason.INCONSISTENT)
+
+
+def test_the_roofline_is_all_cores_at_the_fastest_clock() -> None:
+    assert S3 is not None
+    bound = fastest_us(a_manifest(), S3)
+    assert bound == MACS / (240e6 * S3.chip.cores * S3.chip.int8_macs_per_cycle) * 1e6
+    for us, too_fast in ((int(bound) - 1, True), (int(bound) + 1, False)):
+        count = 10_000_000 // us + 1
+        windows = [{"count": count, "total_us": count * us, "energy_uj": None}] * 5
+        latency = {"count": 5 * count, "min": us, "p50": us, "p90": us, "p99": us}
+        sent = a_report(windows=windows, latency_us=latency)
+        assert (Reason.FASTER_THAN_ROOFLINE in reasons(sent)) is too_fast
+        on_host = a_report(windows=windows, latency_us=latency, runner={"name": "tflm-host", "version": "1"})
+        assert reasons(on_host) == (Reason.HOST,)
+
+
+def test_one_window_or_the_least_time_alone_can_be_too_fast() -> None:
+    fast = {"count": 128, "total_us": 128, "energy_uj": None}
+    windows = [*[{"count": 128, "total_us": 10_048_000, "energy_uj": None}] * 5, fast]
+    latency = {"count": 768, "min": 1, "p50": 78_480, "p90": 78_900, "p99": 79_000}
+    assert Reason.FASTER_THAN_ROOFLINE in reasons(a_report(windows=windows, latency_us=latency))
+    least = a_report().latency_us.model_dump() | {"min": 5}
+    assert Reason.FASTER_THAN_ROOFLINE in reasons(a_report(latency_us=least))
+
+
+WITHOUT_ENERGY = [{"count": 128, "total_us": 10_048_000, "energy_uj": None}] * 5
+LATENCY = {"count": 640, "min": 78_310, "p50": 78_480, "p90": 78_900, "p99": None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"latency_us": LATENCY | {"count": 639}},
+        {"latency_us": LATENCY | {"min": None}},
+        {"latency_us": LATENCY | {"min": 90_000}},
+        {"latency_us": LATENCY | {"p50": 79_800}},
+        {"latency_us": LATENCY | {"p50": 20_000, "min": 20_000, "p90": 20_000}},
+        {"latency_us": LATENCY | {"p50": None}},
+        {"latency_us": LATENCY | {"p90": None}},
+        {"latency_us": LATENCY | {"p99": 80_000}},
+        {"latency_us": LATENCY | {"p90": 700_000}},
+        {"ticks_us": 50_239_999},
+        {"board": "esp32s3-n8"},
+        {"input_bytes": 96 * 96},
+        {"clock_hz": 480_000_000},
+        {"arena_bytes": 100_000_000},
+        {"heap_free": 100_000_000},
+        {"power": {"source": "none", "idle_uw": None}},
+        {"power": {"source": "none", "idle_uw": 5}, "windows": WITHOUT_ENERGY},
+        {"windows": [{"count": 128, "total_us": 10_048_000, "energy_uj": 0}] * 5},
+        {"windows": [{"count": 128, "total_us": 10_048_000, "energy_uj": 10**12}] * 5},
+    ],
+)  # fmt: skip
+def test_figures_that_contradict_each_other_are_inconsistent(changes: dict[str, Any]) -> None:
+    assert Reason.INCONSISTENT in reasons(a_report(**changes))
+    assert judge(a_report(**changes), EVIDENCE).state is ReportState.QUARANTINED
+
+
+@given(st.data())
+def test_percentiles_of_any_true_run_are_consistent(data: st.DataObject) -> None:
+    """Whatever the times were: their own windows and percentiles never contradict each other by our rule, unless they
+    are so skewed that half of the windows are twice as slow as p90."""
+    base = data.draw(st.integers(3_000, 200_000))
+    jitter = data.draw(st.lists(st.integers(0, base), min_size=5, max_size=800))
+    times = [base + extra for extra in jitter]
+    size = max(1, len(times) // 5)
+    parts = [times[at : at + size] for at in range(0, len(times), size)]
+    ordered = sorted(times)
+
+    def percentile(percent: int, name: str) -> int | None:
+        return ordered[(len(times) - 1) * percent // 100] if len(times) >= FEWEST[name] else None
+
+    latency = {
+        "count": len(times),
+        "min": ordered[0],
+        "p50": percentile(50, "p50"),
+        "p90": percentile(90, "p90"),
+        "p99": percentile(99, "p99"),
+    }
+    windows = [{"count": len(part), "total_us": sum(part), "energy_uj": None} for part in parts]
+    sent = a_report(windows=windows, latency_us=latency, ticks_us=sum(times) + 1000)
+    found = reasons(sent, run=seen(sum(times) / 1e6))
+    assert Reason.INCONSISTENT not in found
+    assert Reason.FASTER_THAN_ROOFLINE not in found
+
+
+def test_the_fewest_requests_are_those_of_the_engine() -> None:
+    assert {f"p{percent}": fewest_for(percent) for percent in (50, 90, 99)} == FEWEST
+
+
+def test_the_golden_outputs_are_bound_to_the_run() -> None:
+    plain = hashlib.sha256(bytes.fromhex("".join(OUTPUTS))).hexdigest()
+    sent = a_report(golden={"count": 2, "digest": plain})
+    assert reasons(sent) == (Reason.GOLDEN_FAILED,)
+    unwitnessed = a_report(golden={"count": 2, "digest": plain}, run_id=None)
+    assert reasons(unwitnessed, run=None) == (Reason.UNWITNESSED,)
+    assert reasons(a_report(golden=None)) == (Reason.GOLDEN_FAILED,)
+    assert reasons(a_report(golden=a_report().golden.model_dump() | {"count": 1})) == (Reason.GOLDEN_FAILED,)  # type: ignore[union-attr]
+
+
+def test_a_run_that_failed_says_only_so() -> None:
+    """It broke before its first window, and nothing of it is a figure."""
+    empty = {"count": 0, "min": None, "p50": None, "p90": None, "p99": None}
+    sent = a_report(windows=[], latency_us=empty, golden=None, error="The arena is too small.")
+    assert reasons(sent) == (Reason.FEW_WINDOWS, Reason.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"run": None}, (Reason.RUN_UNKNOWN,)),
+        ({"run": replace(seen(55), boot_id="d" * 16)}, (Reason.RUN_UNKNOWN,)),
+        ({"run": replace(seen(55), model_sha256="d" * 64)}, (Reason.RUN_UNKNOWN,)),
+        ({"run": replace(seen(55), reported=True)}, (Reason.RUN_REUSED,)),
+        ({"manifest": None}, (Reason.MODEL_UNKNOWN,)),
+        ({"manifest": a_manifest(rankable=False)}, (Reason.MODEL_NOT_RANKABLE,)),
+        ({"board": None}, (Reason.BOARD_UNKNOWN,)),
+        ({"source": DeviceSource.SIMULATOR}, (Reason.SIMULATOR,)),
+    ],
+)
+def test_each_thing_that_the_server_knows_has_its_reason(
+    changes: dict[str, Any], expected: tuple[Reason, ...]
+) -> None:
+    assert reasons(a_report(), **changes) == expected
+
+
+def test_windows_are_five_of_ten_seconds() -> None:
+    window = {"count": 128, "total_us": 10_000_000, "energy_uj": None}
+    latency = LATENCY | {"min": 78_000, "p50": 78_100}
+    sent = a_report(windows=[window] * LEAST_WINDOWS, latency_us=latency)
+    assert reasons(sent) == ()
+    shorter = [*[window] * 4, window | {"total_us": 9_999_999}]
+    assert reasons(a_report(windows=shorter, latency_us=latency)) == (Reason.FEW_WINDOWS,)
+
+
+@pytest.mark.parametrize(
+    ("report", "changes", "flags"),
+    [
+        ({}, {"clock_synchronised": False}, (Flag.CLOCK_UNSYNCHRONISED,)),
+        ({"started_us": 0}, {}, (Flag.CLOCK_UNSYNCHRONISED,)),
+        ({"started_us": 946_684_800_000_000}, {}, (Flag.CLOCK_UNSYNCHRONISED,)),
+        ({"started_us": NOON_US + 301_000_000}, {}, (Flag.CLOCK_UNSYNCHRONISED,)),
+        ({"started_us": NOON_US + 299_000_000}, {}, ()),
+        ({}, {"published_us": 39_239.0}, (Flag.SLOWER_THAN_PUBLISHED,)),
+        ({}, {"published_us": 39_241.0}, ()),
+    ],
+)
+def test_flags_change_nothing_of_the_rank(
+    report: dict[str, Any], changes: dict[str, Any], flags: tuple[Flag, ...]
+) -> None:
+    judgement = judge(a_report(**report), replace(EVIDENCE, **changes))
+    assert (judgement.flags, judgement.ranked) == (flags, True)
+
+
+def test_only_doubt_quarantines() -> None:
+    doubts = {reason for reason in Reason if reason.quarantines}
+    assert {reason.value for reason in doubts} == {
+        "golden_failed",
+        "model_unknown",
+        "faster_than_roofline",
+        "longer_than_observed",
+        "shorter_than_observed",
+        "inconsistent",
+        "run_unknown",
+        "run_reused",
+    }
