@@ -1,8 +1,8 @@
 """`python -m benchmarks.devices`: 200 simulated devices through restarts of the service and of its database.
 
 It starts a PostgreSQL server and a service of its own. While the devices measure, the service is ended by SIGTERM and
-by SIGKILL and started again, and PostgreSQL is shut down and then ended as by a crash. Goals: no report is lost, none is
-doubled, every device makes its reports. Exit status 0 if they are met, else 1.
+by SIGKILL, and PostgreSQL is shut down and then ended as by a crash; each is started again. Goals: no report is lost,
+none is doubled, every device makes its reports. Exit status 0 if they are met, else 1.
 """
 
 import argparse
@@ -89,7 +89,9 @@ def postgres() -> Iterator[tuple[Program, str]]:
     initdb, server = map(str, programs)
     folder, port = scratch_folder(account), free_port()
     url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    identity: dict[str, Any] = {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
+    identity: dict[str, Any] = (
+        {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
+    )
     settings = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}"]
     command = [server, "-D", "data", *(word for setting in settings for word in ("-c", setting))]
 

@@ -44,7 +44,7 @@ def device_sim(
         str,
         typer.Option(
             metavar="TIME",
-            help="How often a device's radio wakes up; a run that begins while it sleeps has no witness. 0: never sleeps.",
+            help="How often a device's radio wakes up; a run that begins while it sleeps has no witness. 0: always.",
         ),
     ] = "10s",
     seed: Annotated[int, typer.Option(help="Of latencies, power and faults.")] = 0,
@@ -88,6 +88,8 @@ def device_sim(
     show_list(fleet_grid(found), [document], document, format_)
     if not found.is_right:
         raise typer.Exit(1)
+    if stop():
+        raise typer.Exit(stop.status)
 
 
 def period_of(rate: str) -> int:

@@ -82,9 +82,9 @@ class RequestTimes(Frozen):
 class FleetResult(Frozen):
     """The fleet's account against the service's.
 
-    `lost` reports were kept by a device, wait in no queue, and the service has not got them; `unstored` were acknowledged
-    and the service has not got them; `duplicated` are there more than once; `altered` have another content there;
-    `foreign` are the service's alone. `cut` and `dropped` never were in a queue: power cuts, full media.
+    `lost` reports were kept by a device, wait in no queue, and the service has not got them. `unstored` were
+    acknowledged, and the service has not got them. `duplicated` are there more than once, `altered` with another
+    content, `foreign` are the service's alone. `cut` and `dropped` were never in a queue: power cuts, full media.
     """
 
     devices: int

@@ -151,6 +151,11 @@ class _Child:
         self._process.kill()
         self._process.wait()
         self.stop()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream
+            stream.close()
 
     def accounts(self) -> list[DeviceAccount]:
         """Of every device. Raises FleetError if it failed."""
