@@ -18,6 +18,9 @@ from esp32_agent.tiny.device import TinyDevice
 from esp32_agent.tiny.lines import Line, pseudo_terminal, serial_line
 
 
+LEAST_ARENA = 512
+
+
 class ScaledRunner(TflmRunner):
     """TFLite Micro, which also says what the bytes of its tensors stand for."""
 
@@ -51,13 +54,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--profile", default="ic01", choices=sorted(INPUTS), help="the profile (ic01)")
     parser.add_argument("--vendor", default="optigpu", help="the name that it answers (optigpu)")
     parser.add_argument(
-        "--arena-bytes", type=int, default=0, help="TFLite Micro's tensor arena (as large as it takes)"
+        "--arena-bytes", type=_arena, default=0, help="TFLite Micro's tensor arena (as large as it takes)"
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--pty", action="store_true", help="a new pseudo-terminal (the default)")
     place.add_argument("--port", help="a serial port, /dev/ttyUSB0 for example")
     parser.add_argument("--baud", type=int, default=115200, help="of the serial port (115200)")
     return parser.parse_args()
+
+
+def _arena(text: str) -> int:
+    """With less than LEAST_ARENA TFLite Micro crashes instead of refusing."""
+    count = int(text)
+    if 0 < count < LEAST_ARENA:
+        raise argparse.ArgumentTypeError(f"an arena has {LEAST_ARENA} bytes or more")
+    return count
 
 
 def _port(runner: ScaledRunner, board: HostBoard) -> Any:
