@@ -116,12 +116,14 @@ class Calibration(Frozen):
 class Golden(Frozen):
     """What the model answers to the inputs of `golden.bin`: each output's bytes in hexadecimal, in their order.
 
-    `inputs_sha256` is that of all inputs' bytes, one behind the other.
+    `inputs_sha256` is that of all inputs' bytes, one behind the other. `left_out` counts inputs that were tried and are
+    not among them, since TFLite Micro and LiteRT's reference kernels rounded an output differently, by one step.
     """
 
     count: int = Field(ge=1, le=MOST_GOLDEN)
     inputs_sha256: str = Field(pattern=SHA256)
     outputs: tuple[Hex, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
+    left_out: int = Field(0, ge=0, le=MOST_GOLDEN)
 
     @model_validator(mode="after")
     def _counted(self) -> Self:

@@ -9,6 +9,8 @@ from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor
 from optigpu.vocabulary import UnsupportedError
 
 DYNAMIC = -1
+BETWEEN = ("DEQUANTIZE", "QUANTIZE")
+"""They stand around a floating-point operator, and are not why there is one."""
 
 
 def check_model(model: Model, *, allow_unaccelerated: bool = False) -> None:
@@ -72,8 +74,9 @@ def _check_integers(model: Model) -> None:
         if any(each.dtype in FLOATS for each in (*filter(None, operator.inputs), *operator.outputs))
     )
     if floating:
+        named = tuple(name for name in floating if name not in BETWEEN) or floating
         raise UnsupportedError(
-            f"The model has floating-point operators left: {_listed(floating)}. Replace them by operators that "
+            f"The model has floating-point operators left: {_listed(named)}. Replace them by operators that "
             "TensorFlow Lite quantizes, and convert with int8 input and output."
         )
     for what, tensor in (("input", model.inputs[0]), ("output", model.outputs[0])):

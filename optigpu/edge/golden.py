@@ -30,12 +30,13 @@ def golden_file(pairs: tuple[GoldenPair, ...]) -> bytes:
     return head + b"".join(pair.input + pair.output for pair in pairs)
 
 
-def golden_of(pairs: tuple[GoldenPair, ...]) -> Golden:
+def golden_of(pairs: tuple[GoldenPair, ...], left_out: int = 0) -> Golden:
     """What a manifest says of them."""
     return Golden(
         count=len(pairs),
         inputs_sha256=hashlib.sha256(b"".join(pair.input for pair in pairs)).hexdigest(),
         outputs=tuple(pair.output.hex() for pair in pairs),
+        left_out=left_out,
     )
 
 

@@ -102,9 +102,10 @@ def _manifest_rows(manifest: ModelManifest) -> Iterator[tuple[str, str]]:
             f"top-1 {agreement.top1:.1%}, KLD {agreement.kld_mean:.3g} on {agreement.samples} held-out inputs",
         )
     yield "calibrated with", f"{calibration.samples} samples ({calibration.kind})"
+    left_out = f" ({manifest.golden.left_out} left out)" if manifest.golden.left_out else ""
     yield (
         "golden vectors",
-        f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels",
+        f"{manifest.golden.count}, equal bit for bit on TFLite Micro and LiteRT's reference kernels{left_out}",
     )
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
 

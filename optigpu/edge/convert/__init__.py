@@ -117,7 +117,7 @@ def _manifest(request: ConversionRequest, folder: Path, model: Model, told: Docu
         agreement=_agreement(folder, model),
         calibration=Calibration(kind=request.data.kind, samples=told["calibrated"]),
         rankable=request.data.kind != "random",
-        golden=golden_of(pairs),
+        golden=golden_of(pairs, told["evaluated"]["left_out"]),
         tools=dict(sorted((told["tools"] | told["evaluated"]["tools"]).items())),
     )
 

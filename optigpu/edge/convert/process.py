@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypedDict
 
 from optigpu.edge.errors import ConversionError
 from optigpu.vocabulary import CancelledError, Document, SpecError, UnsupportedError
@@ -114,7 +114,7 @@ def _tell(process: "subprocess.Popen[bytes]", request: Mapping[str, object]) -> 
 
 def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch) -> Document:
     assert process.stdout is not None
-    received, printed = bytearray(), bytearray()
+    received, printed, last = bytearray(), bytearray(), "starting"
     with selectors.DefaultSelector() as selector:
         for pipe, into in ((answers, received), (process.stdout, printed)):
             os.set_blocking(pipe.fileno(), False)
@@ -127,12 +127,15 @@ def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch
             while (end := received.find(b"\n")) >= 0:
                 line = bytes(received[:end])
                 del received[: end + 1]
-                if (outcome := _outcome(line, watch.doing)) is not None:
-                    return outcome
+                message = _message(line)
+                if "done" in message:
+                    return message["done"]
+                last = message["doing"]
+                watch.doing(last)
             if len(received) > LONGEST_ANSWERS:
                 raise ConversionError("The conversion sent an answer that is too long.")
             if process.poll() is not None and not selector.get_map():
-                raise ConversionError(_death(process.returncode, bytes(printed)))
+                raise ConversionError(_death(process.returncode, last, bytes(printed)))
             if time.monotonic() > watch.until:
                 raise ConversionError(
                     "The conversion took longer than --timeout; it was ended, and nothing was written."
@@ -150,29 +153,29 @@ def _read(descriptor: int, into: bytearray) -> bool:
     return True
 
 
-def _outcome(line: bytes, doing: Doing) -> Document | None:
-    """The last answer, or None for one on the way."""
+class _Message(TypedDict, total=False):
+    doing: str
+    done: Document
+
+
+def _message(line: bytes) -> _Message:
+    """An answer on the way, or the last one. Raises what the program refuses."""
     try:
         message = json.loads(line)
-        if "doing" in message:
-            doing(str(message["doing"]))
-            return None
         if "refused" in message:
             raise (SpecError if message["wrong"] else UnsupportedError)(str(message["refused"]))
-        done: Document = message["done"]
+        return _Message(done=message["done"]) if "done" in message else _Message(doing=str(message["doing"]))
     except (ValueError, KeyError, TypeError):
         raise ConversionError(f"The conversion sent an invalid answer: {line[:100]!r}.") from None
-    return done
 
 
-def _death(status: int, printed: bytes) -> str:
-    """How the process ended, with the last line that it printed."""
-    how = (
-        f"was killed by signal {-status} ({signal.strsignal(-status)})"
-        if status < 0
-        else f"ended with status {status}"
-    )
+def _death(status: int, last: str, printed: bytes) -> str:
+    """How the process ended, what it did then, and the last line that it printed."""
+    if status < 0:
+        how = f"was killed by signal {-status} ({signal.strsignal(-status)})"
+    else:
+        how = f"ended with status {status}"
     memory = " Memory may have been short." if status == -signal.SIGKILL else ""
     lines = [line.strip() for line in printed.decode(errors="replace").splitlines() if line.strip()]
-    last = f" Its last output: {''.join(filter(str.isprintable, lines[-1]))[:300]}" if lines else ""
-    return f"The conversion's process {how}, and nothing was written.{memory}{last}"
+    output = f" Its last output: {''.join(filter(str.isprintable, lines[-1]))[:300]}" if lines else ""
+    return f"The conversion's process {how} while {last}, and nothing was written.{memory}{output}"

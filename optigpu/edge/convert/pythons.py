@@ -16,7 +16,7 @@ def choose_python(named: Path | None) -> Path:
         return named
     if lacking := [name for name in NEEDED if find_spec(name) is None]:
         raise UnsupportedError(
-            f"Converting needs {', '.join(lacking)}, which this Python lacks: {INSTALL}, "
-            "or name another Python with --python."
+            f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {', '.join(lacking)}: "
+            f"{INSTALL}, or name another Python with --python."
         )
     return Path(sys.executable)

@@ -1,6 +1,7 @@
 """What a conversion is asked for."""
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -101,6 +102,8 @@ def _check_file(path: Path, request: ConversionRequest) -> None:
         raise SpecError(
             f"{path} is not a model that is read; give a .keras file or the folder of a SavedModel."
         )
+    if path.suffix == ".keras" and path.is_file() and not zipfile.is_zipfile(path):
+        raise SpecError(f"{path} is not a .keras file, which is a zip archive, or it is truncated.")
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise SpecError(f"{path} holds no saved_model.pb; give a .keras file or the folder of a SavedModel.")
     if request.data.kind == "images" and request.pixels is None:

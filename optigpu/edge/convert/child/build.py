@@ -111,11 +111,12 @@ def _samples(inputs: Inputs) -> Iterator[list[Inputs]]:
 def _why_not(error: Exception) -> str:
     """One sentence from the converter's pages of output, with the operators that it names."""
     named = dict.fromkeys(name for name in _OPERATORS.findall(str(error)) if name[0].isupper())
-    operators = f" ({', '.join(list(named)[:6])})" if named else ""
-    return (
-        f"TensorFlow cannot convert the network to INT8{operators}: {first_line(error)} "
-        "Replace the operator by one that TensorFlow Lite quantizes."
-    )
+    if named:
+        return (
+            f"TensorFlow cannot convert the operator {', '.join(list(named)[:6])} to INT8; replace it by one that "
+            "TensorFlow Lite quantizes."
+        )
+    return f"TensorFlow cannot convert the network to INT8: {first_line(error)}"
 
 
 def _versions() -> Iterator[tuple[str, str]]:

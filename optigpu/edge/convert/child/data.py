@@ -1,5 +1,7 @@
 """The inputs that a model is calibrated and compared with: images, an .npz file, or seeded random pictures."""
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,14 +24,17 @@ Inputs = NDArray[np.float32]
 def npz_inputs(path: Path, shape: Sequence[int]) -> Inputs:
     """The inputs of an .npz file: its array `inputs`, or its only one; (samples, *shape)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array, as np.save writes it")
             name = "inputs" if "inputs" in file.files else file.files[0]
             if name != "inputs" and len(file.files) > 1:
                 raise RefusalError(
                     f"{path} has the arrays {', '.join(file.files)}; name one inputs.", wrong=True
                 )
             found = file[name]
-    except (OSError, ValueError, IndexError, KeyError, EOFError) as error:
+    except (OSError, ValueError, IndexError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RefusalError(f"{path} is not an .npz file with an array: {error}.", wrong=True) from None
     if found.shape[1:] != tuple(shape):
         raise RefusalError(

@@ -29,6 +29,6 @@ def _evaluate(request: Request, answers: Answers) -> Request:
 
 def _missing(error: ImportError) -> str:
     return (
-        f"Converting needs the package {error.name or error}, which this Python lacks: {INSTALL}, "
-        "or name another Python with --python."
+        f"Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks {error.name or error}: "
+        f"{INSTALL}, or name another Python with --python."
     )

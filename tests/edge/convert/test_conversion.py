@@ -1,0 +1,166 @@
+"""Real conversions: what comes out runs on both interpreters, is what its manifest says, and is the same each time."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from optigpu.documents.manifest import ModelManifest, read_manifest
+from optigpu.edge.golden import read_golden
+from optigpu.edge.macs import operator_counts
+from optigpu.edge.tflite import read_tflite
+from tests.edge.convert.conftest import Convert, Ran, command_line, document_of, environment, run_edge
+from tests.pages import ROOT
+
+pytestmark = pytest.mark.slow
+
+INTERPRETERS = Path(__file__).with_name("interpreters.py")
+FILES = {"tiny.tflite", "tiny.cc", "tiny.h", "golden.bin", "manifest.json"}
+
+
+def test_the_files_are_those_of_the_contract_and_nothing_else(tiny: Ran) -> None:
+    assert {path.name for path in tiny.output.iterdir()} == FILES
+    assert [path.name for path in tiny.output.parent.iterdir()] == ["out"]
+    assert {Path(each).name for each in document_of(tiny)["files"]} == FILES
+    assert document_of(tiny)["manifest"] == json.loads((tiny.output / "manifest.json").read_text())
+
+
+def test_the_manifest_says_what_the_file_is(tiny: Ran, tiny_manifest: ModelManifest) -> None:
+    model = (tiny.output / "tiny.tflite").read_bytes()
+    assert tiny_manifest.sha256 == hashlib.sha256(model).hexdigest()
+    assert tiny_manifest.model_bytes == len(model)
+    assert (tiny_manifest.input.shape, tiny_manifest.output.shape) == ((1, 16, 16, 3), (1, 4))
+    network = tiny_manifest.network
+    assert (network.family, network.input, network.classes, network.weights) == (
+        "file",
+        (16, 16, 3),
+        4,
+        "file",
+    )
+    assert tiny_manifest.calibration.model_dump() == {"kind": "npz", "samples": 48}
+    assert tiny_manifest.rankable
+    assert {"tensorflow-cpu", "keras", "ai-edge-litert", "tflite-micro", "numpy"} <= set(tiny_manifest.tools)
+
+
+def test_the_macs_are_those_counted_by_hand(tiny_manifest: ModelManifest) -> None:
+    """Output elements times window times input channels: 8x8x8 of 3x3x3, 8x8x8 of 3x3, 8x8x16 of 8, 4 of 16."""
+    macs = {each.name: (each.count, each.macs) for each in tiny_manifest.operators}
+    assert macs["CONV_2D"] == (2, 8 * 8 * 8 * 27 + 8 * 8 * 16 * 8)
+    assert macs["DEPTHWISE_CONV_2D"] == (1, 8 * 8 * 8 * 9)
+    assert macs["FULLY_CONNECTED"] == (1, 4 * 16)
+    assert tiny_manifest.macs == 13_824 + 4_608 + 8_192 + 64
+
+
+def test_the_interpreters_give_the_golden_outputs_and_read_the_same_model(
+    edge: Path, tiny: Ran, tiny_manifest: ModelManifest
+) -> None:
+    path = tiny.output / "tiny.tflite"
+    found = json.loads(run_edge(edge, INTERPRETERS, path, tiny.output / "golden.bin"))
+    pairs = read_golden(tiny.output / "golden.bin")
+    assert found["litert"] == found["micro"] == [pair.output.hex() for pair in pairs]
+    assert list(tiny_manifest.golden.outputs) == found["micro"]
+    inputs = b"".join(pair.input for pair in pairs)
+    assert tiny_manifest.golden.inputs_sha256 == hashlib.sha256(inputs).hexdigest()
+    assert len(set(found["micro"])) > 1
+    model = read_tflite(path)
+    assert [each.name for each in model.operators] == found["operators"]
+    assert {each.shape for each in model.tensors} <= {tuple(shape) for shape in found["shapes"]}
+    assert 0 < tiny_manifest.parameter_bytes <= found["parameters"]
+    for tensor, entry in ((tiny_manifest.input, found["input"]), (tiny_manifest.output, found["output"])):
+        assert [tensor.scale, tensor.zero_point, list(tensor.shape)] == [pytest.approx(entry[0]), *entry[1:]]
+    # The interpreter aligns what it is given to 16 bytes.
+    assert 0 <= found["smallest_arena"] - tiny_manifest.arena_bytes <= 64
+
+
+def test_the_int8_network_agrees_with_the_float_network(tiny_manifest: ModelManifest) -> None:
+    agreement = tiny_manifest.agreement
+    assert agreement.samples == 12
+    assert agreement.top1 is not None
+    assert agreement.top1 >= 0.75
+    assert agreement.kld_mean is not None
+    assert 0 <= agreement.kld_mean < 0.02
+
+
+def test_one_seed_gives_the_same_bytes_and_another_one_does_not(
+    convert: Convert, models: Path, samples: Path, tiny: Ran
+) -> None:
+    again = convert(models / "tiny.keras", "--npz", samples, "--name", "tiny", "--format", "json")
+    other = convert(models / "tiny.keras", "--npz", samples, "--name", "tiny", "--seed", "7")
+    for name in FILES:
+        assert (again.output / name).read_bytes() == (tiny.output / name).read_bytes()
+    assert (other.output / "golden.bin").read_bytes() != (tiny.output / "golden.bin").read_bytes()
+
+
+def test_a_saved_model_is_the_same_network(
+    convert: Convert, models: Path, samples: Path, tiny_manifest: ModelManifest
+) -> None:
+    ran = convert("--model", models / "saved", "--npz", samples)
+    assert ran.status == 0, ran.err
+    found = read_manifest(ran.output)
+    assert found.operators == tiny_manifest.operators
+    assert found.golden.outputs == tiny_manifest.golden.outputs
+
+
+def test_a_network_of_vectors_has_logits_and_random_data_is_not_ranked(
+    convert: Convert, models: Path
+) -> None:
+    ran = convert(models / "vector.keras", "--allow-random-calibration", "--samples", "40")
+    assert ran.status == 0, ran.err
+    found = read_manifest(ran.output)
+    assert (found.network.input, found.macs, found.rankable) == ((6,), 6 * 5 + 5 * 3, False)
+    assert found.calibration.model_dump() == {"kind": "random", "samples": 40}
+    assert found.agreement.kld_mean is not None
+    assert "results of this model are not ranked" in ran.out.replace("\n", " ")
+
+
+def test_mobilenet_is_converted_with_images(mobilenet: Ran) -> None:
+    """Keras's table of MobileNetV2 has 11 million MACs for it; its largest tensors take 138,240 bytes at once."""
+    found = read_manifest(mobilenet.output)
+    assert found.network.model_dump() == {
+        "family": "mobilenet_v2",
+        "alpha": "0.35",
+        "input": (96, 96, 3),
+        "classes": 10,
+        "weights": "random",
+        "seed": 0,
+    }
+    assert found.macs == 10_666_928
+    assert 600_000 < found.model_bytes < 700_000
+    assert 138_240 < found.arena_bytes < 266_240
+    assert found.calibration.model_dump() == {"kind": "images", "samples": 32}
+    assert found.agreement.top1 is not None
+    assert len(set(found.golden.outputs)) > 2
+    assert operator_counts(read_tflite(mobilenet.output / "model.tflite")) == found.operators
+    shown = " ".join(mobilenet.out.split())
+    assert "Random weights" in shown
+    assert "prediction, not measured" in shown
+    assert "The founding claim is implausible here" in shown
+
+
+def test_the_founding_script_writes_its_file(edge: Path, tmp_path: Path) -> None:
+    """With a small network in place of its own, which takes minutes."""
+    script = ROOT / "hardware" / "esp32" / "convert_model.py"
+    small = ("--alpha", "0.35", "--input", "32", "--classes", "4", "--samples", "8")
+    ran = subprocess.run(
+        [*command_line()[:1], script, *small, "--python", edge],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "mobilenet_int8.tflite").stat().st_size == read_manifest(tmp_path).model_bytes
+
+
+def test_fit_reads_what_convert_wrote(mobilenet: Ran) -> None:
+    def fit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*command_line()[:3], "fit", str(mobilenet.output), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+
+    document = json.loads(fit("--format", "json").stdout)
+    assert {each["board"]: each["arena"] for each in document["boards"]}["esp32s3-n16r8"] == "sram"
+    assert document["prediction"]["kind"] == "prediction"
+    assert document["claim"]["plausible"] is False
+    assert fit("--board", "esp32s3-n8").returncode == 0
+    assert "board,module,flash_bytes" in fit("--format", "csv").stdout
+    wrong = fit("--board", "esp8266")
+    assert (wrong.returncode, wrong.stdout) == (2, "")

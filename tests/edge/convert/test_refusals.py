@@ -1,0 +1,313 @@
+"""What cannot be converted ends with one sentence and the next step, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import venv
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from optigpu.edge.convert.pythons import NEEDED, choose_python
+from optigpu.edge.convert.request import ConversionRequest, Data, MobileNet, check_request
+from optigpu.edge.gate import check_model
+from optigpu.edge.tflite import parse_tflite, read_tflite
+from optigpu.vocabulary import SpecError, UnsupportedError
+from tests.edge.convert.conftest import Convert, Ran, command_line, environment
+
+RANDOM = ("--allow-random-calibration", "--samples", "8")
+REFUSED = {
+    "dynamic": r"The input's shape [None, None, None, 3] is dynamic; give each dimension but the batch a number",
+    "two_inputs": "The network has 2 inputs; the device agent runs models with one of each.",
+    "transposed": "ESP-NN lacks the operator TRANSPOSE_CONV, which would run slowly on the device; replace it",
+    "lacking": "TFLite Micro lacks the operator GELU; replace it in the network (it has RELU, RELU6",
+    "floating": "The model has floating-point operators left: ELU. Replace them by operators that",
+    "bicubic": "TensorFlow cannot convert the operator ResizeBicubic to INT8; replace it",
+    "exponential": "TFLite Micro cannot run the model: Node EXP (number 1) failed to prepare",
+    "constant": "The model answers the same to 8 different inputs, so golden vectors would prove nothing",
+}
+
+
+def leaves_nothing(ran: Ran) -> bool:
+    return not ran.output.exists() and list(ran.output.parent.iterdir()) == []
+
+
+def said(ran: Ran) -> str:
+    """The one line that begins with Error."""
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("Error: ")]
+    return line.removeprefix("Error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sentence"), REFUSED.items())
+def test_a_network_that_no_device_runs_is_one_sentence(
+    convert: Convert, models: Path, name: str, sentence: str
+) -> None:
+    ran = convert(models / f"{name}.keras", *RANDOM)
+    assert (ran.status, ran.out) == (1, "")
+    assert said(ran).startswith(sentence)
+    assert leaves_nothing(ran)
+
+
+@pytest.mark.slow
+def test_an_operator_that_is_slow_can_be_accepted(convert: Convert, models: Path) -> None:
+    assert convert(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
+
+
+@pytest.mark.slow
+def test_an_arena_that_is_too_small_is_one_sentence(convert: Convert, models: Path) -> None:
+    ran = convert(models / "tiny.keras", *RANDOM, "--arena", "2KB")
+    assert (ran.status, leaves_nothing(ran)) == (1, True)
+    assert said(ran).startswith("The model's tensors do not fit into an arena of 2,000 bytes (")
+    assert said(ran).endswith("use a smaller input or width, or a larger --arena.")
+
+
+@pytest.mark.slow
+def test_data_that_does_not_fit_the_network_is_one_sentence(
+    convert: Convert, models: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "inputs.npz"
+    np.savez(path, inputs=np.zeros((4, 8, 8, 3), np.float32))
+    ran = convert(models / "tiny.keras", "--npz", path)
+    assert (ran.status, leaves_nothing(ran)) == (2, True)
+    assert (
+        said(ran) == f"{path}: inputs has the shape [4, 8, 8, 3], and the network takes [samples, 16, 16, 3]."
+    )
+
+
+@pytest.mark.slow
+def test_an_image_that_is_none_is_named(convert: Convert, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nand nothing more")
+    ran = convert(models / "tiny.keras", "--images", tmp_path, "--pixels", "signed")
+    assert (ran.status, leaves_nothing(ran)) == (2, True)
+    assert said(ran).startswith(f"{tmp_path / 'a.png'} cannot be read as an image: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Name one network: --model mobilenet_v2, a .keras file or"),
+        (("net.keras", "--model", "mobilenet_v2"), "Name one network"),
+        (("--model", "mobilnet_v2", *RANDOM), "Unknown model 'mobilnet_v2'. Did you mean mobilenet_v2?"),
+        (
+            ("--model", "mobilenet_v2"),
+            "Calibration needs representative data: give --images FOLDER or --npz FILE.",
+        ),
+        (("--model", "mobilenet_v2", "--images", "a", "--npz", "b"), "Give --images or --npz, not both."),
+        (("--model", "mobilenet_v2", "--images", "/none"), "--images /none: there is no such folder."),
+        (("--model", "mobilenet_v2", "--npz", "/none.npz"), "--npz /none.npz: there is no such file."),
+        (("/none.keras", *RANDOM), "/none.keras: there is no such file or folder."),
+        ((__file__, *RANDOM), f"{__file__} is not a model that is read; give a .keras file"),
+        (("/tmp", *RANDOM), "/tmp holds no saved_model.pb; give a .keras file"),
+        (("/none.keras", "--alpha", "1.0", *RANDOM), "--alpha: only mobilenet_v2 has it"),
+        (("--model", "mobilenet_v2", "--alpha", "wide", *RANDOM), "alpha"),
+        (
+            ("--model", "mobilenet_v2", "--alpha", "0", *RANDOM),
+            "--alpha 0: the width multiplier must be positive.",
+        ),
+        (("--model", "mobilenet_v2", "--input", "8", *RANDOM), "side: 8 is too small; the least is 32."),
+        (("--model", "mobilenet_v2", "--name", "a b", *RANDOM), "--name a b: write letters, digits and _"),
+        (("--model", "mobilenet_v2", "--arena", "much", *RANDOM), "--arena much: write bytes, or a size"),
+        (("--model", "mobilenet_v2", "--timeout", "soon", *RANDOM), "--timeout soon: write seconds"),
+        (
+            ("--model", "mobilenet_v2", "--weights", "imagenet", "--input", "100", *RANDOM),
+            "ImageNet's weights exist",
+        ),
+        (
+            ("--model", "mobilenet_v2", "--weights", "imagenet", "--classes", "9", *RANDOM),
+            "weights have 1000 classes",
+        ),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    from optigpu.cli import main
+
+    with pytest.raises(SystemExit) as exit_:
+        main(["convert", *arguments, "--output", str(tmp_path / "out"), "--python", "/none/python"])
+    assert exit_.value.code == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_keras_file_and_one_without_its_scale_are_refused(tmp_path: Path) -> None:
+    from optigpu.edge.convert.request import NetworkFile
+
+    path = tmp_path / "net.keras"
+    path.write_bytes(b"PK\x03\x04 half an archive")
+    request = ConversionRequest(
+        network=NetworkFile(path=path), data=Data(kind="random"), output=tmp_path / "out"
+    )
+    with pytest.raises(SpecError, match=r"is not a \.keras file, which is a zip archive, or it is truncated"):
+        check_request(request)
+    np.savez(tmp_path / "net.npz", a=np.zeros(1))
+    (tmp_path / "net.npz").rename(path)
+    images = request.model_copy(update={"data": Data(kind="images", path=tmp_path)})
+    with pytest.raises(SpecError, match="Say with --pixels how the network was trained"):
+        check_request(images)
+
+
+@pytest.mark.slow
+def test_a_python_without_tensorflow_is_told_what_to_install(convert: Convert, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    ran = convert("--model", "mobilenet_v2", *RANDOM, python=tmp_path / "bare" / "bin" / "python")
+    assert (ran.status, leaves_nothing(ran)) == (1, True)
+    assert said(ran).startswith(
+        "Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks "
+    )
+    assert 'pip install "optigpu[hardware]"' in said(ran)
+
+
+def test_this_python_is_taken_only_if_it_has_all_packages() -> None:
+    if all(map(find_spec, NEEDED)):
+        assert choose_python(None) == Path(sys.executable)
+    else:
+        with pytest.raises(UnsupportedError, match=r'pip install "optigpu\[hardware\]"'):
+            choose_python(None)
+    assert choose_python(Path("/some/python")) == Path("/some/python")
+
+
+def test_a_python_that_is_not_there_is_one_sentence(convert: Convert) -> None:
+    ran = convert("--model", "mobilenet_v2", *RANDOM, python=Path("/none/python"))
+    assert (ran.status, leaves_nothing(ran)) == (2, True)
+    assert said(ran) == "--python /none/python cannot be started: No such file or directory."
+
+
+def test_a_python_that_is_no_python_is_one_sentence(convert: Convert) -> None:
+    ran = convert("--model", "mobilenet_v2", *RANDOM, python=Path("/bin/false"))
+    assert (ran.status, leaves_nothing(ran)) == (1, True)
+    assert (
+        said(ran) == "The conversion's process ended with status 1 while starting, and nothing was written."
+    )
+
+
+def started(output: Path, edge: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """A conversion that takes minutes, in its own process."""
+    command = command_line(
+        "--model", "mobilenet_v2", *RANDOM, "--output", output, "--python", edge, *arguments
+    )
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+
+
+def child_of(parent: "subprocess.Popen[str]") -> psutil.Process:
+    """The process that has TensorFlow, once it is there."""
+    for _ in range(200):
+        if children := psutil.Process(parent.pid).children():
+            return children[0]
+        time.sleep(0.05)
+    raise AssertionError("no process was started")
+
+
+def gone(process: psutil.Process) -> bool:
+    for _ in range(100):
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_one_sentence(edge: Path, tmp_path: Path) -> None:
+    parent = started(tmp_path / "out", edge)
+    child_of(parent).kill()
+    _, err = parent.communicate(timeout=30)
+    assert parent.returncode == 1
+    assert "Error: The conversion's process was killed by signal 9 (Killed) while " in err
+    assert "nothing was written. Memory may have been short." in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_conversion_that_takes_too_long_is_ended(edge: Path, tmp_path: Path) -> None:
+    parent = started(tmp_path / "out", edge, "--timeout", "0.5s")
+    child = child_of(parent)
+    _, err = parent.communicate(timeout=30)
+    assert (parent.returncode, gone(child)) == (1, True)
+    assert "Error: The conversion took longer than --timeout; it was ended, and nothing was written." in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_conversion_that_is_stopped_leaves_nothing(
+    edge: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    parent = started(tmp_path / "out", edge)
+    child = child_of(parent)
+    parent.send_signal(number)
+    _, err = parent.communicate(timeout=30)
+    assert (parent.returncode, gone(child)) == (128 + number, True)
+    assert "The conversion was stopped, and nothing was written." in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_conversion_whose_parent_is_killed_ends_too(edge: Path, tmp_path: Path) -> None:
+    parent = started(tmp_path / "out", edge)
+    child = child_of(parent)
+    time.sleep(0.5)
+    parent.kill()
+    parent.communicate(timeout=30)
+    assert gone(child)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_gate_names_what_is_floating(models: Path) -> None:
+    model = read_tflite(models / "float.tflite")
+    assert model.outputs[0].dtype == "float32"
+    with pytest.raises(UnsupportedError, match=r"dynamic|floating-point operators left: CONV_2D"):
+        check_model(model)
+
+
+@pytest.mark.slow
+def test_a_truncated_model_is_one_sentence(tiny: Ran) -> None:
+    model = (tiny.output / "tiny.tflite").read_bytes()
+    for length in [*range(0, 400, 7), *range(400, len(model) - 64, 131)]:
+        with pytest.raises(SpecError, match=r"is (a damaged|not a) TensorFlow Lite model"):
+            parse_tflite(model[:length], "model.tflite")
+
+
+@pytest.mark.slow
+def test_a_model_with_wrong_bytes_is_refused_or_read_but_never_crashes(tiny: Ran) -> None:
+    model = bytearray((tiny.output / "tiny.tflite").read_bytes())
+    random = np.random.default_rng(1)
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(model)
+        for place in random.integers(0, len(model), 4):
+            damaged[place] = random.integers(0, 256)
+        try:
+            check_model(parse_tflite(bytes(damaged), "model.tflite"))
+        except (SpecError, UnsupportedError):
+            refused += 1
+    assert refused > 300
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"TFL3", b"\x1c\0\0\0TFL3", b"<html>captive portal</html>", bytes(64)]
+)
+def test_a_file_that_is_no_model_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match="TensorFlow Lite model"):
+        read_tflite(path)
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        read_tflite(tmp_path / "none.tflite")
+
+
+def test_the_width_of_a_request_is_checked_without_tensorflow(tmp_path: Path) -> None:
+    request = ConversionRequest(
+        network=MobileNet(alpha="0.35", side=96, classes=10),
+        data=Data(kind="random"),
+        output=tmp_path / "out",
+    )
+    check_request(request)
+    assert "tensorflow" not in sys.modules
+    assert os.listdir(tmp_path) == []
