@@ -67,6 +67,8 @@ class Agent:
             self._action()
         except PortError as error:
             self._later(str(error))
+        if self.state != IDLE:
+            self.port.board.collect()  # after each action, so that a small heap stays in one piece
 
     def due_ms(self) -> int:
         """How long nothing is to be done; a step within that time sleeps."""
@@ -152,12 +154,12 @@ class Agent:
     def _ask_for_run(self) -> Answer:
         if not self._reach_network():
             return Answer(0, {}, b"", "no network")
-        writer = Writer()
+        writer = Writer(128)
         writer.begin("{")
         writer.field("schema", 1)
         writer.field("model_sha256", self.port.runner.model_sha256)
         writer.end("}")
-        return self.session.post("/runs", bytes(writer.out))
+        return self.session.post("/runs", writer.done())
 
     def _measure(self) -> None:
         run, port, settings = self._run, self.port, self.settings
@@ -181,7 +183,6 @@ class Agent:
             if not self.queue.append(message.record(run.boot_id, run.sequence, ended_us, report)):
                 self.note("the storage has no room for the report")
         self._run = None
-        self.port.board.collect()
         waits = self._is_failing and self.uptime.us() < max(self._send_at, self._silent_until)
         self.state = IDLE if waits else SEND
 

@@ -65,7 +65,7 @@ def _body(port: Port, pending: Kept, invite: str, name: str | None) -> bytes:
     board, firmware = port.board.name, port.board.firmware_sha256
     code = signing.claim_code(invite.strip()[len(public) + 1 :])
     sealed_key = signing.seal(pending.key, code, nonce)
-    writer = Writer()
+    writer = Writer(512)
     writer.begin("{")
     writer.field("schema", 1)
     writer.field("invite", public)
@@ -76,4 +76,4 @@ def _body(port: Port, pending: Kept, invite: str, name: str | None) -> bytes:
     writer.field("firmware", firmware)
     writer.field("name", name)
     writer.end("}")
-    return bytes(writer.out)
+    return writer.done()

@@ -57,12 +57,9 @@ class Log:
 
     def append(self, payload: bytes) -> int:
         """Adds a record and returns how many bytes that took. Raises StorageFullError; a part may be there then."""
-        record = bytearray()
-        record += len(payload).to_bytes(4, "big")
-        record += binascii.crc32(payload).to_bytes(4, "big")
-        record += payload
-        self._storage.append(self.name, bytes(record))
-        return len(record)
+        frame = len(payload).to_bytes(4, "big") + binascii.crc32(payload).to_bytes(4, "big")
+        self._storage.append(self.name, frame + payload)
+        return FRAME + len(payload)
 
     def begin(self, generation: int) -> None:
         """An empty log with a header. Raises StorageFullError."""

@@ -24,7 +24,7 @@ class Item:
         self.boot_id = record[:8].hex()
         self.sequence = int.from_bytes(record[8:12], "big")
         self.ended_us = int.from_bytes(record[12:_ENVELOPE], "big")
-        self.report = record[_ENVELOPE:]
+        self.report = memoryview(record)[_ENVELOPE:]  # not a copy
 
 
 class State:
@@ -43,7 +43,7 @@ def record(boot_id: str, sequence: int, ended_us: int, report: bytes) -> bytes:
 
 def compose(board: Board, state: State, boot_id: str, items: list[Item]) -> bytes:
     """The message's bytes. Without items it is a heartbeat."""
-    writer = Writer()
+    writer = Writer(384 + sum(len(item.report) + 48 for item in items))
     writer.begin("{")
     writer.field("schema", 1)
     writer.key("device")
@@ -68,7 +68,7 @@ def compose(board: Board, state: State, boot_id: str, items: list[Item]) -> byte
         writer.end("}")
     writer.end("]")
     writer.end("}")
-    return bytes(writer.out)
+    return writer.done()
 
 
 def outcome(answer: Answer, items: list[Item]) -> str:

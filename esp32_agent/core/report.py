@@ -24,7 +24,8 @@ class Run:
 def build(port: Port, run: Run) -> bytes:
     """The report as JSON."""
     runner, board = port.runner, port.board
-    writer = Writer()
+    measurement = run.measurement or Measurement(0)
+    writer = Writer(1024 + 80 * len(measurement.windows))
     writer.begin("{")
     writer.field("schema", 1)
     writer.field("boot_id", run.boot_id)
@@ -41,7 +42,7 @@ def build(port: Port, run: Run) -> bytes:
     writer.field("board", board.name)
     writer.field("clock_hz", board.clock_hz)
     writer.field("firmware_sha256", board.firmware_sha256)
-    _measured(writer, run.measurement or Measurement(0), port.power.source)
+    _measured(writer, measurement, port.power.source)
     _golden(writer, run.golden)
     writer.field("arena_bytes", runner.arena_bytes)
     writer.field("heap_free", board.heap_free())
@@ -49,7 +50,7 @@ def build(port: Port, run: Run) -> bytes:
     writer.field("ticks_us", run.ticks_us)
     writer.field("error", run.error if run.error is None else run.error[:_LONGEST_ERROR])
     writer.end("}")
-    return bytes(writer.out)
+    return writer.done()
 
 
 def _measured(writer: Writer, measurement: Measurement, power_source: str) -> None:

@@ -45,10 +45,10 @@ def rotate(port: Port, session: Session) -> Answer:
 
 def _body(pending: Kept, old: Identity) -> bytes:
     nonce = pending.lines[0]
-    writer = Writer()
+    writer = Writer(192)
     writer.begin("{")
     writer.field("schema", 1)
     writer.field("nonce", nonce)
     writer.field("sealed_key", signing.seal_rotation(pending.key, old.key, nonce))
     writer.end("}")
-    return bytes(writer.out)
+    return writer.done()

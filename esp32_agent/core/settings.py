@@ -7,7 +7,7 @@ _RANGES = (
     ("warmup", 0, 10000),
     ("heartbeat_s", 1, 86400),
     ("timeout_s", 1, 300),
-    ("queue_bytes", 16384, 1 << 30),
+    ("queue_bytes", 4096, 1 << 30),
     ("batch_reports", 1, 32),
     ("batch_bytes", 1024, 49152),
     ("start_attempts", 1, 100),

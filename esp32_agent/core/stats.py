@@ -13,11 +13,11 @@ class Histogram:
     """Counts of microseconds in buckets whose width is at most 1/64 of their value.
 
     Minimum, maximum, count and total are exact. A percentile is the middle of its bucket, at most 0.8% from the time
-    that has that rank. It takes 5.4 KB, however many times are added.
+    that has that rank. Each doubling in which a time fell takes 256 bytes, and all of them 5.4 KB.
     """
 
     def __init__(self) -> None:
-        self._counts = array("I", bytearray(4 * _BUCKETS))
+        self._doublings: list[array[int] | None] = [None] * (_BUCKETS // _STEPS)
         self.count = 0
         self.total_us = 0
         self.min_us = 0
@@ -30,16 +30,24 @@ class Histogram:
             self.max_us = us
         self.count += 1
         self.total_us += us
-        self._counts[_bucket(us)] += 1
+        bucket = _bucket(us)
+        counts = self._doublings[bucket // _STEPS]
+        if counts is None:
+            counts = self._doublings[bucket // _STEPS] = array("I", bytearray(4 * _STEPS))
+        counts[bucket % _STEPS] += 1
 
     def percentile(self, num: int, den: int) -> int:
         """The time of rank ceil(count * num / den), where at least one was added: percentile(9, 10) is p90."""
         rank = max(1, (self.count * num + den - 1) // den)
-        bucket = 0
-        seen = self._counts[0]
-        while seen < rank:
-            bucket += 1
-            seen += self._counts[bucket]
+        seen = 0
+        for place, counts in enumerate(self._doublings):
+            for step, count in enumerate(counts or ()):
+                seen += count
+                if seen >= rank:
+                    return self._value(place * _STEPS + step)
+        return self.max_us
+
+    def _value(self, bucket: int) -> int:
         if bucket == _BUCKETS - 1:
             return self.max_us
         return max(self.min_us, min(self.max_us, _middle(bucket)))
