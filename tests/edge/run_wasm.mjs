@@ -1,5 +1,6 @@
 // Runs Python code in MicroPython's WebAssembly build, whose files are in memory only.
 // node run_wasm.mjs PACKAGE ROOT CODE FILE...: the files, relative to ROOT, lie under /app, which is on sys.path.
+// A line "#call" in CODE ends one call of the interpreter: between two calls it can collect all garbage.
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -16,7 +17,8 @@ for (const file of files) {
   python.FS.writeFile("/app/" + file, readFileSync(join(root, file)));
 }
 try {
-  python.runPython("import sys\nsys.path.insert(0, '/app')\n" + code);
+  python.runPython("import sys\nsys.path.insert(0, '/app')");
+  for (const part of code.split("\n#call\n")) python.runPython(part);
 } catch (error) {
   process.stdout.write(String(error.message ?? error) + "\n");
   process.exitCode = 1;

@@ -1,33 +1,46 @@
-"""Runs suites in this interpreter, whichever it is: `ok` or `failed` with suite and function, a line for each."""
+"""Runs suites in this interpreter, whichever it is: a line `ok` or `failed` for each function."""
 
+import gc
 import sys
 
 SUITES = "tests.edge.core.suites."
+HELPERS = ("check", "machine", "service", "agents")
+CORE = (
+    "ticks", "stats", "window", "golden", "signing", "encode", "retry", "keystore", "session", "log", "queue", "claim",
+    "rotation", "settings", "report", "message", "agent",
+)  # fmt: skip
 
 
-def run(name: str) -> None:
-    __import__(SUITES + name)
-    suite = sys.modules[SUITES + name]
+IS_SMALL = hasattr(gc, "mem_free")  # MicroPython
+
+
+def load(names=CORE, package="esp32_agent.core."):
+    """Imports modules with the garbage of each import collected, so that a small heap stays in one piece."""
+    for name in names:
+        __import__(package + name)
+        if IS_SMALL:
+            gc.collect()
+
+
+def prepared(name):
+    """The suite, with all that it needs imported and the garbage collected early from now on."""
+    load()
+    load(HELPERS, SUITES)
+    load((name,), SUITES)
+    if IS_SMALL:
+        gc.threshold(2048)
+    return sys.modules[SUITES + name]
+
+
+def run(name, wanted=""):
+    """Runs the suite, or one function of it."""
+    suite = prepared(name)
     for function in dir(suite):
-        if not function.startswith("test_"):
-            continue
-        try:
-            getattr(suite, function)()
-        except Exception as error:
-            print("failed", name, function, type(error).__name__)
-            show(error)
-        else:
-            print("ok", name, function)
-
-
-def show(error: Exception) -> None:
-    """The traceback, on stdout."""
-    if hasattr(sys, "print_exception"):
-        sys.print_exception(error)
-    else:
-        raise error
-
-
-if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        run(each)
+        if function.startswith("test_") and wanted in ("", function):
+            try:
+                getattr(suite, function)()
+            except Exception as error:
+                print("failed", name, function)
+                sys.print_exception(error)
+            else:
+                print("ok", name, function)

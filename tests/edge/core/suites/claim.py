@@ -35,7 +35,8 @@ def test_the_key_is_never_sent_nor_the_secret():
     claim(here, session, INVITE, None)
     _, body = here.http.seen[0]
     assert session.identity.key.hex().encode() not in body
-    assert b"EFGH" not in body and b"PQRS" not in body
+    assert b"EFGH" not in body
+    assert b"PQRS" not in body
 
 
 def test_a_wrong_code_is_refused_and_nothing_is_kept_as_identity():

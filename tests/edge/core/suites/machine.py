@@ -1,5 +1,7 @@
 """A port without a machine: a clock that is set by hand, storage in memory that can lose its power or be full."""
 
+import gc
+
 from esp32_agent.core import ticks
 from esp32_agent.port import base
 
@@ -217,6 +219,13 @@ class Board(base.Board):
 
     def collect(self):
         self.collected += 1
+        collect_garbage()
+
+
+def collect_garbage():
+    """Where the heap is small: in MicroPython."""
+    if hasattr(gc, "mem_free"):
+        gc.collect()
 
 
 def port(http=None, storage=None, clock=None, seed=1):

@@ -28,14 +28,17 @@ class Service(Http):
         self.faults = []
         self.keys = {}  # key id -> key
         self.claims = {}  # proof -> the claim's answer
-        self.reports = {}  # (boot id, sequence) -> the report's bytes
+        self.reports = {}  # (boot id, sequence) -> SHA-256 of the report's bytes
+        self.stored = []  # of each report that was stored: run id, ticks_us
+        self.last = b""  # the bytes of the last one
         self.runs = []
         self.duplicates = 0
         self.beats = 0
         self.refused = []  # why signatures were refused
         self.rotate = False
         self.rotations = {}  # nonce -> answer
-        self.seen = []  # (path, body) of each request that arrived
+        self.requests = 0
+        self.seen = []  # (path, body) of the last requests that arrived
         self.last_device = None
         self.poison = None  # text in a report that is refused with 422
         self.largest = 65536
@@ -46,10 +49,11 @@ class Service(Http):
             return fault
         if isinstance(fault, str) and not fault.startswith(LOST):
             raise HttpError(fault)
-        assert headers["Content-Type"] == "application/json" and timeout_s > 0
+        assert headers["Content-Type"] == "application/json"
+        assert timeout_s > 0
+        self.requests += 1
+        self.seen = self.seen[-1:]
         self.seen.append((path, body))
-        if len(self.seen) > 40:
-            self.seen.pop(0)
         answer = self._answer(method, path, headers, body)
         if fault:
             raise HttpError(fault)
@@ -98,7 +102,7 @@ class Service(Http):
     def _why_not(self, method, path, header, body):
         scheme, _, rest = header.partition(" ")
         pairs = [pair.split("=") for pair in rest.split(",")] if rest else []
-        fields = {name: value for name, value in pairs}
+        fields = dict(pairs)
         key = self.keys.get(fields.get("key"))
         if scheme != "OptiGPU1" or key is None:
             return "unknown key"
@@ -141,14 +145,17 @@ class Service(Http):
         report = entry["report"]
         identity = (report["boot_id"], report["sequence"])
         raw = _raw(body, identity)
+        digest = signing.sha256_hex(raw)
         is_known = identity in self.reports
         state = "accepted"
-        if is_known and self.reports[identity] != raw:
+        if is_known and self.reports[identity] != digest:
             state = "conflict"
         elif is_known:
             self.duplicates += 1
         else:
-            self.reports[identity] = raw
+            self.reports[identity] = digest
+            self.stored.append((report["run_id"], report["ticks_us"]))
+            self.last = raw
         return {"boot_id": identity[0], "sequence": identity[1], "state": state, "duplicate": is_known}
 
     def _ok(self, status, document):
