@@ -4,8 +4,10 @@ import json
 import os
 
 from esp32_agent.port.http import split_url
+from esp32_agent.section import ConfigError, Section
 
 CODE_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+BOARD_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 RUNNERS = ("tflm-native", "tflm-serial", "tflm-host", "litert-host", "simulator")
 SENSORS = ("none", "ina219", "ina226")
 SOURCES = ("fixed", "camera", "folder", "v4l2")
@@ -13,148 +15,174 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 REQUIRED = "required"
 
 
-class ConfigError(Exception):
-    """The sentence that says what is wrong with the configuration."""
+class Check:
+    """What a member must be. `value` returns it as it is used, or raises ConfigError."""
+
+    def __init__(self, default: object = None) -> None:
+        self.default = default  # of a member that is missing or null; REQUIRED: there is none
+
+    def value(self, name: str, given: object) -> object:
+        raise NotImplementedError
 
 
-class Section:
-    """The members of an object of the file, as attributes."""
+class Whole(Check):
+    """A whole number of a range."""
 
-    def __init__(self, members) -> None:
-        for name, value in members.items():
-            setattr(self, name, value)
+    def __init__(self, lowest: int, highest: int, default: int) -> None:
+        super().__init__(default)
+        self._lowest = lowest
+        self._highest = highest
+
+    def value(self, name: str, given: object) -> int:
+        if (
+            not isinstance(given, int)
+            or isinstance(given, bool)
+            or not self._lowest <= given <= self._highest
+        ):
+            raise ConfigError(f"`{name}` must be a whole number from {self._lowest} to {self._highest}.")
+        return given
 
 
-def whole(lowest: int, highest: int):
-    """A checker of whole numbers."""
+class Choice(Check):
+    """One of several texts."""
 
-    def check(name, value):
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise ConfigError(f"`{name}` must be a whole number from {lowest} to {highest}.")
-        return value
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(REQUIRED)
+        self._names = names
 
-    return check
-
-
-def choice(names):
-    """A checker of texts that are one of `names`."""
-
-    def check(name, value):
-        if value not in names:
-            known = ", ".join(names)
+    def value(self, name: str, given: object) -> object:
+        if given not in self._names:
+            known = ", ".join(self._names)
             raise ConfigError(f"`{name}` must be one of {known}.")
-        return value
-
-    return check
+        return given
 
 
-def text(name, value):
+class Text(Check):
     """A text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"`{name}` must be a text.")
-    return value
+
+    def value(self, name: str, given: object) -> str:
+        if not isinstance(given, str) or not given:
+            raise ConfigError(f"`{name}` must be a text.")
+        return given
 
 
-def switch(name, value):
+class Switch(Check):
     """true or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"`{name}` must be true or false.")
-    return value
+
+    def value(self, name: str, given: object) -> bool:
+        if not isinstance(given, bool):
+            raise ConfigError(f"`{name}` must be true or false.")
+        return given
 
 
-def url(name, value):
+class Url(Text):
     """The address of the API."""
-    try:
-        split_url(text(name, value))
-    except ValueError as error:
-        raise ConfigError(f"`{name}` {error}") from None
-    return value.rstrip("/")
+
+    def value(self, name: str, given: object) -> str:
+        url = super().value(name, given)
+        try:
+            split_url(url)
+        except ValueError as error:
+            raise ConfigError(f"`{name}` {error}") from None
+        return url.rstrip("/")
 
 
-def invite(name, value):
+class Invite(Text):
     """A code of `python -m api devices invite`."""
-    groups = text(name, value).strip().upper().split("-")
-    digits = "".join(groups)
-    if [len(group) for group in groups] != [4, 4, 4, 4] or any(digit not in CODE_DIGITS for digit in digits):
-        raise ConfigError(
-            f"`{name}` must look like ABCD-EFGH-JKMN-PQRS: four groups of four letters and digits."
-        )
-    return "-".join(groups)
+
+    def value(self, name: str, given: object) -> str:
+        groups = super().value(name, given).strip().upper().split("-")
+        digits = "".join(groups)
+        if [len(group) for group in groups] != [4, 4, 4, 4] or any(
+            digit not in CODE_DIGITS for digit in digits
+        ):
+            raise ConfigError(
+                f"`{name}` must look like ABCD-EFGH-JKMN-PQRS: four groups of four letters and digits."
+            )
+        return "-".join(groups)
 
 
-def board(name, value):
+class BoardId(Text):
     """The catalog's id of a board."""
-    letters = CODE_DIGITS.lower() + "ilou" + "._-"
-    if any(letter not in letters for letter in text(name, value)) or value[0] in "._-" or len(value) > 64:
-        raise ConfigError(f"`{name}` must be a board's id such as esp32s3-n16r8: a-z, 0-9, dots and dashes.")
-    return value
+
+    def value(self, name: str, given: object) -> str:
+        board = super().value(name, given)
+        letters = BOARD_LETTERS + "._-"
+        if any(letter not in letters for letter in board) or board[0] in "._-" or len(board) > 64:
+            raise ConfigError(
+                f"`{name}` must be a board's id such as esp32s3-n16r8: a-z, 0-9, dots and dashes."
+            )
+        return board
 
 
-def printable(name, value):
+class Printable(Text):
     """A name of at most 64 printable ASCII characters."""
-    if any(not 32 <= ord(letter) < 127 for letter in text(name, value)) or len(value) > 64:
-        raise ConfigError(f"`{name}` must have at most 64 characters, all of ASCII.")
-    return value
+
+    def value(self, name: str, given: object) -> str:
+        text = super().value(name, given)
+        if any(not 32 <= ord(letter) < 127 for letter in text) or len(text) > 64:
+            raise ConfigError(f"`{name}` must have at most 64 characters, all of ASCII.")
+        return text
 
 
-WIFI = {"ssid": (text, REQUIRED), "password": (text, None)}
-RUNNER = {
-    "kind": (choice(RUNNERS), REQUIRED),
-    "arena_bytes": (whole(0, 64 * 1024 * 1024), 0),
-    "psram": (switch, True),
-    "device": (text, "/dev/ttyACM0"),
-    "baud": (whole(9600, 4_000_000), 921_600),
-    "uart": (whole(0, 2), 1),
-    "tx": (whole(0, 48), 17),
-    "rx": (whole(0, 48), 18),
-    "latency_ms": (whole(0, 60_000), 1),
-    "input_bytes": (whole(1, 1_000_000), 1),
-    "output_bytes": (whole(1, 10_000), 1),
+class Members(Check):
+    """An object with these members."""
+
+    def __init__(self, fields: dict[str, Check], default: object = None) -> None:
+        super().__init__(default)
+        self._fields = fields
+
+    def value(self, name: str, given: object) -> Section:
+        return checked(name, given, self._fields)
+
+
+WIFI: dict[str, Check] = {"ssid": Text(REQUIRED), "password": Text()}
+RUNNER: dict[str, Check] = {
+    "kind": Choice(RUNNERS),
+    "arena_bytes": Whole(0, 64 * 1024 * 1024, 0),
+    "psram": Switch(True),
+    "device": Text("/dev/ttyACM0"),
+    "baud": Whole(9600, 4_000_000, 921_600),
+    "uart": Whole(0, 2, 1),
+    "tx": Whole(0, 48, 17),
+    "rx": Whole(0, 48, 18),
+    "latency_ms": Whole(0, 60_000, 1),
+    "input_bytes": Whole(1, 1_000_000, 1),
+    "output_bytes": Whole(1, 10_000, 1),
 }
-POWER = {
-    "sensor": (choice(SENSORS), REQUIRED),
-    "sda": (whole(0, 48), 8),
-    "scl": (whole(0, 48), 9),
-    "address": (whole(0x40, 0x4F), 0x40),
-    "shunt_uohm": (whole(100, 10_000_000), 100_000),
-    "max_ma": (whole(1, 100_000), 800),
+POWER: dict[str, Check] = {
+    "sensor": Choice(SENSORS),
+    "sda": Whole(0, 48, 8),
+    "scl": Whole(0, 48, 9),
+    "address": Whole(0x40, 0x4F, 0x40),
+    "shunt_uohm": Whole(100, 10_000_000, 100_000),
+    "max_ma": Whole(1, 100_000, 800),
 }
-INPUT = {"source": (choice(SOURCES), REQUIRED), "path": (text, None)}
-
-
-def section(fields):
-    """A checker of objects."""
-
-    def check(name, value):
-        return checked(name, value, fields)
-
-    return check
-
-
-FIELDS = {
-    "url": (url, REQUIRED),
-    "ca": (text, None),
-    "allow_http": (switch, False),
-    "invite": (invite, None),
-    "name": (printable, None),
-    "wifi": (section(WIFI), None),
-    "board": (board, REQUIRED),
-    "model": (text, REQUIRED),
-    "golden": (text, None),
-    "data": (text, "data"),
-    "runner": (section(RUNNER), REQUIRED),
-    "power": (section(POWER), None),
-    "input": (section(INPUT), None),
-    "ntp": (text, "pool.ntp.org"),
-    "period_s": (whole(0, 7 * 86_400), 3600),
-    "windows": (whole(1, 64), 5),
-    "window_s": (whole(0, 600), 10),
-    "warmup": (whole(0, 1000), 5),
-    "heartbeat_s": (whole(1, 86_400), 300),
-    "timeout_s": (whole(1, 300), 30),
-    "retry_first_ms": (whole(1, 3_600_000), 1000),
-    "retry_most_ms": (whole(1, 3_600_000), 300_000),
-    "queue_bytes": (whole(16_384, 1 << 30), 65_536),
+INPUT: dict[str, Check] = {"source": Choice(SOURCES), "path": Text()}
+FIELDS: dict[str, Check] = {
+    "url": Url(REQUIRED),
+    "ca": Text(),
+    "allow_http": Switch(False),
+    "invite": Invite(),
+    "name": Printable(),
+    "wifi": Members(WIFI),
+    "board": BoardId(REQUIRED),
+    "model": Text(REQUIRED),
+    "golden": Text(),
+    "data": Text("data"),
+    "runner": Members(RUNNER, REQUIRED),
+    "power": Members(POWER),
+    "input": Members(INPUT),
+    "ntp": Text("pool.ntp.org"),
+    "period_s": Whole(0, 7 * 86_400, 3600),
+    "windows": Whole(1, 64, 5),
+    "window_s": Whole(0, 600, 10),
+    "warmup": Whole(0, 1000, 5),
+    "heartbeat_s": Whole(1, 86_400, 300),
+    "timeout_s": Whole(1, 300, 30),
+    "retry_first_ms": Whole(1, 3_600_000, 1000),
+    "retry_most_ms": Whole(1, 3_600_000, 300_000),
+    "queue_bytes": Whole(16_384, 1 << 30, 65_536),
 }
 PATHS = ("ca", "model", "golden", "data")
 
@@ -194,28 +222,28 @@ def absolute(folder: str, path: str | None) -> str | None:
     return path if path is None or path.startswith("/") else f"{folder}/{path}"
 
 
-def checked(name: str, value, fields) -> Section:
-    """The members of an object, each as its checker returns it; null and missing ones have their default."""
-    if not isinstance(value, dict):
+def checked(name: str, given: object, fields: dict[str, Check]) -> Section:
+    """The members of an object, each as its check returns it; null and missing ones have their default."""
+    if not isinstance(given, dict):
         raise ConfigError(f"`{name}` must be an object." if name else "The file must hold one object.")
     prefix = f"{name}." if name else ""
-    for given in value:
-        if given not in fields:
+    for member in given:
+        if member not in fields:
             known = ", ".join(sorted(fields))
-            raise ConfigError(f"`{prefix}{given}` is unknown: the members here are {known}.")
-    members = {}
-    for field, (check, default) in fields.items():
-        given = value.get(field)
-        if given is not None:
-            members[field] = check(prefix + field, given)
-        elif default is REQUIRED:
-            raise ConfigError(f"`{prefix}{field}` is missing.")
+            raise ConfigError(f"`{prefix}{member}` is unknown: the members here are {known}.")
+    members: dict[str, object] = {}
+    for member, check in fields.items():
+        value = given.get(member)
+        if value is not None:
+            members[member] = check.value(prefix + member, value)
+        elif check.default is REQUIRED:
+            raise ConfigError(f"`{prefix}{member}` is missing.")
         else:
-            members[field] = default
+            members[member] = check.default
     return Section(members)
 
 
-def check_transport(config) -> None:
+def check_transport(config: Section) -> None:
     """Reports are signed, but not secret: plain http needs a word of consent, except on this machine."""
     secure, host, _, _ = split_url(config.url)
     if not secure and host not in LOOPBACK and not config.allow_http:

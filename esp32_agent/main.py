@@ -1,28 +1,37 @@
-"""Wires the agent: the configuration, the port of this machine, and the core."""
+"""Wires the agent: the configuration, the port of this machine, and the core.
 
+Modules are imported when they are needed, so that a small heap never holds the reader of the configuration and the
+agent at once.
+"""
+
+import gc
 import sys
 
-from esp32_agent import config as configuration
-from esp32_agent.config import ConfigError
-from esp32_agent.core import agent as states
-from esp32_agent.core.agent import Agent
-from esp32_agent.core.settings import Settings
 from esp32_agent.port.base import Port, PortError
+from esp32_agent.section import ConfigError, Section
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from esp32_agent.core.agent import Agent
 
 USAGE = "usage: python -m esp32_agent --config config.json [--runs N]"
 OK, FAILED, REFUSED = 0, 1, 2
 RESTART_MS = 10_000
+LOADING_BYTES = 4096
 
 
-def main(arguments=("--config", "config.json")) -> int:
+def main(arguments: "Sequence[str]" = ()) -> int:
     """Runs for ever, or until `--runs` reports are sent.
 
     Returns 2 for a wrong argument or configuration and 1 for a machine that does not fit it, after a sentence.
     """
     try:
         path, runs = read_arguments(list(arguments))
-        config = configuration.read(path)
-        agent = Agent(build_port(config), make_settings(config))
+        collect_every(LOADING_BYTES)
+        agent = make_agent(read_config(path))
+        collect_every(-1)
     except ConfigError as error:
         print(error)
         return REFUSED
@@ -33,7 +42,17 @@ def main(arguments=("--config", "config.json")) -> int:
     return OK
 
 
-def read_arguments(arguments):
+def collect_every(count: int) -> None:
+    """Collect garbage after so many allocated bytes, and not only when the heap is full; -1 for that again.
+
+    It keeps modules together while they are loaded. While a model is timed, core alone says when garbage is collected.
+    """
+    if sys.implementation.name == "micropython":
+        gc.threshold(count)
+        gc.collect()
+
+
+def read_arguments(arguments: list[str]) -> tuple[str, int]:
     """The configuration's path, and how many runs are wanted (0: without end). Raises ConfigError."""
     path, runs = "config.json", 0
     while arguments:
@@ -50,19 +69,23 @@ def read_arguments(arguments):
     return path, runs
 
 
-def build_port(config) -> Port:
-    """The port of this machine. Raises ConfigError and PortError."""
-    if sys.implementation.name != "micropython":
-        from esp32_agent.port.host.build import build
-    elif sys.platform == "esp32":
-        from esp32_agent.port.micropython.build import build
-    else:
-        from esp32_agent.port.unix.build import build
-    return build(config)
+def read_config(path: str) -> Section:
+    """The configuration; under MicroPython its reader's memory is given back. Raises ConfigError."""
+    import esp32_agent.config
+
+    config = esp32_agent.config.read(path)
+    if sys.implementation.name == "micropython":
+        del sys.modules["esp32_agent.config"]
+        del esp32_agent.config
+    return config
 
 
-def make_settings(config) -> Settings:
-    return Settings(
+def make_agent(config: Section) -> "Agent":
+    """The core on the port of this machine. Raises ConfigError and PortError."""
+    from esp32_agent.core.agent import Agent
+    from esp32_agent.core.settings import Settings
+
+    settings = Settings(
         invite=config.invite or "",
         name=config.name,
         golden=config.golden or "golden.bin",
@@ -76,15 +99,29 @@ def make_settings(config) -> Settings:
         retry_first_ms=config.retry_first_ms,
         retry_most_ms=config.retry_most_ms,
     )
+    return Agent(build_port(config), settings)
 
 
-def run(agent: Agent, runs: int) -> None:
+def build_port(config: Section) -> Port:
+    """The port of this machine. Raises ConfigError and PortError."""
+    if sys.implementation.name != "micropython":
+        from esp32_agent.port.host.build import build
+    elif sys.platform == "esp32":
+        from esp32_agent.port.micropython.build import build
+    else:
+        from esp32_agent.port.unix.build import build
+    return build(config)
+
+
+def run(agent: "Agent", runs: int) -> None:
     """Steps without end, or until `runs` runs have ended and all reports are sent."""
+    from esp32_agent.core.agent import REPORT
+
     ended = 0
     while not runs or ended < runs or agent.queue.depth:
         state = agent.state
         agent.step()
-        if state == states.REPORT:
+        if state == REPORT:
             ended += 1
 
 

@@ -1,6 +1,7 @@
 """Energy from a sensor that converts by itself, such as the INA219 and the INA226."""
 
-from esp32_agent.port.base import PortError, Power
+from esp32_agent.port.base import Clock, PortError, Power
+from esp32_agent.port.ina import InaSensor
 
 
 class SensorPower(Power):
@@ -10,7 +11,7 @@ class SensorPower(Power):
     power within them. A sensor that fails, or overflows, within a window leaves that window without an energy.
     """
 
-    def __init__(self, sensor, clock) -> None:
+    def __init__(self, sensor: InaSensor, clock: Clock) -> None:
         self.source = sensor.source
         self._sensor = sensor
         self._clock = clock

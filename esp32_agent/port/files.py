@@ -6,6 +6,10 @@ import os
 
 from esp32_agent.port.base import RunnerError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 PIECE_BYTES = 1024
 GOLDEN_HEADER_BYTES = 16  # "OGLD", count, input bytes, output bytes
 CODE = (".py", ".mpy")
@@ -69,7 +73,7 @@ def _code_files(folder: str, prefix: str) -> list[str]:
     return found
 
 
-def _feed(digest, path: str) -> None:
+def _feed(digest: "Hash", path: str) -> None:
     with open(path, "rb") as file:
         while True:
             piece = file.read(PIECE_BYTES)
@@ -78,5 +82,5 @@ def _feed(digest, path: str) -> None:
             digest.update(piece)
 
 
-def _hex(digest) -> str:
+def _hex(digest: "Hash") -> str:
     return binascii.hexlify(digest.digest()).decode()

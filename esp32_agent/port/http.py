@@ -1,10 +1,13 @@
 """A small HTTP/1.1 client: one request a connection, no redirects, every answer bounded.
 
-It speaks over a wire, which a port opens: `send(data)`, `receive(count)` (1 to `count` bytes, b"" at the end), `close()` and
-`limit(timeout_s)`, which begins a new step. A wire raises HttpError for all that goes wrong on it.
+It speaks over a wire, which a port opens.
 """
 
 from esp32_agent.port.base import Http, HttpError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ANSWER_BYTES = 16 * 1024
 HEADER_BYTES = 8 * 1024
@@ -12,10 +15,29 @@ JSON_TYPES = ("application/json", "application/problem+json")
 HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 
+class Wire:
+    """A connection. It raises HttpError for all that goes wrong on it."""
+
+    def limit(self, timeout_s: int) -> None:
+        """What follows must end within `timeout_s`."""
+        raise NotImplementedError
+
+    def send(self, data: bytes) -> None:
+        """All of it."""
+        raise NotImplementedError
+
+    def receive(self, count: int) -> bytes:
+        """At least one byte, at most `count`; b"" at the end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
 class HttpClient(Http):
     """Requests to the server of a URL. `open_wire(host, port, secure, timeout_s)` gives a connected wire."""
 
-    def __init__(self, url: str, open_wire) -> None:
+    def __init__(self, url: str, open_wire: "Callable[[str, int, bool, int], Wire]") -> None:
         self.secure, self.host, self.port, self.prefix = split_url(url)
         self._open_wire = open_wire
 
@@ -40,7 +62,9 @@ class HttpClient(Http):
         check_type(answer, self.host)
         return answer
 
-    def _send(self, wire, method, path, headers, body, timeout_s):
+    def _send(
+        self, wire: Wire, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: int
+    ) -> HttpError | None:
         """Returns the error by which the upload broke off: a server that refuses a body may answer before its end."""
         default = 443 if self.secure else 80
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -90,7 +114,7 @@ def _split_authority(authority: str) -> tuple[str, str]:
 
 
 def check_type(answer: tuple[int, dict[str, str], bytes], host: str) -> None:
-    """Raises HttpError for a page in place of JSON: a captive portal, a proxy, or another server. 3xx may hold a page."""
+    """Raises HttpError for a page in place of JSON, but for a redirect: a captive portal, a proxy, another server."""
     status, headers, body = answer
     kind = headers.get("content-type", "").split(";")[0].strip().lower()
     if not body or 300 <= status < 400 or kind in JSON_TYPES:
@@ -101,7 +125,7 @@ def check_type(answer: tuple[int, dict[str, str], bytes], host: str) -> None:
     )
 
 
-def read_answer(wire) -> tuple[int, dict[str, str], bytes]:
+def read_answer(wire: Wire) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body. Raises HttpError if they are not HTTP, break off, or are too long."""
     reader = _Reader(wire)
     status = _read_status(reader)
@@ -112,14 +136,14 @@ def read_answer(wire) -> tuple[int, dict[str, str], bytes]:
     return status, headers, _read_body(reader, status, headers)
 
 
-def _read_status(reader) -> int:
+def _read_status(reader: "_Reader") -> int:
     parts = reader.line().split(b" ", 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdigit():
         raise HttpError("The answer is not HTTP.")
     return int(parts[1])
 
 
-def _read_headers(reader) -> dict[str, str]:
+def _read_headers(reader: "_Reader") -> dict[str, str]:
     headers: dict[str, str] = {}
     while True:
         line = reader.line()
@@ -141,7 +165,7 @@ def _text(raw: bytes) -> str:
         raise HttpError("The answer has a header that is not UTF-8.") from None
 
 
-def _read_body(reader, status: int, headers: dict[str, str]) -> bytes:
+def _read_body(reader: "_Reader", status: int, headers: dict[str, str]) -> bytes:
     if status in (204, 304):
         return b""
     coding = headers.get("transfer-encoding", "").lower()
@@ -157,8 +181,8 @@ def _read_body(reader, status: int, headers: dict[str, str]) -> bytes:
     return reader.exactly(_bounded(int(length)))
 
 
-def _read_chunks(reader) -> bytes:
-    chunks = []
+def _read_chunks(reader: "_Reader") -> bytes:
+    chunks: list[bytes] = []
     total = 0
     while True:
         size = reader.line().split(b";")[0].strip()
@@ -187,7 +211,7 @@ class _Reader:
     Some servers end a TLS connection without saying so, and a MicroPython read that meets that end loses what it had.
     """
 
-    def __init__(self, wire) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._left = HEADER_BYTES
 
@@ -219,7 +243,7 @@ class _Reader:
 
     def rest(self) -> bytes:
         """All that comes until the server closes the connection."""
-        pieces = []
+        pieces: list[bytes] = []
         total = 0
         while True:
             piece = self._wire.receive(1024)

@@ -1,8 +1,8 @@
 """What the power sensors INA219 and INA226 (Texas Instruments, SBOS448 and SBOS547) have in common.
 
-Both multiply the voltage over a shunt with the supply's voltage and average on the chip. A calibration register sets the
-current's step: calibration = SCALE / (step * shunt), and a step of the power register is POWER_STEPS steps of the current.
-The bus is handed in: `readfrom_mem(address, register, count)` and `writeto_mem(address, register, data)`, as machine.I2C.
+Both multiply the voltage over a shunt with the supply's voltage and average on the chip. A calibration register sets
+the current's step: calibration = SCALE / (step * shunt); a step of the power is POWER_STEPS steps of the current.
+The bus is handed in.
 """
 
 from esp32_agent.port.base import PortError
@@ -14,6 +14,16 @@ POWER = 0x03
 CALIBRATION = 0x05
 RESET = 0x8000
 FULL_SCALE = 32768  # steps of the current register
+
+
+class Bus:
+    """What is used of MicroPython's machine.I2C. A chip that does not answer is an OSError."""
+
+    def readfrom_mem(self, address: int, register: int, count: int) -> bytes:
+        raise NotImplementedError
+
+    def writeto_mem(self, address: int, register: int, data: bytes) -> None:
+        raise NotImplementedError
 
 
 class InaSensor:
@@ -29,7 +39,7 @@ class InaSensor:
     MOST_CALIBRATION = 0
     MOST_SHUNT_UV = 0
 
-    def __init__(self, bus, address: int = 0x40, shunt_uohm: int = 100_000, max_ma: int = 800) -> None:
+    def __init__(self, bus: Bus, address: int = 0x40, shunt_uohm: int = 100_000, max_ma: int = 800) -> None:
         self._bus = bus
         self._address = address
         shunt_uv = max_ma * shunt_uohm // 1000

@@ -2,6 +2,8 @@
 
 import socket
 
+from esp32_agent.port.base import Clock
+
 NTP_PORT = 123
 PACKET_BYTES = 48
 CLIENT = 0x23  # no leap warning, version 4, mode 3
@@ -12,7 +14,7 @@ ERA_S = 2**32
 SECONDS_1900_TO_1970 = 2_208_988_800
 
 
-def ask(host: str, port: int, clock, nonce: bytes, timeout_s: int) -> int | None:
+def ask(host: str, port: int, clock: Clock, nonce: bytes, timeout_s: int) -> int | None:
     """Microseconds since 1970 at the moment of the answer; None without a good one. Raises OSError.
 
     `nonce` has 8 random bytes: an answer that does not hold them is not to this question.

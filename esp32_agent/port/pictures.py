@@ -2,6 +2,10 @@
 
 from esp32_agent.port.base import CameraError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 RGB_CHANNELS = 3
 
 
@@ -60,7 +64,7 @@ def yuyv_tensor(data: bytes, width: int, height: int, side: int, channels: int) 
     return bytes(tensor)
 
 
-def middle_square(width: int, height: int, side: int):
+def middle_square(width: int, height: int, side: int) -> "Iterator[int]":
     """The numbers of the pixels, row by row, that stand for side x side points of the picture's middle square."""
     square = min(width, height)
     left, top = (width - square) // 2, (height - square) // 2

@@ -1,7 +1,6 @@
 """A model that runs in the firmware of firmware/serial, on a board at the other end of a serial line.
 
-Both sides send one JSON object a line (firmware/serial/README.md). The line is handed in: `write(data)` and
-`read_line(timeout_ms)`, which gives a line without its end, or None when the time is over.
+Both sides send one JSON object a line (firmware/serial/README.md). The line is handed in.
 """
 
 import binascii
@@ -15,15 +14,27 @@ INFERENCE_MS = 120_000
 READY_MS = 10_000
 
 
+class Line:
+    """A serial line."""
+
+    def write(self, data: bytes) -> None:
+        """All of it. Raises RunnerError."""
+        raise NotImplementedError
+
+    def read_line(self, timeout_ms: int) -> bytes | None:
+        """A line without its end; None when the time is over. Raises RunnerError."""
+        raise NotImplementedError
+
+
 class SerialRunner(Runner):
     """The board's clock times the inference: the line's own time would be most of what a host sees.
 
-    `info` is what the firmware says of itself: chip, clock_hz, firmware_sha256, reset_reason, heap_free, and the model's.
+    `info` is what the firmware says of itself: chip, clock_hz, firmware_sha256, reset_reason, heap_free, ...
     """
 
     name = "tflm-serial"
 
-    def __init__(self, line) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
         self._number = 0
         self._input = b""
@@ -57,28 +68,32 @@ class SerialRunner(Runner):
         return whole(answer, "us")
 
     def output(self) -> bytes:
-        parts = []
+        parts: list[bytes] = []
+        crc = 0
         for offset in range(0, self.output_bytes, PIECE_BYTES):
             size = min(PIECE_BYTES, self.output_bytes - offset)
             answer = self._ask({"do": "output", "offset": offset, "size": size}, ANSWER_MS)
             parts.append(binascii.unhexlify(text(answer, "data")))
+            crc = whole(answer, "crc")
         data = b"".join(parts)
-        if binascii.crc32(data) != whole(answer, "crc"):
+        if binascii.crc32(data) != crc:
             raise RunnerError("The output was damaged on the serial line.")
         return data
 
-    def measure(self, count: int, warmup: int) -> dict[str, int | None]:
+    def measure(self, count: int, warmup: int) -> dict[str, int | str | None]:
         """The board's own statistics over `count` inferences: count, total_us, min_us, p50_us, p90_us, p99_us."""
         return self._ask({"do": "measure", "count": count, "warmup": warmup}, INFERENCE_MS)
 
     def _first_answer(self) -> dict[str, int | str | None]:
         """A board that a new connection resets says nothing until it has booted, so that it is asked again."""
-        for _ in range(READY_MS // 1000):
+        attempts = READY_MS // 1000
+        while True:
+            attempts -= 1
             try:
                 return self._ask({"do": "info"}, 1000)
-            except RunnerError as error:
-                reason = error
-        raise reason
+            except RunnerError:
+                if attempts <= 0:
+                    raise
 
     def _ask(self, request: dict[str, int | str], timeout_ms: int) -> dict[str, int | str | None]:
         self._number += 1

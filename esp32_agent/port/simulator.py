@@ -2,7 +2,7 @@
 
 import hashlib
 
-from esp32_agent.port.base import Runner, RunnerError
+from esp32_agent.port.base import Clock, Runner, RunnerError
 
 
 class SimulatedRunner(Runner):
@@ -13,7 +13,7 @@ class SimulatedRunner(Runner):
     arena_bytes = 0
 
     def __init__(
-        self, clock, model_sha256: str, input_bytes: int, output_bytes: int, latency_ms: int
+        self, clock: Clock, model_sha256: str, input_bytes: int, output_bytes: int, latency_ms: int
     ) -> None:
         self.model_sha256 = model_sha256
         self.input_bytes = input_bytes

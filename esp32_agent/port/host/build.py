@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from esp32_agent.config import ConfigError, Section
 from esp32_agent.port import parts
 from esp32_agent.port.base import Board, Camera, Clock, Port, Runner
 from esp32_agent.port.host.board import HostBoard, SerialBoard, system
@@ -11,6 +10,7 @@ from esp32_agent.port.host.storage import FileStorage
 from esp32_agent.port.host.wire import SocketWire, tls_context
 from esp32_agent.port.micropython.wifi import Wired
 from esp32_agent.port.serial_runner import SerialRunner
+from esp32_agent.section import ConfigError, Section
 
 
 def build(config: Section) -> Port:
@@ -45,9 +45,7 @@ def make_runner(config: Section, clock: Clock) -> Runner:
         return SerialRunner(TtyLine(settings.device, settings.baud))
     if settings.kind == "simulator":
         return parts.simulated_runner(config, clock)
-    raise parts.unknown(
-        config, "runner.kind", settings.kind, "tflm-host, litert-host, tflm-serial and simulator"
-    )
+    raise parts.unknown("runner.kind", settings.kind, "tflm-host, litert-host, tflm-serial and simulator")
 
 
 def make_camera(config: Section, runner: Runner) -> Camera:
@@ -55,7 +53,7 @@ def make_camera(config: Section, runner: Runner) -> Camera:
     if source == "fixed":
         return parts.fixed_input(config, runner)
     if source == "camera":
-        raise parts.unknown(config, "input.source", source, "fixed, folder and v4l2")
+        raise parts.unknown("input.source", source, "fixed, folder and v4l2")
     if config.input.path is None:
         raise ConfigError(f"`input.path` is missing: the path of the {source}.")
     if source == "folder":

@@ -36,7 +36,7 @@ class _HostRunner(Runner):
 
 
 class TflmRunner(_HostRunner):
-    """TFLite Micro's interpreter (package tflite-micro) with an arena of `arena_bytes`, 0 for one that is large enough."""
+    """TFLite Micro's interpreter (package tflite-micro). An arena of 0 bytes: one that is large enough."""
 
     name = "tflm-host"
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from esp32_agent.port.base import PortError, Storage, StorageFullError
@@ -66,7 +67,7 @@ class FileStorage(Storage):
         return self._folder / name  # a name that begins with "/" is the path itself
 
     @contextlib.contextmanager
-    def _opened(self, name: str, flags: int):
+    def _opened(self, name: str, flags: int) -> Iterator[int]:
         file = os.open(self._path(name), flags, 0o600)
         try:
             yield file

@@ -7,9 +7,10 @@ import time
 import tty
 
 from esp32_agent.port.base import RunnerError
+from esp32_agent.port.serial_runner import Line
 
 
-class TtyLine:
+class TtyLine(Line):
     """Opens the device raw, at `baud` bits a second. Raises RunnerError."""
 
     def __init__(self, path: str, baud: int) -> None:

@@ -100,7 +100,10 @@ STREAMON = _code(WRITE, 18, 4)
 
 
 class Webcam(Camera):
-    """Frames of a device such as /dev/video0 in YUYV, cut to their middle square and made smaller. Raises CameraError."""
+    """Frames of a device such as /dev/video0 in YUYV, cut to their middle square and made smaller.
+
+    Raises CameraError.
+    """
 
     name = "v4l2"
 

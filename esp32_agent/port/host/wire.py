@@ -5,14 +5,15 @@ import ssl
 import time
 
 from esp32_agent.port.base import HttpError
+from esp32_agent.port.http import Wire
 
 SHORTEST_S = 0.001
 
 
-class SocketWire:
-    """The wire of port/http.py. With a TLS `context` the server must prove that it is `host`."""
+class SocketWire(Wire):
+    """With a TLS `context` the server must prove that it is `host`."""
 
-    def __init__(self, host: str, port: int, context: "ssl.SSLContext | None", timeout_s: int) -> None:
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, timeout_s: int) -> None:
         self._host = host
         self.limit(timeout_s)
         try:
@@ -27,11 +28,9 @@ class SocketWire:
                 raise self._failure(error) from None
 
     def limit(self, timeout_s: int) -> None:
-        """What follows must end within `timeout_s`."""
         self._deadline = time.monotonic() + timeout_s
 
     def send(self, data: bytes) -> None:
-        """All of it."""
         self._socket.settimeout(self._left())
         try:
             self._socket.sendall(data)
@@ -39,7 +38,6 @@ class SocketWire:
             raise self._failure(error) from None
 
     def receive(self, count: int) -> bytes:
-        """At least one byte, at most `count`; b"" at the end."""
         self._socket.settimeout(self._left())
         try:
             return self._socket.recv(count)

@@ -10,7 +10,7 @@ from esp32_agent.port.base import Board
 class Esp32Board(Board):
     """`machine` is MicroPython's module of that name."""
 
-    def __init__(self, name: str, firmware_sha256: str, machine) -> None:
+    def __init__(self, name: str, firmware_sha256: str, machine: object) -> None:
         self.name = name
         self.firmware_sha256 = firmware_sha256
         self._machine = machine

@@ -1,4 +1,4 @@
-"""The board's camera, over an object with `capture()`: the class Camera of github.com/cnadler86/micropython-camera-API."""
+"""The board's camera, by the class Camera of github.com/cnadler86/micropython-camera-API."""
 
 from esp32_agent.port.base import Camera, CameraError
 from esp32_agent.port.pictures import picture_shape, rgb565_tensor
@@ -12,7 +12,7 @@ class BoardCamera(Camera):
 
     name = "camera"
 
-    def __init__(self, camera, input_bytes: int) -> None:
+    def __init__(self, camera: object, input_bytes: int) -> None:
         self._camera = camera
         self._side, self._channels = picture_shape(input_bytes)
 
@@ -26,7 +26,7 @@ class BoardCamera(Camera):
         return rgb565_tensor(picture, WIDTH, HEIGHT, self._side, self._channels)
 
 
-def open_camera():
+def open_camera() -> object:
     """The camera with the pins of the firmware's board definition. Raises CameraError."""
     try:
         from camera import Camera as Driver

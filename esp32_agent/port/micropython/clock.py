@@ -1,9 +1,14 @@
 """The clock of MicroPython: wrap-around ticks, and the real-time clock set from NTP."""
 
+import os
 import time
 
 from esp32_agent.port import ntp
 from esp32_agent.port.base import Clock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECONDS_1970_TO_2000 = 946_684_800
 EARLIEST_US = 1_735_689_600_000_000
@@ -12,12 +17,10 @@ TIMEOUT_S = 5
 
 
 class BoardClock(Clock):
-    """`set_time(unix_us)` sets the real-time clock, by which TLS judges certificates; None where the system keeps it."""
+    """`set_time(unix_us)` sets the real-time clock, by which TLS judges certificates; None: the system keeps it."""
 
-    def __init__(self, server: str = "", random_bytes=None, set_time=None, port: int = ntp.NTP_PORT) -> None:
+    def __init__(self, server: str = "", set_time: "Callable[[int], None] | None" = None) -> None:
         self._server = server
-        self._port = port
-        self._random_bytes = random_bytes
         self._set_time = set_time
         self._epoch_us = SECONDS_1970_TO_2000 * 1_000_000 if time.gmtime(0)[0] == 2000 else 0
 
@@ -37,7 +40,7 @@ class BoardClock(Clock):
     def synchronise(self) -> bool:
         if self._set_time is not None:
             try:
-                now = ntp.ask(self._server, self._port, self, self._random_bytes(8), TIMEOUT_S)
+                now = ntp.ask(self._server, ntp.NTP_PORT, self, os.urandom(8), TIMEOUT_S)
             except OSError:
                 now = None
             if now is not None and now >= EARLIEST_US:
@@ -50,5 +53,5 @@ def set_rtc(unix_us: int) -> None:
     import machine
 
     offset = SECONDS_1970_TO_2000 if time.gmtime(0)[0] == 2000 else 0
-    year, month, day, hour, minute, second, weekday, _ = time.gmtime(unix_us // 1_000_000 - offset)
+    year, month, day, hour, minute, second, weekday = time.gmtime(unix_us // 1_000_000 - offset)[:7]
     machine.RTC().datetime((year, month, day, weekday, hour, minute, second, unix_us % 1_000_000))

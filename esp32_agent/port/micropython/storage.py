@@ -60,7 +60,7 @@ class FlashStorage(Storage):
 
     def size(self, name: str) -> int:
         try:
-            return os.stat(self._path(name))[SIZE]
+            return int(os.stat(self._path(name))[SIZE])
         except OSError:
             return 0
 

@@ -2,11 +2,13 @@
 
 import time
 
+from esp32_agent.port.serial_runner import Line
 
-class UartLine:
+
+class UartLine(Line):
     """Collects what comes until a line is complete."""
 
-    def __init__(self, uart) -> None:
+    def __init__(self, uart: object) -> None:
         self._uart = uart
         self._received = b""
 

@@ -1,15 +1,36 @@
 """Wi-Fi in station mode over the interface of `network.WLAN`, which is handed in."""
 
-from esp32_agent.port.base import Network
+from esp32_agent.port.base import Clock, Network
 
 JOIN_MS = 20_000
 STEP_MS = 100
 
 
+class Wlan:
+    """What is used of MicroPython's network.WLAN."""
+
+    def active(self, on: bool) -> object:
+        raise NotImplementedError
+
+    def connect(self, ssid: str, password: str) -> None:
+        """Begins to join; raises OSError."""
+        raise NotImplementedError
+
+    def disconnect(self) -> None:
+        raise NotImplementedError
+
+    def isconnected(self) -> bool:
+        raise NotImplementedError
+
+    def status(self, what: str | None = None) -> int:
+        """Of "rssi" the signal in dBm, else a number that says how far it came."""
+        raise NotImplementedError
+
+
 class WiFi(Network):
     """`reason` says in a sentence why the last `connect` failed."""
 
-    def __init__(self, wlan, ssid: str, password: str, clock) -> None:
+    def __init__(self, wlan: "Wlan", ssid: str, password: str, clock: Clock) -> None:
         self._wlan = wlan
         self._ssid = ssid
         self._password = password

@@ -1,4 +1,4 @@
-"""A TCP or TLS connection of MicroPython. The socket never blocks, so that a server that trickles bytes cannot hold it."""
+"""A TCP or TLS connection of MicroPython. Its socket never blocks: a server that trickles bytes cannot hold it."""
 
 import binascii
 import errno
@@ -7,18 +7,23 @@ import socket
 import time
 
 from esp32_agent.port.base import HttpError
+from esp32_agent.port.http import Wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PIECE_BYTES = 2048
 BEGIN = b"-----BEGIN CERTIFICATE-----"
 END = b"-----END CERTIFICATE-----"
 
 
-class SocketWire:
-    """The wire of port/http.py. With a TLS `context` the server must prove that it is `host`."""
+class SocketWire(Wire):
+    """With a TLS `context` the server must prove that it is `host`."""
 
-    def __init__(self, host: str, port: int, context, timeout_s: int) -> None:
+    def __init__(self, host: str, port: int, context: "Any", timeout_s: int) -> None:
         self._host = host
-        self._socket = None
+        self._socket: Any = None
         self._poller = select.poll()
         self.limit(timeout_s)
         try:
@@ -30,7 +35,7 @@ class SocketWire:
             self.close()
             raise
 
-    def _connect(self, host: str, port: int, context) -> None:
+    def _connect(self, host: str, port: int, context: "Any") -> None:
         address = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)[0]
         plain = socket.socket(address[0], address[1], address[2])
         self._socket = plain
@@ -49,7 +54,6 @@ class SocketWire:
             self._poller.register(self._socket, select.POLLOUT)
 
     def limit(self, timeout_s: int) -> None:
-        """What follows must end within `timeout_s`."""
         self._deadline = time.ticks_add(time.ticks_ms(), timeout_s * 1000)
 
     def send(self, data: bytes) -> None:
@@ -67,7 +71,6 @@ class SocketWire:
                 self._wait_for(select.POLLOUT)
 
     def receive(self, count: int) -> bytes:
-        """At least one byte, at most `count`; b"" at the end."""
         while True:
             try:
                 data = self._socket.read(count)
@@ -97,7 +100,7 @@ class SocketWire:
         return HttpError(f"The connection to {self._host} failed: {reason}")
 
 
-def tls_context(authority: str | None):
+def tls_context(authority: str | None) -> "Any":
     """Trusts the certificates of a PEM or DER file and no others: MicroPython brings none of its own.
 
     Raises OSError, or ValueError for a file without certificates.

@@ -9,14 +9,15 @@ from esp32_agent.port.micropython.storage import FlashStorage
 from esp32_agent.port.micropython.wifi import Wired
 from esp32_agent.port.micropython.wire import SocketWire, tls_context
 from esp32_agent.port.unix.board import UnixBoard
+from esp32_agent.section import Section
 
 
-def build(config) -> Port:
+def build(config: Section) -> Port:
     """Raises ConfigError and PortError."""
     if config.runner.kind != "simulator":
-        raise parts.unknown(config, "runner.kind", config.runner.kind, "simulator")
+        raise parts.unknown("runner.kind", config.runner.kind, "simulator")
     if parts.source(config) != "fixed":
-        raise parts.unknown(config, "input.source", parts.source(config), "fixed")
+        raise parts.unknown("input.source", parts.source(config), "fixed")
     clock = BoardClock()
     runner = parts.simulated_runner(config, clock)
     return Port(

@@ -62,9 +62,9 @@ def _sign_expired(folder: Path, request: Path, certificate: Path, extension: Pat
         f"[ca]\ndefault_ca=own\n[own]\ndatabase={folder}/index.txt\nnew_certs_dir={folder}\nrand_serial=yes\n"
         "default_md=sha256\npolicy=any\n[any]\ncommonName=supplied\n"
     )
-    _openssl("ca", "-batch", "-notext", "-config", str(folder / "ca.cnf"), "-in", str(request), "-out", str(certificate),
-             "-cert", str(folder / "ca.pem"), "-keyfile", str(folder / "ca.key"), "-extfile", str(extension),
-             "-startdate", "20200101000000Z", "-enddate", "20210101000000Z")  # fmt: skip
+    _openssl("ca", "-batch", "-notext", "-config", str(folder / "ca.cnf"), "-in", str(request),
+             "-out", str(certificate), "-cert", str(folder / "ca.pem"), "-keyfile", str(folder / "ca.key"),
+             "-extfile", str(extension), "-startdate", "20200101000000Z", "-enddate", "20210101000000Z")  # fmt: skip
 
 
 def _openssl(*arguments: str) -> None:

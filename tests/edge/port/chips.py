@@ -1,9 +1,12 @@
-"""The power sensors INA219 and INA226 as their datasheets describe them (SBOS448G, SBOS547A): registers on an I2C bus."""
+"""The power sensors INA219 and INA226 as their datasheets describe them (SBOS448G, SBOS547A): registers on a bus."""
 
 import errno
 
+from esp32_agent.port import ina
+from esp32_agent.port.base import Clock
 
-class Bus:
+
+class Bus(ina.Bus):
     """As machine.I2C, with chips at addresses."""
 
     def __init__(self, **chips: "Chip") -> None:
@@ -109,7 +112,7 @@ class Ina226Chip(Chip):
         self.conversions += 1
 
 
-class SteppedClock:
+class SteppedClock(Clock):
     """Ticks that a test moves, with a period of 2**30 as on the board."""
 
     def __init__(self, start: int = 0) -> None:

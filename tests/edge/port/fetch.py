@@ -1,6 +1,6 @@
-"""One request with the agent's own client, under CPython or MicroPython: python fetch.py URL CA METHOD BODY_BYTES TIMEOUT_S.
+"""One request with the agent's own client: python fetch.py URL CA METHOD BODY_BYTES TIMEOUT_S.
 
-CA is a file or "-". It prints the answer, or the error, as JSON.
+CA is a file or "-". It runs under CPython and MicroPython, and prints the answer, or the error, as JSON.
 """
 
 import json
@@ -10,14 +10,18 @@ from esp32_agent.port.base import HttpError
 from esp32_agent.port.http import HttpClient
 
 if sys.implementation.name == "micropython":
-    from esp32_agent.port.micropython.wire import SocketWire, tls_context
+    import esp32_agent.port.micropython.wire as wire
 else:
-    from esp32_agent.port.host.wire import SocketWire, tls_context
+    import esp32_agent.port.host.wire as wire  # type: ignore[no-redef]
 
 
 def main(url, authority, method, body_bytes, timeout_s):
-    context = None if authority == "-" else tls_context(authority)
-    client = HttpClient(url, lambda host, port, secure, timeout: SocketWire(host, port, context, timeout))
+    context = None if authority == "-" else wire.tls_context(authority)
+
+    def open_wire(host, port, _, timeout):
+        return wire.SocketWire(host, port, context, timeout)
+
+    client = HttpClient(url, open_wire)
     headers = {"Content-Type": "application/json", "Authorization": "OptiGPU1 key=k"}
     try:
         status, answered, body = client.request(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from esp32_agent.port import files, ntp
+from esp32_agent.port.micropython import wifi as board_wifi
 from esp32_agent.port.micropython.board import Esp32Board
 from esp32_agent.port.micropython.wifi import JOIN_MS, WiFi
 from tests.edge.port.chips import SteppedClock
@@ -119,7 +120,7 @@ def test_an_answer_that_is_no_time_is_none(answer: bytes) -> None:
     assert ntp.read_packet(answer, NONCE) is None
 
 
-class Wlan:
+class Wlan(board_wifi.Wlan):
     """As network.WLAN: joins some steps after `connect`, or never, or its driver fails."""
 
     def __init__(self, steps: int | None, failure: OSError | None = None) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from esp32_agent.config import ConfigError, read
+from esp32_agent.config import read
 from esp32_agent.main import main, read_arguments
+from esp32_agent.section import ConfigError
 from tests.edge.tools import micropython
 
 ROOT = Path(__file__).resolve().parents[3]

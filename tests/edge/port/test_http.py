@@ -146,7 +146,10 @@ def test_a_page_is_a_captive_portal(client: Client, status: bytes) -> None:
         (OK + b"\r\n" + b"x" * 20_000, f"The answer has more than {ANSWER_BYTES} bytes."),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n4001\r\n", f"The answer has more than {ANSWER_BYTES} bytes."),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", "The answer has a chunk without a length."),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n", "The answer has a chunk that is longer than its length."),
+        (
+            OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n",
+            "The answer has a chunk that is longer than its length.",
+        ),
         (OK + b"Transfer-Encoding: gzip\r\n\r\n", "The answer has the transfer encoding gzip; chunked alone is read."),
         (OK + b"Content-Length: 10\r\n\r\nabc", "The connection ended after 3 of 10 bytes."),
         (OK + b"Content-Le", "The connection ended before the answer did."),

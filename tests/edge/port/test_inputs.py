@@ -124,7 +124,7 @@ def test_a_folder_without_pictures_is_said(tmp_path: Path) -> None:
 class BoardsDriver:
     """The camera's class on the board, with a frame or a failure."""
 
-    def __init__(self, frame: bytes | None | OSError) -> None:
+    def __init__(self, frame: bytes | OSError | None) -> None:
         self._frame = frame
 
     def capture(self) -> bytes | None:
@@ -139,7 +139,7 @@ def test_the_boards_camera_gives_an_input() -> None:
 
 
 @pytest.mark.parametrize("frame", [None, b"", b"\xf8" * 100, OSError("no camera")])
-def test_the_boards_camera_that_fails_is_said(frame: bytes | None | OSError) -> None:
+def test_the_boards_camera_that_fails_is_said(frame: bytes | OSError | None) -> None:
     with pytest.raises(CameraError):
         BoardCamera(BoardsDriver(frame), 12).frame()
 

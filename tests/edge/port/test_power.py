@@ -97,7 +97,7 @@ def test_the_other_chip_is_refused(kind: type[InaSensor], chip_kind: type[Chip])
 
 @pytest.mark.parametrize("kind", [Ina219, Ina226])
 def test_an_empty_bus_is_said(kind: type[InaSensor]) -> None:
-    with pytest.raises(PortError, match="No ina2.. answers at address 64"):
+    with pytest.raises(PortError, match=r"No ina2.. answers at address 64"):
         kind(Bus(), 0x40)
 
 

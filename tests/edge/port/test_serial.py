@@ -35,6 +35,13 @@ def answer_of(program: Path, *requests: str, latencies: str = "1000", fault: str
     return [json.loads(line) for line in exchange(program, "\n".join([*requests, ""]).encode(), *arguments)]
 
 
+def run_twice(runner: SerialRunner) -> None:
+    """Two inferences, and the output of the second."""
+    for _ in range(2):
+        runner.invoke()
+    runner.output()
+
+
 def test_a_model_runs_at_the_other_end(firmware: Path) -> None:
     data = random.Random(1).randbytes(27_648)
     with board(firmware, 27_648, 300, "54123,54001") as line:
@@ -86,9 +93,7 @@ def test_a_fault_is_said(firmware: Path, fault: str, sentence: str) -> None:
         runner = SerialRunner(line)
         runner.set_input(b"abcdefgh")
         with pytest.raises(RunnerError) as error:
-            for _ in range(2):
-                runner.invoke()
-            runner.output()
+            run_twice(runner)
     assert str(error.value) == sentence
 
 
@@ -142,7 +147,8 @@ def test_a_request_that_cannot_be_served_is_refused_by_its_id(
 @pytest.mark.parametrize(
     "line",
     [
-        "hello", "{", "[]", '{"id":1', '{"id":1,}', '{"id":1}}', '{"id":-1,"do":"info"}', '{"id":4294967296,"do":"info"}',
+        "hello", "{", "[]", '{"id":1', '{"id":1,}', '{"id":1}}', '{"id":-1,"do":"info"}',
+        '{"id":4294967296,"do":"info"}',
         '{"id":0,"do":"info"}', '{"do":"info"}', '{"id":1,"do":"a\\"b"}', '{"id":1,"do":"0123456789abcdef"}',
         '{"id":1.5,"do":"info"}', '{"id":1,"do":{"a":1}}',
     ],
