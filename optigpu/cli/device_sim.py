@@ -1,5 +1,6 @@
 """The command `device-sim`: a fleet of simulated devices against a service."""
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,7 @@ def device_sim(
     )
     wanted = read_codes(codes, devices)
     with connect(url, api_key) as client, stoppable() as stop:
+        plan = dataclasses.replace(plan, url=client.base_url)
         register_model(client)
         begun = time.monotonic()
         with console(stderr=True).status("starting") as status:
