@@ -23,9 +23,12 @@ MOST_TOOLS = 32
 LARGEST_TENSOR = 16 * 2**20
 """The most bytes of an input or an output."""
 
+LARGEST_OUTPUT = 2**16
+"""The most bytes of an output, of which a manifest holds several."""
+
 Count = Annotated[int, Field(ge=0, le=2**60)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
-Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * 65_536)]
+Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * LARGEST_OUTPUT)]
 Name = Annotated[str, Field(pattern=NAME, min_length=1, max_length=80)]
 Dimension = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -117,7 +120,7 @@ class Golden(Frozen):
     """What the model answers to the inputs of `golden.bin`: each output's bytes in hexadecimal, in their order.
 
     `inputs_sha256` is that of all inputs' bytes, one behind the other. `left_out` counts inputs that were tried and are
-    not among them, since TFLite Micro and LiteRT's reference kernels rounded an output differently, by one step.
+    not among them, since TFLite Micro and LiteRT's reference kernels rounded a sum differently.
     """
 
     count: int = Field(ge=1, le=MOST_GOLDEN)

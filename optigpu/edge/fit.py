@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.names import closest, did_you_mean
+from optigpu.edge.operators import operators
 from optigpu.edge.prediction import ClaimCheck, Prediction, check_claim, predict
 from optigpu.hardware.boards import Board, board, boards
 from optigpu.vocabulary import Frozen, SpecError
@@ -37,13 +38,17 @@ class BoardFit(Frozen):
 
 
 class Fit(Frozen):
-    """A model beside boards. `prediction` and `claim` are null for a model without MACs."""
+    """A model beside boards. `prediction` and `claim` are null for a model without MACs.
+
+    `unaccelerated` are the operators for which ESP-NN has no kernel.
+    """
 
     model: str
     sha256: str
     model_bytes: int
     arena_bytes: int
     macs: int
+    unaccelerated: tuple[str, ...]
     boards: tuple[BoardFit, ...]
     prediction: Prediction | None
     claim: ClaimCheck | None
@@ -52,7 +57,7 @@ class Fit(Frozen):
 def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
     """The verdicts for all boards, or for one. Raises SpecError for a board that is not listed."""
     chosen = boards() if only is None else (_known(only),)
-    macs = manifest.macs
+    macs, names = manifest.macs, [each.name for each in manifest.operators]
     claimed = macs and manifest.network.family == "mobilenet_v2"
     return Fit(
         model=manifest.network.label,
@@ -60,6 +65,7 @@ def fit(manifest: ModelManifest, only: str | None = None) -> Fit:
         model_bytes=manifest.model_bytes,
         arena_bytes=manifest.arena_bytes,
         macs=macs,
+        unaccelerated=tuple(name for name in names if name not in operators().esp_nn.operators),
         boards=tuple(fit_board(manifest.model_bytes, manifest.arena_bytes, each) for each in chosen),
         prediction=predict(macs) if macs else None,
         claim=check_claim(macs) if claimed else None,

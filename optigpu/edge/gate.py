@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from optigpu.documents.manifest import TensorFormat
+from optigpu.documents.manifest import LARGEST_OUTPUT, TensorFormat
 from optigpu.edge.macs import macs_of
 from optigpu.edge.operators import operators
 from optigpu.edge.tflite import FLOATS, Model, Operator, Tensor
@@ -30,11 +30,6 @@ def format_of(tensor: Tensor) -> TensorFormat:
     )
 
 
-def unaccelerated(model: Model) -> tuple[str, ...]:
-    """The operators that run without ESP-NN's kernels, most of them cheap."""
-    return _names(each for each in model.operators if each.name not in operators().esp_nn.operators)
-
-
 def _check_graph(model: Model) -> None:
     if not model.operators:
         raise UnsupportedError("The model has no operators; convert a network that computes something.")
@@ -56,6 +51,11 @@ def _check_shapes(model: Model) -> None:
             raise UnsupportedError(
                 f"The {what}'s shape {list(tensor.shape)} is not one sample; build the model with a batch of 1."
             )
+    if model.outputs[0].elements > LARGEST_OUTPUT:
+        raise UnsupportedError(
+            f"The output has {model.outputs[0].elements:,} numbers, and golden vectors of at most {LARGEST_OUTPUT:,} "
+            "are kept; convert a network with a smaller output."
+        )
     if dynamic := _names(
         operator
         for operator in model.operators

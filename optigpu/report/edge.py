@@ -33,7 +33,9 @@ def manifest_grid(manifest: ModelManifest) -> Grid:
         [] if manifest.rankable else ["Calibrated with random inputs: results of this model are not ranked."]
     )
     if manifest.network.weights == "random":
-        notes.append("Random weights: right for speed and memory, and its classes mean nothing.")
+        notes.append(
+            "Random weights: right for speed and memory; classes and agreement with FP32 mean nothing."
+        )
     return Grid(manifest.network.label, MANIFEST_COLUMNS, rows, tuple(notes))
 
 
@@ -140,6 +142,8 @@ def _notes(found: Fit) -> Iterator[str]:
         f"{short(prediction.low_s * 1e3)} to {short(prediction.high_s * 1e3)} ms, from published figures:"
     )
     yield from (f"  {sentence}" for sentence in sources([prediction]))
+    if found.unaccelerated:
+        yield f"ESP-NN has no kernel for {', '.join(found.unaccelerated)}: these run on TFLite Micro's own."
     if found.claim is not None:
         yield found.claim.sentence
         yield f"  {found.claim.published.sentence}"

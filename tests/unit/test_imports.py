@@ -33,7 +33,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.child.selftest",
             "optigpu.conductor.selftest",
         ),
-        ("optigpu.cli", "optigpu.client", "optigpu.report"),
+        ("optigpu.cli", "optigpu.client", "optigpu.report", "optigpu.report.edge", "optigpu.edge.convert"),
         ("api.app",),
         ("worker.execute", "worker.app", "worker.poll"),
     ],

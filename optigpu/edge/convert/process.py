@@ -96,9 +96,10 @@ def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.returncode is None:  # else its id may be another process's by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
@@ -120,7 +121,9 @@ def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch
             os.set_blocking(pipe.fileno(), False)
             selector.register(pipe, selectors.EVENT_READ, into)
         while True:
-            for key, _ in selector.select(TICK_S):
+            ended = process.poll() is not None
+            ready = selector.select(TICK_S)
+            for key, _ in ready:
                 if not _read(key.fd, key.data):
                     selector.unregister(key.fileobj)
             del printed[:-LONGEST_TAIL]
@@ -134,7 +137,7 @@ def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch
                 watch.doing(last)
             if len(received) > LONGEST_ANSWERS:
                 raise ConversionError("The conversion sent an answer that is too long.")
-            if process.poll() is not None and not selector.get_map():
+            if ended and not ready:
                 raise ConversionError(_death(process.returncode, last, bytes(printed)))
             if time.monotonic() > watch.until:
                 raise ConversionError(

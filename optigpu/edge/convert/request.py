@@ -98,11 +98,11 @@ def _check_imagenet(network: MobileNet) -> None:
 def _check_file(path: Path, request: ConversionRequest) -> None:
     if not path.exists():
         raise SpecError(f"{path}: there is no such file or folder.")
-    if path.is_file() and path.suffix not in (".keras", ".h5"):
+    if path.is_file() and path.suffix != ".keras":
         raise SpecError(
             f"{path} is not a model that is read; give a .keras file or the folder of a SavedModel."
         )
-    if path.suffix == ".keras" and path.is_file() and not zipfile.is_zipfile(path):
+    if path.is_file() and not zipfile.is_zipfile(path):
         raise SpecError(f"{path} is not a .keras file, which is a zip archive, or it is truncated.")
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise SpecError(f"{path} holds no saved_model.pb; give a .keras file or the folder of a SavedModel.")

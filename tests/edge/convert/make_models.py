@@ -50,6 +50,10 @@ def main(folder: Path) -> None:
             [keras.Input((None, None, 3)), layers.Conv2D(4, 3), layers.GlobalMaxPooling2D()]
         ),
         "two_inputs": two_inputs(),
+        "whole_numbers": keras.Sequential(
+            [keras.Input((4,), dtype="int32"), layers.Embedding(9, 3), layers.Flatten()]
+        ),
+        "large": keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(2048, 1)]),
         "transposed": with_layer(layers.Conv2DTranspose(2, 3), layers.GlobalAveragePooling2D()),
         "lacking": with_layer(layers.Activation("gelu"), layers.GlobalAveragePooling2D()),
         "floating": with_layer(layers.ELU(), layers.GlobalAveragePooling2D()),

@@ -97,6 +97,10 @@ def test_a_manifest_is_judged_against_all_boards_or_one() -> None:
         fit(manifest(), "esp32s3-n16r9")
 
 
+def test_operators_without_a_kernel_of_esp_nn_are_named() -> None:
+    assert fit(manifest()).unaccelerated == ("MEAN",)
+
+
 def test_a_model_without_macs_has_no_prediction() -> None:
     found = fit(manifest(operators=[{"name": "ADD", "count": 1, "macs": 0}], macs=0))
     assert (found.prediction, found.claim) == (None, None)
@@ -167,7 +171,9 @@ def test_the_founding_claim_is_implausible_at_96_and_up() -> None:
         assert (
             found.needed_macs_per_s == 50 * macs > found.published_macs_per_s == pytest.approx(300e6 / 0.867)
         )
-        assert "50 FPS at 0.5 W are not" in found.sentence
+        assert found.possible == (50 * macs <= 7.68e9)
+    assert "50 FPS at 0.5 W are not" in check_claim(MACS).sentence
+    assert "impossible here: 50 FPS of 300.0 million MACs take 15,000" in check_claim(300_000_000).sentence
     assert "at most 32.4 FPS" in check_claim(MACS).sentence
     assert check_claim(3_195_424).plausible
 

@@ -24,6 +24,8 @@ RANDOM = ("--allow-random-calibration", "--samples", "8")
 REFUSED = {
     "dynamic": r"The input's shape [None, None, None, 3] is dynamic; give each dimension but the batch a number",
     "two_inputs": "The network has 2 inputs; the device agent runs models with one of each.",
+    "whole_numbers": "The network takes int32; build it with a float32 input, which is then quantized.",
+    "large": "The output has 131,072 numbers, and golden vectors of at most 65,536 are kept",
     "transposed": "ESP-NN lacks the operator TRANSPOSE_CONV, which would run slowly on the device; replace it",
     "lacking": "TFLite Micro lacks the operator GELU; replace it in the network (it has RELU, RELU6",
     "floating": "The model has floating-point operators left: ELU. Replace them by operators that",

@@ -55,6 +55,7 @@ def run(program: Callable[[Request, Answers], Request]) -> None:
 
 
 def _end_with_parent() -> NoReturn:
-    """Stdin ends when the parent closes it or dies."""
-    sys.stdin.read()
+    """Stdin ends when the parent closes it or dies. Python's own reader would hold a lock while the program ends."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os._exit(1)

@@ -14,6 +14,8 @@ from .data import Inputs
 MOMENTUM = 0.8
 """Of BatchNorm while random weights get their statistics. Keras's 0.999 would need thousands of steps."""
 STEPS, STEP_SAMPLES = 24, 16
+SPREAD = 4.0
+"""Standard deviation of the logits of random weights. Else 1,000 classes have 0.001 each, which INT8 takes for 0."""
 
 Outputs = Inputs
 
@@ -52,7 +54,7 @@ def mobilenet_v2(request: Request) -> Network:
 
 
 def keras_file(path: Path) -> Network:
-    """A .keras or .h5 file, without what runs code of its own."""
+    """A .keras file, without what runs code of its own."""
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:
@@ -77,12 +79,13 @@ def saved_model(folder: Path) -> Network:
     _check_one("inputs", len(specs))
     _check_one("outputs", len(signature.structured_outputs))
     ((name, spec),) = specs.items()
+    _check_floats(spec.dtype.name)
     shape = _sample_shape(spec.shape.as_list() if spec.shape.rank is not None else None)
     return Network(lambda sample: _only(signature(**{name: sample})), shape, loaded)
 
 
 def settle_statistics(network: Network, inputs: Inputs) -> None:
-    """Gives the BatchNorm layers of random weights the statistics of the data: without, all outputs are alike."""
+    """Gives random weights of MobileNetV2 the statistics of the data: without, all outputs are alike."""
     for layer in network.model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = MOMENTUM
@@ -90,6 +93,18 @@ def settle_statistics(network: Network, inputs: Inputs) -> None:
         start = step * STEP_SAMPLES % len(inputs)
         batch = np.concatenate([inputs[start:], inputs])[:STEP_SAMPLES]
         network.model(batch, training=True)
+    _spread_classes(network.model, inputs)
+
+
+def _spread_classes(model: Any, inputs: Inputs) -> None:
+    """Centres and scales the head, so that its answers differ between classes and between inputs."""
+    body, head = keras.Model(model.input, model.layers[-2].output), model.layers[-1]
+    features = np.concatenate([body(inputs[n : n + 1], training=False) for n in range(len(inputs))])
+    kernel = head.get_weights()[0]
+    logits = features @ kernel
+    mean = logits.mean(axis=0)
+    factor = SPREAD / max(float((logits - mean).std()), 1e-6)
+    head.set_weights([kernel * factor, -mean * factor])
 
 
 def first_line(error: BaseException) -> str:
@@ -107,6 +122,7 @@ def _of_keras(model: Any) -> Network:
         )
     _check_one("inputs", len(model.inputs))
     _check_one("outputs", len(model.outputs))
+    _check_floats(str(model.inputs[0].dtype))
     shape = _sample_shape(list(model.inputs[0].shape))
     return Network(lambda sample: _only(model(sample, training=False)), shape, model, model)
 
@@ -125,6 +141,13 @@ def _sample_shape(shape: list[int | None] | None) -> tuple[int, ...]:
 def _check_one(what: str, count: int) -> None:
     if count != 1:
         raise RefusalError(f"The network has {count} {what}; the device agent runs models with one of each.")
+
+
+def _check_floats(dtype: str) -> None:
+    if dtype != "float32":
+        raise RefusalError(
+            f"The network takes {dtype}; build it with a float32 input, which is then quantized."
+        )
 
 
 def _only(found: Any) -> Any:
