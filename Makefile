@@ -43,6 +43,7 @@ lint: tools ## check style, types, who imports whom, what is counted, and that m
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.code_counts --check
+	$(BIN)/python -m tools.agent_lint
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	export OPTIGPU_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check

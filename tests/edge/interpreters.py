@@ -6,20 +6,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.edge import tools
+from tools.agent_lint import FOLDER, board_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 120
 
 
 def agent_files() -> list[Path]:
-    """The agent's files that run on a board; `port/host` runs on CPython."""
-    files = (path.relative_to(ROOT) for path in sorted((ROOT / "esp32_agent").rglob("*.py")))
-    return [path for path in files if "host" not in path.parts]
+    """The agent's files that run on a board."""
+    return [path.relative_to(ROOT) for path in board_files(ROOT / FOLDER)]
 
 
 def core_files() -> list[Path]:
     """The core, and what it knows of the port."""
-    return [path for path in agent_files() if "core" in path.parts or path.stem in ("base", "__init__")]
+    inner = [path for path in agent_files() if path.parts[1] == "core"]
+    return [
+        *inner,
+        Path("esp32_agent/__init__.py"),
+        Path("esp32_agent/port/__init__.py"),
+        Path("esp32_agent/port/base.py"),
+    ]
 
 
 def suite_files() -> list[Path]:
