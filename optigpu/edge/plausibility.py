@@ -21,6 +21,7 @@ from optigpu.documents.devices import (
     RunnerName,
 )
 from optigpu.documents.manifest import ModelManifest
+from optigpu.edge.prediction import FAR_SLOWER, fastest_possible_s, predict
 from optigpu.hardware.boards import Board
 
 LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000
@@ -38,8 +39,6 @@ MOST_SKEW = 2
 """By how much the mean of a typical window may exceed the largest percentile up to p90."""
 POWER_W = (0.0001, 50.0)
 """Between these is the mean power of a board of this kind."""
-SLOWER = 2
-"""Times the published latency from which on a report is flagged."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Evidence:
     """What the server knows besides the report. `received_at` and the run's start are by the same clock.
 
     `run` is the one that the report names, None if this device began no such run. `device_board` is what the device
-    enrolled as, `board` the report's board in the catalog, `published_us` the slowest published or predicted latency.
+    enrolled as, `board` the report's board in the catalog.
     """
 
     received_at: datetime
@@ -68,7 +67,6 @@ class Evidence:
     run: Run | None = None
     manifest: ModelManifest | None = None
     board: Board | None = None
-    published_us: float | None = None
 
     @property
     def observed_us(self) -> float | None:
@@ -108,11 +106,6 @@ def clock_is_set(unix_us: int) -> bool:
     return unix_us >= CLOCK_STARTS.timestamp() * 1e6
 
 
-def fastest_us(manifest: ModelManifest, board: Board) -> float:
-    """The time in which the board can do the model's multiply-accumulates at the most, whatever the software."""
-    return manifest.macs / board.peak_macs_per_s() * 1e6
-
-
 def _golden_failed(report: DeviceReport, evidence: Evidence) -> bool:
     manifest, golden = evidence.manifest, report.golden
     if manifest is None or (golden is None and not report.windows):
@@ -132,7 +125,8 @@ def _faster_than_roofline(report: DeviceReport, evidence: Evidence) -> bool:
     claimed: list[float] = [us for us in (report.latency_us.min, report.latency_us.p50) if us is not None]
     claimed += [window.total_us / window.count for window in report.windows]
     # A time of n us may be anything below n + 1.
-    return any(us + 1 <= fastest_us(evidence.manifest, evidence.board) for us in claimed)
+    fastest_us = fastest_possible_s(evidence.manifest.macs, evidence.board) * 1e6
+    return any(us + 1 <= fastest_us for us in claimed)
 
 
 def _longer_than_observed(report: DeviceReport, evidence: Evidence) -> bool:
@@ -256,8 +250,13 @@ def _clock_unsynchronised(report: DeviceReport, evidence: Evidence) -> bool:
 
 
 def _slower_than_published(report: DeviceReport, evidence: Evidence) -> bool:
-    p50, published = report.latency_us.p50, evidence.published_us
-    return p50 is not None and published is not None and p50 > SLOWER * published
+    """Far slower than published rates predict for the model; the device is believed, and its build may be wrong."""
+    p50, manifest = report.latency_us.p50, evidence.manifest
+    if p50 is None or manifest is None or manifest.macs == 0:
+        return False
+    if evidence.board is None or report.runner.name.is_host:
+        return False
+    return p50 > FAR_SLOWER * predict(manifest.macs).high_s * 1e6
 
 
 Check = Callable[[DeviceReport, Evidence], bool]

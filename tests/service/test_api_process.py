@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from api import logs
-from api.__main__ import main
+from api.__main__ import listen, main
+from api.settings import ServiceSettings
 from optigpu.store import keys
 from optigpu.store.database import Database
 from tests.service.processes import Processes, eventually, watched_processes
@@ -198,3 +199,11 @@ def test_a_server_that_is_down_is_said(refuse: Refuse) -> None:
     status, words = refuse("--port", "0", OPTIGPU_DATABASE_URL=away)
     assert status == 1
     assert words.endswith("Check that it runs, and its address in OPTIGPU_DATABASE_URL.\n")
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_headers(tmp_path: Path) -> None:
+    settings = ServiceSettings(database_url=f"sqlite:///{tmp_path / 'optigpu.db'}", port=0)
+    with listen(settings) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

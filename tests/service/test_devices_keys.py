@@ -12,6 +12,8 @@ from sqlalchemy import select, update
 from api.__main__ import main
 from api.device_command import duration
 from optigpu.store import devices
+from optigpu.store.database import moment
+from optigpu.store.errors import KeyRefusedError
 from optigpu.store.tables import DeviceKey
 from tests.service.device_client import MODEL, Claim, EdgeDevice, enrolled, message, now_us, report
 from tests.service.serving import Served, serving
@@ -124,9 +126,9 @@ def test_a_key_that_is_revoked_while_its_request_waits_is_refused(
             sequence=1,
             firmware_sha256="0" * 64,
             clock_synchronised=True,
-            received_at=devices.moment(session),
+            received_at=moment(session),
         )
-        with pytest.raises(devices.KeyRefusedError, match="no longer valid"):
+        with pytest.raises(KeyRefusedError, match="no longer valid"):
             devices.enter(session, request)
 
 

@@ -96,7 +96,13 @@ def test_the_longest_answer_fits_into_what_a_board_reads(service: Served, device
 
 
 def test_a_heartbeat_is_a_message_without_reports(service: Served, device: EdgeDevice) -> None:
-    status = {"queue_depth": 3, "dropped": 2, "rssi": None, "reset_reason": "watchdog", "heap_free": 1234}
+    status: dict[str, Any] = {
+        "queue_depth": 3,
+        "dropped": 2,
+        "rssi": None,
+        "reset_reason": "watchdog",
+        "heap_free": 1234,
+    }
     answer = device.post("measurements", message(**status))
     assert answer.json()["reports"] == []
     assert answer.json()["rotate"] is False

@@ -14,8 +14,14 @@ import pytest
 from sqlalchemy import inspect, text
 
 import migrations
+from api import enrolment, measurements
+from optigpu.documents.devices import ClaimRequest, DeviceMessage
+from optigpu.documents.manifest import ModelManifest
 from optigpu.store import (
     artifacts,
+    device_reports,
+    devices,
+    edge_models,
     events,
     jobs,
     leaderboard,
@@ -29,11 +35,13 @@ from optigpu.store import (
 )
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, default_url, engine_for
+from optigpu.store.devices import DeviceRequest
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import DeviceKind, JobState, NotFoundError, StoreError
+from tests.service.device_client import Claim, invited, manifest, message, report
 from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
@@ -150,6 +158,19 @@ def test_what_jobs_need_is_known_of_those_that_have_not_ended(database_url: str)
     with closing(Database(database_url)) as database, database.read() as session:
         (worker,) = workers.list_(session)
         assert (worker.packages, worker.models, worker.downloads) == ((), (), True)
+
+
+def test_devices_go_with_the_revision_that_made_them_and_the_rest_stays(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    _fill(database_url)
+    with closing(Database(database_url)) as database:
+        _fill_devices(database)
+    migrations.downgrade(database_url, "0008")
+    assert not [table for table in _tables(database_url) if table.startswith(("device", "edge_"))]
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.read() as session:
+        assert queue.counts(session)[JobState.SUCCEEDED] == 1
+        assert devices.list_(session).devices == ()
 
 
 KEPT_MODELS = ("bundled:tiny", "path:mine", "hub:nobody/tiny")
@@ -301,6 +322,26 @@ def _fill(url: str) -> None:
         outcomes.finish(session, lease, JobState.SUCCEEDED)
         assert leaderboard.query(session, LeaderboardQuery()).boards
     database.close()
+
+
+def _fill_devices(database: Database) -> None:
+    invitation = Claim(invited(database)).body
+    with database.write() as session:
+        device_id = enrolment.claim(session, ClaimRequest.model_validate(invitation)).answer.device_id
+        request = DeviceRequest(
+            device_id=device_id,
+            key_version=1,
+            boot_id="b" * 16,
+            sequence=1,
+            firmware_sha256="c" * 64,
+            clock_synchronised=True,
+            received_at=NOON,
+        )
+        edge_models.add(session, ModelManifest.model_validate(manifest()))
+        device = devices.enter(session, request)
+        run = device_reports.start_run(session, request, "a" * 64)
+        sent = DeviceMessage.model_validate(message(report(1, run.id)))
+        assert len(measurements.take(session, request, device, sent).reports) == 1
 
 
 def _tables(url: str) -> set[str]:
