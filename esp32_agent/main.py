@@ -20,6 +20,13 @@ USAGE = "usage: python -m esp32_agent --config config.json [--runs N]"
 OK, FAILED, REFUSED = 0, 1, 2
 RESTART_MS = 10_000
 LOADING_BYTES = 4096
+BATCH_BYTES = 4096
+BUILDERS = (
+    "esp32_agent.port.micropython.build",
+    "esp32_agent.port.unix.build",
+    "esp32_agent.port.parts",
+    "esp32_agent.port.files",
+)
 
 
 def main(arguments: "Sequence[str]" = ()) -> int:
@@ -30,7 +37,10 @@ def main(arguments: "Sequence[str]" = ()) -> int:
     try:
         path, runs = read_arguments(list(arguments))
         collect_every(LOADING_BYTES)
-        agent = make_agent(read_config(path))
+        config = read_config(path)
+        forget("esp32_agent.config")
+        agent = make_agent(config)
+        forget(*BUILDERS)
         collect_every(-1)
     except ConfigError as error:
         print(error)
@@ -70,14 +80,20 @@ def read_arguments(arguments: list[str]) -> tuple[str, int]:
 
 
 def read_config(path: str) -> Section:
-    """The configuration; under MicroPython its reader's memory is given back. Raises ConfigError."""
+    """The configuration. Raises ConfigError."""
     import esp32_agent.config
 
-    config = esp32_agent.config.read(path)
+    return esp32_agent.config.read(path)
+
+
+def forget(*names: str) -> None:
+    """Give back the memory of modules that are needed once, under MicroPython; nothing else may refer to them."""
     if sys.implementation.name == "micropython":
-        del sys.modules["esp32_agent.config"]
-        del esp32_agent.config
-    return config
+        for name in names:
+            if sys.modules.pop(name, None) is not None:
+                parent, _, child = name.rpartition(".")
+                delattr(sys.modules[parent], child)
+        gc.collect()
 
 
 def make_agent(config: Section) -> "Agent":
@@ -85,6 +101,8 @@ def make_agent(config: Section) -> "Agent":
     from esp32_agent.core.agent import Agent
     from esp32_agent.core.settings import Settings
 
+    port = build_port(config)
+    heap_free = port.board.heap_free()
     settings = Settings(
         invite=config.invite or "",
         name=config.name,
@@ -96,10 +114,11 @@ def make_agent(config: Section) -> "Agent":
         heartbeat_s=config.heartbeat_s,
         timeout_s=config.timeout_s,
         queue_bytes=config.queue_bytes,
+        batch_bytes=BATCH_BYTES if heap_free == 0 else max(1024, min(BATCH_BYTES, heap_free // 16)),
         retry_first_ms=config.retry_first_ms,
         retry_most_ms=config.retry_most_ms,
     )
-    return Agent(build_port(config), settings)
+    return Agent(port, settings)
 
 
 def build_port(config: Section) -> Port:

@@ -8,6 +8,7 @@ from esp32_agent.port.base import Http, HttpError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 ANSWER_BYTES = 16 * 1024
 HEADER_BYTES = 8 * 1024
@@ -35,17 +36,23 @@ class Wire:
 
 
 class HttpClient(Http):
-    """Requests to the server of a URL. `open_wire(host, port, secure, timeout_s)` gives a connected wire."""
+    """Requests to the server of a URL. `open_wire(host, port, context, timeout_s)` gives a connected wire."""
 
-    def __init__(self, url: str, open_wire: "Callable[[str, int, bool, int], Wire]") -> None:
+    def __init__(
+        self, url: str, open_wire: "Callable[[str, int, Any, int], Wire]", context: object = None
+    ) -> None:
+        """`context` is the port's TLS context. Raises ValueError if the URL and it do not belong together."""
         self.secure, self.host, self.port, self.prefix = split_url(url)
+        if self.secure != (context is not None):
+            raise ValueError("https needs a TLS context, and http takes none.")
         self._open_wire = open_wire
+        self._context = context
 
     def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: int
     ) -> tuple[int, dict[str, str], bytes]:
         """As in base; an answer with a body that is not JSON is not the API's, and so an HttpError."""
-        wire = self._open_wire(self.host, self.port, self.secure, timeout_s)
+        wire = self._open_wire(self.host, self.port, self._context, timeout_s)
         try:
             unsent = self._send(wire, method, path, headers, body, timeout_s)
             wire.limit(timeout_s)

@@ -31,10 +31,7 @@ def http_client(
         except (OSError, ValueError) as error:
             raise ConfigError(f"The certificates of `ca` ({config.ca}) cannot be used: {error}.") from None
 
-    def open_wire(host: str, port: int, secure: bool, timeout_s: int) -> Wire:
-        return make_wire(host, port, context if secure else None, timeout_s)
-
-    return HttpClient(config.url, open_wire)
+    return HttpClient(config.url, make_wire, context)
 
 
 def power(config: Section, clock: Clock, open_bus: "Callable[[Section], Bus] | None") -> Power:

@@ -18,10 +18,7 @@ else:
 def main(url, authority, method, body_bytes, timeout_s):
     context = None if authority == "-" else wire.tls_context(authority)
 
-    def open_wire(host, port, _, timeout):
-        return wire.SocketWire(host, port, context, timeout)
-
-    client = HttpClient(url, open_wire)
+    client = HttpClient(url, wire.SocketWire, context)
     headers = {"Content-Type": "application/json", "Authorization": "OptiGPU1 key=k"}
     try:
         status, answered, body = client.request(
