@@ -17,7 +17,6 @@ from esp32_agent.tiny.codec import INPUTS, Codec, Scale
 from esp32_agent.tiny.device import TinyDevice
 from esp32_agent.tiny.lines import Line, pseudo_terminal, serial_line
 
-
 LEAST_ARENA = 512
 
 
