@@ -17,6 +17,7 @@ from optigpu.vocabulary import StoreError
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 LONGEST = timedelta(days=7)
 ATTEMPTS = 20
+MOST_INVITES = 5000
 PAGE = 200
 
 
@@ -58,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         default="15m",
         help="how long the code is valid: 15m (the default), 2h, 1d",
     )
+    invite.add_argument(
+        "--count", type=_count, default=1, help="how many codes, one a line, each for one device (1)"
+    )
     invite.set_defaults(run=_invite)
     commands.add_parser("list", help="list devices and open invitations").set_defaults(run=_list)
     for name, run, words in (
@@ -70,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _count(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= MOST_INVITES):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to {MOST_INVITES}")
+    return int(text)
+
+
 def _name(text: str) -> str:
     if not re.fullmatch(r"[ -~]{1,64}", text):
         raise argparse.ArgumentTypeError("a name has 1 to 64 printable ASCII characters")
@@ -78,9 +88,12 @@ def _name(text: str) -> str:
 
 def _invite(database: Database, given: argparse.Namespace) -> None:
     source = DeviceSource.SIMULATOR if given.simulator else DeviceSource.DEVICE
-    code, expires = invite(database, name=given.name, source=source, lasts=given.expires)
-    print(code.text)
-    print(f"One device can enrol with this code until {expires}; it is not shown again.", file=sys.stderr)
+    expires = ""
+    for _ in range(given.count):
+        code, expires = invite(database, name=given.name, source=source, lasts=given.expires)
+        print(code.text)
+    what = "this code" if given.count == 1 else "each of these codes"
+    print(f"One device can enrol with {what} until {expires}; it is not shown again.", file=sys.stderr)
 
 
 def invite(

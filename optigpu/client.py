@@ -20,6 +20,7 @@ import stamina
 from httpx_sse import connect_sse
 from pydantic import BaseModel, RootModel, ValidationError
 
+from optigpu.documents.devices import DeviceReportPage, DeviceReportView, EdgeModelView
 from optigpu.documents.edge import EdgeBoard, EdgePage
 from optigpu.documents.fields import line
 from optigpu.documents.views import (
@@ -220,6 +221,23 @@ class Client:
     def workers(self) -> list[WorkerView]:
         """The workers and what they can run."""
         return list(_view(_Workers, self._call("GET", "/v1/workers")).workers)
+
+    def add_edge_model(self, manifest: Mapping[str, Any]) -> EdgeModelView:
+        """Enters the manifest of a model for edge devices; the same one again changes nothing."""
+        return _view(EdgeModelView, self._call("POST", "/v1/edge/models", json=dict(manifest)))
+
+    def device_reports(self, device_id: str) -> Iterator[DeviceReportView]:
+        """Every stored report of an edge device, the newest first."""
+        cursor: str | None = None
+        while True:
+            asked = _given(limit=LARGEST_PAGE, cursor=cursor)
+            page = _view(
+                DeviceReportPage, self._call("GET", _path("devices", device_id, "reports"), params=asked)
+            )
+            yield from page.reports
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     def _withdraw(self, path: str, reason: str) -> WithdrawalView:
         return _view(WithdrawalView, self._call("DELETE", path, params={"reason": reason}))

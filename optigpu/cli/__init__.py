@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import bench, charts, claims, compare, convert, leaderboard, local, remote, runs, selftest
+from optigpu.cli import (
+    bench,
+    charts,
+    claims,
+    compare,
+    convert,
+    device_sim,
+    leaderboard,
+    local,
+    remote,
+    runs,
+    selftest,
+    tiny,
+)
 from optigpu.vocabulary import OptiGPUError, ServiceError, SpecError
 
 EXIT_STATUS = (
@@ -29,6 +42,8 @@ leaderboard.add_commands(app)
 compare.add_commands(app)
 claims.add_commands(app)
 charts.add_commands(app)
+tiny.add_commands(app)
+device_sim.add_commands(app)
 convert.add_commands(app)
 
 

@@ -38,9 +38,14 @@ def add(session: Session, manifest: ModelManifest) -> AddedModel:
 
 
 def manifest_of(session: Session, sha256: str) -> ModelManifest | None:
-    """The manifest of a model; None if it is not known."""
-    row = session.get(EdgeModel, sha256)
-    return None if row is None else ModelManifest.model_validate(row.document)
+    """The manifest of a model; None if it is not known. It is read once a session: a message has many reports."""
+    known: dict[str, ModelManifest] = session.info.setdefault("edge_manifests", {})
+    if sha256 not in known:
+        row = session.get(EdgeModel, sha256)
+        if row is None:
+            return None
+        known[sha256] = ModelManifest.model_validate(row.document)
+    return known[sha256]
 
 
 def list_(session: Session) -> list[EdgeModelView]:

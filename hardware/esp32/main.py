@@ -1,0 +1,3 @@
+from esp32_agent.main import on_board
+
+on_board()

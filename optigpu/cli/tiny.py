@@ -1,0 +1,176 @@
+"""The command `tiny`: drives a device over a serial line by MLPerf Tiny's protocol."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optigpu.cli.output import NOTHING_RANKED, FormatOption, OutputFormat, show_list
+from optigpu.vocabulary import SpecError
+
+if TYPE_CHECKING:
+    from optigpu.edge.tiny.documents import TinyAccuracy, TinyPerformance
+    from optigpu.edge.tiny.performance import Rules
+    from optigpu.edge.tiny.session import Session
+    from optigpu.report import Grid
+
+
+class Mode(StrEnum):
+    """What is found out."""
+
+    PERFORMANCE = "performance"
+    ACCURACY = "accuracy"
+
+
+Port = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", help="The serial port, /dev/ttyUSB0 for example, or a pseudo-terminal."),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option("--model-profile", help="ic01, vww01, kws01 or ad01. Default: what the device says it is."),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="A .npz with inputs and labels, or a folder with y_labels.csv. Performance needs none.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(tiny)
+
+
+def tiny(
+    port: Port,
+    mode: Annotated[
+        Mode, typer.Option(help="How fast the device is, or how well it answers.")
+    ] = Mode.PERFORMANCE,
+    inputs: Inputs = None,
+    model_profile: Profile = None,
+    baud: Annotated[int, typer.Option(help="Bits per second of the port.")] = 115_200,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Performance: least time of a run.")] = 10.0,
+    inferences: Annotated[int, typer.Option(min=1, help="Performance: least inferences of a run.")] = 10,
+    runs: Annotated[int, typer.Option(min=1, max=100, help="Performance: how many runs.")] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="Accuracy: only the first samples.")] = None,
+    silence: Annotated[
+        float,
+        typer.Option(min=0.05, help="So many seconds without an answer are an error; in infer six times."),
+    ] = 5.0,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Drive a device over a serial line by MLPerf Tiny's protocol, as its open runner does.
+
+    Exit status 3 if the accuracy is below the target of the profile.
+    """
+    from optigpu.edge.tiny.performance import Rules
+    from optigpu.edge.tiny.session import open_session
+
+    if mode is Mode.ACCURACY and inputs is None:
+        raise SpecError("--mode accuracy needs --inputs: a .npz with inputs and labels, or a folder.")
+    with open_session(port, baud, silence, model_profile) as session:
+        if mode is Mode.PERFORMANCE:
+            _performance(session, inputs, Rules(seconds, inferences, runs), format_)
+        elif inputs is not None:
+            _accuracy(session, inputs, limit, format_)
+
+
+def _performance(session: "Session", inputs: Path | None, rules: "Rules", form: OutputFormat) -> None:
+    from optigpu.edge.tiny.datasets import read_samples
+    from optigpu.edge.tiny.session import measure_performance
+
+    sample = read_samples(inputs, session.profile, 1)[0] if inputs else None
+    done = 0
+
+    def say(_: object) -> None:
+        nonlocal done
+        done += 1
+        typer.echo(f"run {done} of {rules.runs}", err=True)
+
+    found = measure_performance(session, sample, rules, say)
+    document = found.model_dump(mode="json")
+    show_list(performance_grid(found), document["runs"], document, form)
+
+
+def _accuracy(session: "Session", inputs: Path, limit: int | None, form: OutputFormat) -> None:
+    from rich.progress import Progress
+
+    from optigpu.edge.tiny.datasets import labels_of, read_samples
+    from optigpu.edge.tiny.session import measure_accuracy
+    from optigpu.report import console
+
+    samples = read_samples(inputs, session.profile, limit)
+    labels = labels_of(samples, inputs)
+    screen = console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("samples", total=len(samples))
+        found = measure_accuracy(
+            session, samples, labels, lambda number: progress.update(task, completed=number)
+        )
+    document = found.model_dump(mode="json")
+    record = {name: value for name, value in document.items() if name != "device"}
+    show_list(accuracy_grid(found), [record], document, form)
+    if not found.reached:
+        raise typer.Exit(NOTHING_RANKED)
+
+
+def performance_grid(found: "TinyPerformance") -> "Grid":
+    """A row for each timed run, the median below."""
+    from optigpu.report import Column, Grid
+
+    rows = tuple(
+        (
+            str(number),
+            str(run.inferences),
+            f"{run.elapsed_s:.3f}",
+            f"{run.host_s:.3f}",
+            f"{run.per_second:.3f}",
+        )
+        for number, run in enumerate(found.runs, 1)
+    )
+    notes = [f"Median: {found.inferences_per_s:.3f} inferences/s, {found.latency_us:.0f} us each."]
+    if not found.clock_agrees:
+        notes.append("The device's clock and the host's differ: its times are not to be believed.")
+    return Grid(
+        title=_title(found),
+        columns=(
+            Column("run"),
+            Column("inferences", right=True),
+            Column("device (s)", right=True),
+            Column("host (s)", right=True),
+            Column("inferences/s", right=True),
+        ),
+        rows=rows,
+        notes=(*notes, *_noise(found)),
+    )
+
+
+def accuracy_grid(found: "TinyAccuracy") -> "Grid":
+    """One row: what was reached of what the profile asks for."""
+    from optigpu.report import Column, Grid
+
+    row = (str(found.samples), f"{found.value:.4f}", f"{found.target:.2f}", "yes" if found.reached else "no")
+    return Grid(
+        title=_title(found),
+        columns=(
+            Column("samples", right=True),
+            Column(f"{found.metric}", right=True),
+            Column("target", right=True),
+            Column("reached"),
+        ),
+        rows=(row,),
+        notes=_noise(found),
+    )
+
+
+def _title(found: "TinyPerformance | TinyAccuracy") -> str:
+    device = found.device
+    return f"MLPerf Tiny's {device.profile}, {found.mode}, on {device.name} at {device.port}"
+
+
+def _noise(found: "TinyPerformance | TinyAccuracy") -> tuple[str, ...]:
+    count = found.noise_lines
+    return (f"{count} lines of noise came from the device and were left out.",) if count else ()

@@ -1,0 +1,104 @@
+"""Inputs with labels: a .npz file, or a folder in the form of the open runner's data sets.
+
+A .npz holds `inputs` [samples, ...] of the profile's type and, for accuracy, `labels` [samples]. A folder holds raw
+files and `y_labels.csv` with the columns file, classes, class, and for ad01 the bytes of a segment and its stride.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from optigpu.edge.tiny.profiles import MOST_BYTES, Profile
+from optigpu.vocabulary import SpecError
+
+LABELS = "y_labels.csv"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is sent for one sample, in one or several segments, and its label if it has one."""
+
+    segments: tuple[bytes, ...]
+    label: int | None
+
+
+def read_samples(path: Path, profile: Profile, limit: int | None = None) -> list[Sample]:
+    """The samples of a file or folder, at most `limit`. Raises SpecError that says what is wrong with it."""
+    samples = _from_folder(path) if path.is_dir() else _from_arrays(path, profile)
+    found = [sample for sample, _ in zip(samples, range(limit or 10**9), strict=False)]
+    if not found:
+        raise SpecError(f"{path} holds no samples.")
+    return found
+
+
+def labels_of(samples: Sequence[Sample], path: Path) -> list[int]:
+    """Every sample's label. Raises SpecError where one has none."""
+    labels = [sample.label for sample in samples]
+    known = [label for label in labels if label is not None]
+    if len(known) != len(labels):
+        raise SpecError(
+            f"{path} holds no labels: accuracy needs an array `labels`, a whole number for each input."
+        )
+    return known
+
+
+def _from_arrays(path: Path, profile: Profile) -> Iterator[Sample]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in ("inputs", "labels") if name in arrays}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise SpecError(f"{path} is not a .npz file that can be read: {error}.") from error
+    if "inputs" not in found:
+        raise SpecError(f"{path} holds no array `inputs`.")
+    inputs, labels = found["inputs"], found.get("labels")
+    if inputs.ndim < 2:
+        raise SpecError(
+            f"{path}: `inputs` needs a dimension of samples and one of values; it has {inputs.ndim}."
+        )
+    if labels is not None and (labels.shape != (len(inputs),) or labels.dtype.kind not in "iu"):
+        raise SpecError(
+            f"{path}: `labels` must be {len(inputs)} whole numbers; it is {labels.dtype}{labels.shape}."
+        )
+    for place, each in enumerate(inputs):
+        yield Sample((profile.bytes_of(each),), None if labels is None else int(labels[place]))
+
+
+def _from_folder(folder: Path) -> Iterator[Sample]:
+    try:
+        with (folder / LABELS).open(newline="") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(f"{folder / LABELS} cannot be read: {error}.") from error
+    for number, row in enumerate(rows, 1):
+        place = f"line {number} of {folder / LABELS}"
+        if len(row) not in (3, 5) or not all(cell.isdecimal() for cell in row[1:]):
+            raise SpecError(f"{place} is not: file, classes, class (and for ad01 bytes, stride).")
+        segment, stride = (int(row[3]), int(row[4])) if len(row) == 5 else (0, 0)
+        yield Sample(_segments(_file(folder, row[0], place), segment, stride, place), int(row[2]))
+
+
+def _file(folder: Path, name: str, place: str) -> bytes:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise SpecError(f"{place} names {name}, which lies outside of the folder.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{place} names {name}, which cannot be read: {error.strerror}.") from error
+
+
+def _segments(data: bytes, segment: int, stride: int, place: str) -> tuple[bytes, ...]:
+    """The file whole, or windows of `segment` bytes that begin every `stride` bytes."""
+    if segment == 0:
+        found: tuple[bytes, ...] = (data,)
+    elif stride == 0:
+        raise SpecError(f"{place}: the stride must not be 0.")
+    else:
+        found = tuple(data[at : at + segment] for at in range(0, len(data) - segment + 1, stride))
+    if not found or not 0 < len(found[0]) <= MOST_BYTES:
+        raise SpecError(f"{place}: an input must have 1 to {MOST_BYTES} bytes.")
+    return found

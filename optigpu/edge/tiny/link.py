@@ -1,0 +1,120 @@
+"""Commands and answers over a serial port: what is sent ends with `%`, what comes are lines, the last `m-ready`."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optigpu.edge.tiny.errors import AnswerError, ResetError, SilenceError
+from optigpu.edge.tiny.serial_port import SerialPort
+
+SILENCE_S = 5.0
+SETTLE_S, SETTLE_MOST_S = 0.2, 3.0
+LONGEST_COMMAND = 80
+LONGEST_LINE = 65_536
+MOST_LINES = 20_000
+READY = "m-ready"
+_BOOT = re.compile(r"^m-(init-done|timestamp-mode-\w+)$")
+_OURS = re.compile(r"^[me]-[ -~]*$")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of an answer, and the host's clock when it was there."""
+
+    text: str
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The lines of an answer without its `m-ready`. `noise` counts lines that are none of the protocol's."""
+
+    command: str
+    lines: tuple[Line, ...]
+    noise: int = 0
+
+    @property
+    def errors(self) -> list[str]:
+        """What the device complains of: the texts of its `e-[...]` lines."""
+        return [each.text[2:].strip("[]") for each in self.lines if each.text.startswith("e-")]
+
+    def found(self, pattern: str) -> list[tuple[str, float]]:
+        """The first group of each line that matches all of the pattern, and when it came."""
+        matches = ((re.fullmatch(pattern, line.text), line.at_s) for line in self.lines)
+        return [(match[1], at_s) for match, at_s in matches if match]
+
+    def only(self, pattern: str, what: str) -> str:
+        """The group of the one line that matches. Raises AnswerError where there is none, or several."""
+        found = self.found(pattern)
+        if len(found) == 1:
+            return found[0][0]
+        said = f": {self.errors[0]}" if self.errors else ""
+        count = "no line" if not found else f"{len(found)} lines"
+        raise AnswerError(f"The answer to `{self.command}` has {count} with {what}{said}.")
+
+
+class Link:
+    """Speaks with the device on an open port."""
+
+    def __init__(self, port: SerialPort, clock: Callable[[], float] = time.monotonic) -> None:
+        self._port, self._clock = port, clock
+        self._held = bytearray()
+        self.noise = 0
+        """Lines so far that are none of the protocol's."""
+
+    def settle(self) -> None:
+        """Waits until the device is quiet, and drops what it said: a board may start when its port is opened."""
+        deadline = self._clock() + SETTLE_MOST_S
+        while self._clock() < deadline and self._port.read(SETTLE_S):
+            continue
+        self._port.forget()
+        self._held.clear()
+
+    def ask(self, command: str, silence_s: float = SILENCE_S) -> Answer:
+        """Sends a command and returns its answer.
+
+        Raises SilenceError if no line of the protocol comes for `silence_s`, ResetError for a device that starts again
+        meanwhile, and AnswerError for an answer without an end.
+        """
+        if len(command) > LONGEST_COMMAND:
+            raise AnswerError(
+                f"A command has at most {LONGEST_COMMAND} characters; `{command[:20]}...` is longer."
+            )
+        self._port.write(f"{command}%".encode("ascii"), silence_s)
+        lines: list[Line] = []
+        before, heard_at = self.noise, self._clock()
+        while True:
+            text = self._line(command, silence_s, heard_at + silence_s)
+            if text.endswith(READY):  # noise may stand before it
+                self.noise += text != READY
+                return Answer(command, tuple(lines), self.noise - before)
+            if _BOOT.match(text):
+                raise ResetError(
+                    f"The device on {self._port.path} started again while it answered `{command}`."
+                )
+            if _OURS.match(text):
+                heard_at = self._clock()
+                lines.append(Line(text, heard_at))
+            elif text:
+                self.noise += 1
+            if len(lines) + self.noise - before > MOST_LINES:
+                raise AnswerError(f"The answer to `{command}` does not end: more than {MOST_LINES} lines.")
+
+    def _line(self, command: str, silence_s: float, deadline: float) -> str:
+        """The next line without its end; bytes that are no ASCII are replaced."""
+        while (end := self._held.find(b"\n")) < 0:
+            if len(self._held) > LONGEST_LINE:
+                raise AnswerError(f"The answer to `{command}` has a line of more than {LONGEST_LINE} bytes.")
+            left_s = deadline - self._clock()
+            if left_s <= 0:
+                raise SilenceError(self._silence(command, silence_s))
+            self._held += self._port.read(left_s)
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        return line.decode("ascii", "replace").strip("\r\0 ")
+
+    def _silence(self, command: str, silence_s: float) -> str:
+        half = f", in the middle of a line of {len(self._held)} bytes" if self._held else ""
+        advice = "check the port, the baud rate and that the firmware speaks MLPerf Tiny's protocol"
+        return f"The device on {self._port.path} is silent for {silence_s:g} s after `{command}`{half}: {advice}."

@@ -1,0 +1,33 @@
+"""One request with the agent's own client: python fetch.py URL CA METHOD BODY_BYTES TIMEOUT_S.
+
+CA is a file or "-". It runs under CPython and MicroPython, and prints the answer, or the error, as JSON.
+"""
+
+import json
+import sys
+
+from esp32_agent.port.base import HttpError
+from esp32_agent.port.http import HttpClient
+
+if sys.implementation.name == "micropython":
+    import esp32_agent.port.micropython.wire as wire
+else:
+    import esp32_agent.port.host.wire as wire  # type: ignore[no-redef]
+
+
+def main(url, authority, method, body_bytes, timeout_s):
+    context = None if authority == "-" else wire.tls_context(authority)
+
+    client = HttpClient(url, wire.SocketWire, context)
+    headers = {"Content-Type": "application/json", "Authorization": "OptiGPU1 key=k"}
+    try:
+        status, answered, body = client.request(
+            method, "/v1/x", headers, b"b" * int(body_bytes), int(timeout_s)
+        )
+    except HttpError as error:
+        print(json.dumps({"error": str(error)}))
+        return
+    print(json.dumps({"status": status, "headers": answered, "body": body.decode()}))
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,200 @@
+"""The runner `tflm-serial` and the firmware's own session, over a pseudo-terminal and over pipes."""
+
+import binascii
+import json
+import math
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from esp32_agent.port.base import RunnerError
+from esp32_agent.port.host.board import SerialBoard
+from esp32_agent.port.host.tty import TtyLine
+from esp32_agent.port.serial_runner import SerialRunner
+from tests.edge.port.serial_line import board, build, exchange
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def firmware(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once."""
+    return build(tmp_path_factory.mktemp("firmware"))
+
+
+def made_up_output(data: bytes, count: int) -> bytes:
+    """What the made-up model answers."""
+    return bytes((sum(data) + place) % 256 for place in range(count))
+
+
+def answer_of(program: Path, *requests: str, latencies: str = "1000", fault: str = "") -> list[dict]:
+    """The objects that a board with an input of 8 bytes and an output of 4 answers."""
+    arguments = ("8", "4", latencies, *([fault] if fault else []))
+    return [json.loads(line) for line in exchange(program, "\n".join([*requests, ""]).encode(), *arguments)]
+
+
+def run_twice(runner: SerialRunner) -> None:
+    """Two inferences, and the output of the second."""
+    for _ in range(2):
+        runner.invoke()
+    runner.output()
+
+
+def test_a_model_runs_at_the_other_end(firmware: Path) -> None:
+    data = random.Random(1).randbytes(27_648)
+    with board(firmware, 27_648, 300, "54123,54001") as line:
+        runner = SerialRunner(line)
+        runner.set_input(data)
+        assert [runner.invoke(), runner.invoke()] == [54_123, 54_001]
+        assert runner.output() == made_up_output(data, 300)
+        assert (runner.input_bytes, runner.output_bytes, runner.arena_bytes) == (27_648, 300, 210_288)
+        assert (runner.name, runner.model_sha256) == ("tflm-serial", "a" * 64)
+
+
+def test_another_input_replaces_the_first_and_the_same_one_stays(firmware: Path) -> None:
+    with board(firmware, 8, 4) as line:
+        runner = SerialRunner(line)
+        for data in (bytes(8), bytes(8), b"12345678", bytes(8)):
+            runner.set_input(data)
+            runner.invoke()
+            assert runner.output() == made_up_output(data, 4)
+
+
+def test_the_report_has_the_boards_own_facts(firmware: Path) -> None:
+    with board(firmware, 8, 4) as line:
+        facts = SerialBoard("esp32s3-n16r8", SerialRunner(line))
+        assert (facts.clock_hz, facts.firmware_sha256) == (240_000_000, "b" * 64)
+        assert (facts.reset_reason(), facts.heap_free()) == ("power_on", 123_456)
+
+
+@pytest.mark.parametrize("fault", ["noise", "silent"])
+def test_what_a_boot_loader_prints_is_skipped_and_a_board_that_boots_is_waited_for(
+    firmware: Path, fault: str
+) -> None:
+    with board(firmware, 8, 4, fault=fault) as line:
+        runner = SerialRunner(line)
+        runner.set_input(b"abcdefgh")
+        assert runner.invoke() == 1000
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("fail", "The board refused invoke: An operator failed."),
+        ("restart", "The board on the serial line restarted."),
+        ("damage", "The board has another input than was sent: the serial line loses bytes."),
+        ("output", "The output was damaged on the serial line."),
+    ],
+)
+def test_a_fault_is_said(firmware: Path, fault: str, sentence: str) -> None:
+    with board(firmware, 8, 4, fault=fault) as line:
+        runner = SerialRunner(line)
+        runner.set_input(b"abcdefgh")
+        with pytest.raises(RunnerError) as error:
+            run_twice(runner)
+    assert str(error.value) == sentence
+
+
+def test_an_input_of_another_size_is_refused(firmware: Path) -> None:
+    with board(firmware, 8, 4) as line, pytest.raises(RunnerError, match="7 bytes and not 8"):
+        SerialRunner(line).set_input(bytes(7))
+
+
+def test_a_line_without_a_board_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esp32_agent.port.serial_runner.READY_MS", 1000)
+    own, device = os.openpty()
+    line = TtyLine(os.ttyname(device), 115_200)
+    with pytest.raises(RunnerError, match="does not answer"):
+        SerialRunner(line)
+    line.close()
+    os.close(own)
+    os.close(device)
+
+
+def test_a_device_that_is_no_line_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(RunnerError, match="is not a serial line"):
+        TtyLine(str(tmp_path / "file"), 115_200)
+    with pytest.raises(RunnerError, match="cannot be opened: No such file"):
+        TtyLine(str(tmp_path / "none"), 115_200)
+    with pytest.raises(RunnerError, match="no serial speed of 12345 baud"):
+        TtyLine("/dev/null", 12_345)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"id":1,"do":"sing"}', "There is no such command"),
+        ('{"id":1,"do":"input","offset":7,"data":"0000"}', "The data reaches beyond the input."),
+        ('{"id":1,"do":"input","offset":9,"data":""}', "The data reaches beyond the input."),
+        ('{"id":1,"do":"input","offset":0,"data":"000"}', "The data reaches beyond the input."),
+        ('{"id":1,"do":"input","offset":0,"data":"0g"}', "The data is not hexadecimal."),
+        ('{"id":1,"do":"output","offset":2,"size":3}', "There are no such bytes of the output."),
+        ('{"id":1,"do":"output","offset":4294967295,"size":2}', "There are no such bytes of the output."),
+        ('{"id":1,"do":"measure","count":0}', "The count must be 1 to 1000000"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_by_its_id(
+    firmware: Path, line: str, sentence: str
+) -> None:
+    (answer,) = answer_of(firmware, line)
+    assert answer["id"] == 1
+    assert answer["error"].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hello", "{", "[]", '{"id":1', '{"id":1,}', '{"id":1}}', '{"id":-1,"do":"info"}',
+        '{"id":4294967296,"do":"info"}',
+        '{"id":0,"do":"info"}', '{"do":"info"}', '{"id":1,"do":"a\\"b"}', '{"id":1,"do":"0123456789abcdef"}',
+        '{"id":1.5,"do":"info"}', '{"id":1,"do":{"a":1}}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_request_is_refused_and_the_next_one_served(firmware: Path, line: str) -> None:
+    refused, served = answer_of(firmware, line, '{"id":2,"do":"invoke"}')
+    assert refused == {"id": 0, "error": "The line is not a request."}
+    assert served["us"] == 1000
+
+
+def test_a_line_that_is_too_long_is_refused_and_the_next_one_served(firmware: Path) -> None:
+    refused, served = answer_of(firmware, "x" * 5000, '{"id":2,"do":"invoke"}')
+    assert refused == {"id": 0, "error": "The line is too long."}
+    assert served == {"id": 2, "us": 1000, "input_crc": binascii.crc32(bytes(8))}
+
+
+def test_random_bytes_never_break_the_session(firmware: Path) -> None:
+    chance = random.Random(3)
+    noise = b"\n".join(bytes(chance.choice(b'{}":,0129adio\\ \xff') for _ in range(60)) for _ in range(2000))
+    answers = exchange(firmware, noise + b'\n{"id":9,"do":"invoke"}\n', "8", "4", "1000")
+    assert json.loads(answers[-1])["id"] == 9
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 63, 64, 661, 662, 2000])
+def test_the_boards_statistics_follow_the_engines_rule(firmware: Path, count: int) -> None:
+    chance = random.Random(count)
+    latencies = [int(math.exp(chance.gauss(10, 1))) for _ in range(count)]
+    request = json.dumps({"id": 1, "do": "measure", "count": count, "warmup": 3})
+    given = ",".join(str(latency) for latency in [7, 7, 7, *latencies])
+    (answer,) = answer_of(firmware, request, latencies=given)
+    assert (answer["count"], answer["total_us"], answer["min_us"]) == (count, sum(latencies), min(latencies))
+    for percent, fewest in ((50, 11), (90, 64), (99, 662)):
+        measured = answer[f"p{percent}_us"]
+        if count < fewest:
+            assert measured is None
+        else:
+            exact = sorted(latencies)[-(-count * percent // 100) - 1]
+            assert exact <= measured <= exact + exact // 128
+
+
+def test_the_runner_reads_the_boards_statistics(firmware: Path) -> None:
+    with board(firmware, 8, 4, "100,200") as line:
+        answer = SerialRunner(line).measure(100, 2)
+    assert (answer["count"], answer["total_us"], answer["p50_us"], answer["p99_us"]) == (
+        100,
+        15_000,
+        100,
+        None,
+    )

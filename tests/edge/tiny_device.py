@@ -1,0 +1,162 @@
+"""`python -m tests.edge.tiny_device`: the real device side over a pseudo-terminal, with a small model of pure Python.
+
+The model's output for class c is the input's byte c. `--fault` garbles the line, as bad cables and boards do.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from esp32_agent.port.host.clock import HostClock
+from esp32_agent.tiny.codec import Codec, Scale
+from esp32_agent.tiny.device import Stream, TinyDevice
+from esp32_agent.tiny.lines import Line, pseudo_terminal
+
+INPUT_BYTES, CLASSES = 48, 4
+
+
+class SmallRunner:
+    """A model that takes `seconds` for an inference."""
+
+    input_bytes, output_bytes = INPUT_BYTES, CLASSES
+
+    def __init__(self, seconds: float, fails_after: int | None) -> None:
+        self._seconds, self._left = seconds, fails_after
+        self._input = bytes(INPUT_BYTES)
+
+    def set_input(self, data: bytes) -> None:
+        self._input = data
+
+    def invoke(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise RuntimeError("invoke failed\n[status 1]")
+        time.sleep(self._seconds)
+
+    def output(self) -> bytes:
+        return self._input[:CLASSES]
+
+
+class SmallBoard:
+    def collect(self) -> None:
+        """Has no garbage."""
+
+
+class FastClock(HostClock):
+    """A clock that says that only half of the time has passed."""
+
+    def ticks_us(self) -> int:
+        return super().ticks_us() // 2
+
+
+class BadLine:
+    """The line with a fault: `change` gets each write of the device and says what is written instead."""
+
+    def __init__(self, line: Line, change: Callable[[bytes], bytes]) -> None:
+        self._line, self._change = line, change
+
+    def read(self, count: int) -> bytes | None:
+        return self._line.read(count)
+
+    def write(self, data: bytes) -> int:
+        changed = self._change(data)
+        while changed:
+            changed = changed[self._line.write(changed) :]
+        return len(data)
+
+
+class Faults:
+    """What may become of an answer; those that are named `once` happen once."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._happened = False
+        self._inferring = False
+
+    def inferring(self, data: bytes) -> bool:
+        """Whether an inference has begun by now."""
+        self._inferring = self._inferring or data.startswith(b"m-infer-start")
+        return self._inferring
+
+    def once(self) -> bool:
+        first, self._happened = not self._happened, True
+        return first
+
+    def noise(self, data: bytes) -> bytes:
+        return b"\xff\x00\x9e[noise]\r\n" + data
+
+    def glued_noise(self, data: bytes) -> bytes:
+        return b"\xfe\xfd" + data if data.startswith(b"m-ready") else data
+
+    def silence_in_infer(self, data: bytes) -> bytes:
+        return b"" if self.inferring(data) and not data.startswith((b"m-infer-start", b"m-lap")) else data
+
+    def half_line(self, data: bytes) -> bytes:
+        if self.inferring(data) and data.startswith((b"m-results", b"m-ready")):
+            return data[:6] if data.startswith(b"m-results") else b""
+        return data
+
+    def reset_once(self, data: bytes) -> bytes:
+        if data.startswith(b"m-infer-start") and self.once():
+            return b"m-timestamp-mode-performance\r\nm-lap-us-5\r\nm-init-done\r\nm-ready\r\n"
+        return data
+
+    def reset(self, data: bytes) -> bytes:
+        return b"m-init-done\r\nm-ready\r\n" if data.startswith(b"m-infer-start") else data
+
+    def wrong_count(self, data: bytes) -> bytes:
+        return b"m-infer-start-3\r\n" if data.startswith(b"m-infer-start") else data
+
+    def one_lap(self, data: bytes) -> bytes:
+        return b"" if self.inferring(data) and data.startswith(b"m-lap-us") and self.once() else data
+
+    def no_load_done(self, data: bytes) -> bytes:
+        return b"" if data.startswith(b"m-load-done") else data
+
+    def garbled_load_once(self, data: bytes) -> bytes:
+        if data.startswith(b"m-ready") and self.once():
+            return b"e-[Invalid hex digit 'z1']\r\n" + data
+        return data
+
+    def no_numbers(self, data: bytes) -> bytes:
+        return b"m-results-[nan,,x]\r\n" if data.startswith(b"m-results") else data
+
+    def endless(self, data: bytes) -> bytes:
+        return b"x" * 70_000 if data.startswith(b"m-results") else data
+
+    def stutter(self, data: bytes) -> bytes:
+        """Noise without an end: lines that are none of the protocol's, again and again."""
+        while data.startswith(b"m-results"):
+            time.sleep(0.02)
+            self._line.write(b"?\r\n")
+        return data
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", default="ic01")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of one inference")
+    parser.add_argument("--fails-after", type=int)
+    parser.add_argument("--fast-clock", action="store_true")
+    parser.add_argument("--energy", action="store_true")
+    parser.add_argument("--fault")
+    options = parser.parse_args()
+    line = pseudo_terminal()
+    print(line.name, flush=True)
+    stream = BadLine(line, getattr(Faults(line), options.fault)) if options.fault else line
+    clock = FastClock() if options.fast_clock else HostClock()
+    port: Any = SimpleNamespace(
+        clock=clock, board=SmallBoard(), runner=SmallRunner(options.seconds, options.fails_after)
+    )
+    codec = Codec(options.profile, INPUT_BYTES, Scale(0.5, 0), Scale(1.0, -128))
+    pulse = (lambda: None) if options.energy else None
+    TinyDevice(port, cast(Stream, stream), codec, "small", pulse).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
