@@ -17,6 +17,7 @@ import pytest
 from dotenv import dotenv_values
 from sqlalchemy import URL, make_url
 
+from optigpu.variables import KNOWN
 from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, parse_compose, read_compose
 from tests.deploy.compose_keys import wrong_keys
 from tests.deploy.services import Deployment, is_ready, read
@@ -43,7 +44,7 @@ FIXED = {
     *("OPTIGPU_IMAGE", "OPTIGPU_REVISION"),  # by the image
     *("OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),  # mounted
 }
-NOT_IN_A_CONTAINER = {"OPTIGPU_URL", "OPTIGPU_TEST_DATABASE_URL", "OPTIGPU_TEST_REDIS_URL"}
+NOT_IN_A_CONTAINER = {"OPTIGPU_URL", *(name for name in KNOWN if name.startswith("OPTIGPU_TEST_"))}
 """Settings of the command line and of the tests."""
 
 

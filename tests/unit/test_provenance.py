@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "tiny-qwen-test": "e84a5996fdc46776",
     "resnet-50": "15d229b9ae92f408",
     "mobilenet-v2": "0d84d75ec78b771c",
+    "mobilenet-v2-0.35-96": "2baaf9acd209cd92",
+    "mobilenet-v2-1.0-224": "49c6ab7fcc58a9b2",
     "vit-base": "0a36dc1790302605",
     "tiny-resnet-test": "0c1a779c7a231aa0",
     "tiny-mobilenet-test": "de247d7c56dc03ee",
