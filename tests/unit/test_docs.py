@@ -68,7 +68,8 @@ def read_settings() -> set[str]:
     fields = {f"OPTIGPU_{name.upper()}" for kind in SETTINGS_CLASSES for name in kind.model_fields}
     folders = ("optigpu", "api", "worker", "migrations", "examples", "tests/servers")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != NAMES] + [
-        ROOT / "tests" / "conftest.py"
+        ROOT / "tests" / "conftest.py",
+        ROOT / "tests" / "edge" / "tools.py",
     ]
     return fields | {
         name for path in files for name in re.findall(r"\bOPTIGPU_[A-Z_]*[A-Z]\b", path.read_text())
