@@ -44,9 +44,9 @@ class InaSensor:
         self._address = address
         shunt_uv = max_ma * shunt_uohm // 1000
         if shunt_uv > self.MOST_SHUNT_UV:
+            given = f"{max_ma} mA over a shunt of {shunt_uohm} micro-ohms is {shunt_uv} uV"
             raise PortError(
-                f"{max_ma} mA over a shunt of {shunt_uohm} micro-ohms is {shunt_uv} uV; the {self.source} "
-                f"measures up to {self.MOST_SHUNT_UV} uV: take a smaller shunt, or a smaller max_ma."
+                f"{given}; the {self.source} measures up to {self.MOST_SHUNT_UV} uV: take a smaller shunt, or max_ma."
             )
         self._calibration = self._calibrate(shunt_uohm, max_ma)
         self._power_step_nw = self.POWER_STEPS * self.SCALE // (self._calibration * shunt_uohm)
