@@ -149,8 +149,11 @@ class Runner:
         """Fill the input tensor with `input_bytes` bytes. Raises RunnerError for another number."""
         raise NotImplementedError
 
-    def invoke(self) -> None:
-        """One inference; this alone is timed. Raises RunnerError."""
+    def invoke(self) -> int | None:
+        """One inference; this alone is timed. Raises RunnerError.
+
+        It returns the microseconds if the runner has a clock nearer to the model than core's, else None.
+        """
         raise NotImplementedError
 
     def output(self) -> bytes:
