@@ -100,3 +100,18 @@ def test_a_runner_that_fails_says_why():
     here = port()
     here.runner.fault = "The arena is too small."
     equal(raises(RunnerError, window.measure, here, 1, 1, 0), "The arena is too small.")
+
+
+def test_the_runners_own_clock_goes_before_the_cores():
+    here = port()
+    invoke = here.runner.invoke
+
+    def timed():
+        invoke()
+        return 20000
+
+    here.runner.invoke = timed
+    found = window.measure(here, 1, 1, 0)
+    equal((found.windows[0].count, found.windows[0].total_us), (50, 1000000))
+    here.runner.invoke = lambda: -1
+    raises(PortError, window.measure, here, 1, 1, 0)
