@@ -7,7 +7,7 @@ from pathlib import Path
 from optigpu.vocabulary import UnsupportedError
 
 NEEDED = ("tensorflow", "ai_edge_litert", "tflite_micro")
-INSTALL = 'pip install "optigpu[hardware]"'
+INSTALL = 'pip install -e ".[hardware]"'
 
 
 def choose_python(named: Path | None) -> Path:

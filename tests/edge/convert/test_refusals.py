@@ -163,7 +163,7 @@ def test_a_python_without_tensorflow_is_told_what_to_install(convert: Convert, t
     assert said(ran).startswith(
         "Converting needs TensorFlow, LiteRT and TFLite Micro, and this Python lacks "
     )
-    assert 'pip install "optigpu[hardware]"' in said(ran)
+    assert 'pip install -e ".[hardware]"' in said(ran)
 
 
 def test_this_python_is_taken_only_if_it_has_all_packages() -> None:

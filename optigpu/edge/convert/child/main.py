@@ -2,7 +2,7 @@
 
 from .answers import Answers, RefusalError, Request, run
 
-INSTALL = 'pip install "optigpu[hardware]"'
+INSTALL = 'pip install -e ".[hardware]"'
 
 
 def main(step: str) -> None:
