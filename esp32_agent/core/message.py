@@ -77,7 +77,8 @@ def outcome(answer: Answer, items: list[Item]) -> str:
         return STORED
     if answer.status == 409:
         return CONFLICT
-    if answer.status in (413, 422) and items and not _blames_device(answer.document.get("errors")):
+    is_refused = answer.status == 413 or (answer.status in (400, 422) and answer.document)
+    if is_refused and items and not _blames_device(answer.document.get("errors")):
         return POISON
     return LATER
 

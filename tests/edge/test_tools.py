@@ -40,7 +40,7 @@ def test_a_package_of_the_webassembly_build_is_unpacked_once(
 def test_what_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPTIGPU_TEST_MICROPYTHON", raising=False)
     monkeypatch.setenv("OPTIGPU_TEST_TOOLS", str(tmp_path))
-    monkeypatch.setattr(tools.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(
         pytest.fail.Exception, match=r"The edge tests need micropython, and `/bin/false .*` failed"
     ):

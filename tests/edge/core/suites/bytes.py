@@ -122,6 +122,11 @@ def test_a_refusal_of_the_devices_own_fields_is_not_the_reports_fault():
     errors = {"errors": [{"field": "reports.0.report.windows", "message": "is empty"}]}
     equal(message.outcome(_answer(422, errors, PROBLEM), items), message.POISON)
     equal(message.outcome(_answer(413, {}, PROBLEM), items), message.POISON)
+    equal(message.outcome(_answer(400, {"detail": "No JSON."}, PROBLEM), items), message.POISON)
+    equal(
+        message.outcome(Answer(400, {"content-type": "text/html"}, b"<html>Bad Request</html>"), items),
+        message.LATER,
+    )
     equal(message.outcome(_answer(422, {}, PROBLEM), []), message.LATER)
 
 

@@ -54,6 +54,16 @@ def test_the_start_of_a_run_survives_the_same():
         equal(len(found.port.http.runs), 1)
 
 
+def test_while_the_service_is_down_messages_are_tried_more_and_more_seldom():
+    found = until(agent(period_s=20), SEND)
+    service = found.port.http
+    service.is_down = True
+    uploads, end = service.uploads, service.clock.now + 900000000
+    while service.clock.now < end:
+        found.step()
+    assert 5 <= service.uploads - uploads <= 20, service.uploads - uploads
+
+
 def test_without_an_answer_it_measures_without_a_run():
     found = until(agent(start_attempts=2), START)
     found.port.http.faults = [TIMEOUT, TIMEOUT]

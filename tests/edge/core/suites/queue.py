@@ -117,7 +117,7 @@ def test_a_full_medium_drops_the_new_record_and_keeps_the_others():
         equal((queue.depth, queue.dropped), (5, 1))
         storage.capacity = None
         assert queue.append(record(6))
-        equal(drained(Queue(storage)), [0, 1, 2, 3, 4, 6])
+        equal((drained(queue if room % 2 else Queue(storage))), [0, 1, 2, 3, 4, 6])
 
 
 def test_a_full_medium_at_the_first_record_is_survived():
@@ -150,6 +150,7 @@ def test_a_full_medium_while_the_log_is_copied_loses_nothing_that_waits():
         storage.capacity = storage.used() + room
         kept = [number for number in (20, 21, 22) if queue.append(record(number))]
         equal(queue.dropped, 3 - len(kept))
+        assert not (storage.size("queue.a") and storage.size("queue.b"))
         storage.capacity = None
         equal(drained(Queue(storage, 1024)), list(range(10, 20)) + kept)
 
@@ -226,3 +227,24 @@ def test_a_position_beyond_a_log_that_lost_its_end_loses_no_later_record():
     for number in range(10, 16):
         assert queue.append(record(number))
     equal(drained(Queue(storage)), list(range(10, 16)))
+
+
+def test_a_record_behind_a_damaged_one_is_found_wherever_it_begins():
+    for size in range(232, 264):
+        storage = Storage()
+        queue = Queue(storage)
+        assert queue.append(record(1, size))
+        assert queue.append(record(2))
+        name = "queue.a" if storage.size("queue.a") else "queue.b"
+        storage.files[name][HEADER + FRAME + 9] ^= 1
+        equal(drained(Queue(storage)), [2])
+
+
+def test_a_position_of_another_generation_means_nothing():
+    storage = Storage()
+    queue = filled(storage, 3)
+    queue.batch(2, 1000)
+    queue.acknowledge(2)
+    name = "queue.a" if storage.size("queue.a") else "queue.b"
+    storage.files[name][7] += 2  # the position could not be written when this log was begun
+    equal(drained(Queue(storage)), [0, 1, 2])

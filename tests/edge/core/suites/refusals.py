@@ -1,5 +1,6 @@
 """The state machine where the service refuses: poison goes, the rest stays, and pauses are kept."""
 
+from esp32_agent.core import rotation
 from esp32_agent.core.agent import IDLE, MEASURE, SEND, START
 from tests.edge.core.suites.agents import agent, cycle, one_report, until
 from tests.edge.core.suites.check import equal
@@ -108,12 +109,38 @@ def test_a_run_waits_too_where_the_service_asked_for_time():
     equal(len(found.port.http.runs), 1)
 
 
+def test_no_run_begins_while_the_service_asked_for_silence():
+    found = until(agent(period_s=10), SEND)
+    service = found.port.http
+    service.faults = [(429, {"retry-after": "120"}, b"")]
+    found.step()
+    requests, end = service.requests, service.clock.now + 119000000
+    while service.clock.now < end:
+        equal(service.requests, requests)
+        found.port.clock.sleep_ms(min(1000, found.due_ms()))
+        found.step()
+
+
 def test_a_conflicting_report_is_not_sent_for_ever():
     found = until(agent(), SEND)
     service = found.port.http
     service.reports[(found.session.boot_id, 1)] = "of other bytes"
     until(found, IDLE)
     equal((found.queue.depth, found.queue.rejected), (0, 1))
+
+
+def test_a_rotation_file_that_outlived_its_rotation_is_not_used_again():
+    found = until(agent(), START)
+    service, storage = found.port.http, found.port.storage
+    service.faults = [LOST + TIMEOUT]
+    rotation.rotate(found.port, found.session)
+    left = storage.files["rotation"]
+    rotation.rotate(found.port, found.session)
+    storage.files["rotation"] = left
+    first = found.session.identity.key
+    equal(rotation.rotate(found.port, found.session).status, 200)
+    assert found.session.identity.key != first
+    equal("rotation" in storage.files, False)
 
 
 def test_a_rotation_that_fails_is_tried_again_with_the_same_key():

@@ -38,12 +38,18 @@ class Service(Http):
         self.rotate = False
         self.rotations = {}  # nonce -> answer
         self.requests = 0
+        self.uploads = 0  # messages that were tried, answered or not
+        self.is_down = False
+        self.sequences = {}  # boot id -> the last request's sequence
         self.seen = []  # (path, body) of the last requests that arrived
         self.last_device = None
         self.poison = None  # text in a report that is refused with 422
         self.largest = 65536
 
     def request(self, method, path, headers, body, timeout_s):
+        self.uploads += 1 if path.endswith("/measurements") else 0
+        if self.is_down:
+            raise HttpError("connection refused")
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, tuple):
             return fault
@@ -113,6 +119,9 @@ class Service(Http):
             return "signature"
         if stamp.time_us >= 1577836800000000 and abs(stamp.time_us - self.clock.true_us()) > 300000000:
             return "time"
+        if stamp.sequence <= self.sequences.get(stamp.boot_id, 0):
+            return "sequence"
+        self.sequences[stamp.boot_id] = stamp.sequence
         for key_id in list(self.keys):
             if key_id < fields["key"]:
                 del self.keys[key_id]  # the new key is used: the old one ends
