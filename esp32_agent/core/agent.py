@@ -172,6 +172,9 @@ class Agent:
         except (PortError, OSError, MemoryError) as error:
             run.error = f"{type(error).__name__}: {error}"
             self.note(run.error)
+        else:
+            found = run.measurement.latency.summary()
+            self.note(f"{found['count']} inferences, p50 {found['p50']} us")
         run.ticks_us = self.uptime.us() - self._begun_us
         self.state = REPORT
 
@@ -209,6 +212,8 @@ class Agent:
     def _stored(self, answer: Answer, count: int) -> None:
         if count:
             self.queue.acknowledge(count, message.conflicts(answer))
+            for entry in message.entries_of(answer):
+                self.note(f"report {entry['sequence']} {entry.get('state')}, against it: {entry.get('reasons')}")
         self._succeed()
         self._most = self.settings.batch_reports
         must_rotate = answer.document.get("rotate") is True or rotation.is_pending(self.port)

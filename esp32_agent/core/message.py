@@ -83,12 +83,15 @@ def outcome(answer: Answer, items: list[Item]) -> str:
     return LATER
 
 
+def entries_of(answer: Answer) -> "list[dict[str, object]]":
+    """What became of each report."""
+    entries = answer.document.get("reports")
+    return entries if isinstance(entries, list) else []
+
+
 def conflicts(answer: Answer) -> int:
     """How many reports were refused because another one has their identity."""
-    entries = answer.document.get("reports")
-    if not isinstance(entries, list):
-        return 0
-    return sum(1 for entry in entries if entry.get("state") == "conflict")
+    return sum(1 for entry in entries_of(answer) if entry.get("state") == "conflict")
 
 
 def _names_all(entries: object, items: list[Item]) -> bool:

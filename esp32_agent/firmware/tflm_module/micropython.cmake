@@ -4,7 +4,7 @@ add_library(usermod_tflm INTERFACE)
 
 target_sources(usermod_tflm INTERFACE
     ${CMAKE_CURRENT_LIST_DIR}/modtflm.c
-    ${CMAKE_CURRENT_LIST_DIR}/tflm_engine.cc
+    ${CMAKE_CURRENT_LIST_DIR}/tflm_engine.cpp
 )
 
 target_include_directories(usermod_tflm INTERFACE ${CMAKE_CURRENT_LIST_DIR})

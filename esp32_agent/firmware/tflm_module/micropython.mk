@@ -5,7 +5,7 @@
 TFLM_MODULE_DIR := $(USERMOD_DIR)
 
 SRC_USERMOD += $(TFLM_MODULE_DIR)/modtflm.c
-SRC_USERMOD_LIB_CXX += $(TFLM_MODULE_DIR)/tflm_engine.cc
+SRC_USERMOD_LIB_CXX += $(TFLM_MODULE_DIR)/tflm_engine.cpp
 
 TFLM_INCLUDES := -I$(TFLM) -I$(TFLM)/third_party/flatbuffers/include -I$(TFLM)/third_party/gemmlowp \
 	-I$(TFLM)/third_party/ruy

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from esp32_agent.port.base import RunnerError
+from esp32_agent.core.window import measure
+from esp32_agent.port.base import Http, Port, Power, RunnerError
 from esp32_agent.port.host.board import SerialBoard
+from esp32_agent.port.host.clock import HostClock
+from esp32_agent.port.host.storage import FileStorage
 from esp32_agent.port.host.tty import TtyLine
+from esp32_agent.port.inputs import FixedInput
+from esp32_agent.port.micropython.wifi import Wired
 from esp32_agent.port.serial_runner import SerialRunner
 from tests.edge.port.serial_line import board, build, exchange
 
@@ -187,6 +192,19 @@ def test_the_boards_statistics_follow_the_engines_rule(firmware: Path, count: in
         else:
             exact = sorted(latencies)[-(-count * percent // 100) - 1]
             assert exact <= measured <= exact + exact // 128
+
+
+def test_windows_count_the_boards_time_and_not_the_lines(firmware: Path, tmp_path: Path) -> None:
+    clock = HostClock()
+    with board(firmware, 8, 4, "54000") as line:
+        runner = SerialRunner(line)
+        port = Port(
+            clock=clock, network=Wired(), http=Http(), storage=FileStorage(tmp_path), power=Power(), runner=runner,
+            camera=FixedInput(bytes(8)), board=SerialBoard("esp32s3-n16r8", runner),
+        )  # fmt: skip
+        found = measure(port, seconds=1, windows=2, warmup=1)
+    assert [(window.count, window.total_us) for window in found.windows] == [(19, 1_026_000)] * 2
+    assert (found.latency.min_us, found.latency.max_us) == (54_000, 54_000)
 
 
 def test_the_runner_reads_the_boards_statistics(firmware: Path) -> None:
