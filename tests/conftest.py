@@ -1,6 +1,7 @@
 """Fixtures and selection for all tests: real servers, the datasets, no GPU test without a GPU, the quick tests."""
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("gptq", config, items)
     if not has_llama_cpp():
         leave_out("llama", config, items)
+    if not has_node():
+        leave_out("node", config, items)
     for kind in impossible():
         leave_out_of(kind, config, items)
 
@@ -77,6 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for kind in impossible():
         terminalreporter.write_line(f"Tests that need {kind.name} were left out: {advice(kind)}")
+    if not has_node():
+        terminalreporter.write_line(
+            "Tests that need Node.js were left out: install node 18 or newer, and npm."
+        )
 
 
 def is_quick(item: pytest.Item, seen: set[str]) -> bool:
@@ -125,6 +132,13 @@ def has_gptqmodel() -> bool:
 def has_llama_cpp() -> bool:
     """Whether the extra llama is installed."""
     return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+
+
+def has_node() -> bool:
+    """Whether MicroPython's WebAssembly build can be had and run."""
+    return shutil.which("node") is not None and bool(
+        shutil.which("npm") or os.environ.get("OPTIGPU_TEST_WASM")
+    )
 
 
 def gpu_count() -> int:

@@ -213,11 +213,17 @@ class Agent:
         if count:
             self.queue.acknowledge(count, message.conflicts(answer))
             for entry in message.entries_of(answer):
-                self.note(f"report {entry['sequence']} {entry.get('state')}, against it: {entry.get('reasons')}")
+                self._say_what_became_of(entry)
         self._succeed()
         self._most = self.settings.batch_reports
         must_rotate = answer.document.get("rotate") is True or rotation.is_pending(self.port)
         self.state = ROTATE if must_rotate else self._after_sending()
+
+    def _say_what_became_of(self, entry: "dict[str, object]") -> None:
+        reasons = entry.get("reasons")
+        against = ", ".join(reasons) if isinstance(reasons, list) else ""
+        rank = f"not ranked: {against}" if against else "ranked"
+        self.note(f"report {entry['sequence']} {entry.get('state')}, {rank}")
 
     def _refuse(self, answer: Answer, count: int) -> None:
         """Sends the reports of a refused message one by one; one that is refused alone is dropped and counted."""

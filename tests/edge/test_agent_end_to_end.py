@@ -19,6 +19,7 @@ from esp32_agent.port.simulator import simulated_output
 from tests.edge.tools import edge_python, micropython, mpy_cross
 from tests.servers.process import free_port
 from tests.service.processes import Processes, eventually, watched_processes
+from tools.agent_lint import board_files
 
 pytestmark = pytest.mark.slow
 
@@ -148,8 +149,7 @@ def sha256(data: bytes) -> str:
 def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent as it is copied to a board: compiled, without line numbers."""
     folder = tmp_path_factory.mktemp("board")
-    sources = (path for path in (ROOT / "esp32_agent").rglob("*.py") if path.parent.name != "host")
-    for path in sources:
+    for path in board_files(ROOT / "esp32_agent"):
         compiled = (folder / path.relative_to(ROOT)).with_suffix(".mpy")
         compiled.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([str(mpy_cross()), "-O3", "-o", str(compiled), str(path)], check=True)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.edge.interpreters import native, wasm
 
 BOUND_BYTES = 60_000
@@ -21,6 +23,7 @@ def test_the_core_and_a_cycle_keep_less_than_60_kb_in_the_native_port(bytecode: 
     _check("x64", figures)
 
 
+@pytest.mark.node
 def test_the_core_and_a_cycle_keep_less_than_60_kb_in_the_32_bit_port(bytecode: Path) -> None:
     files = [path.relative_to(bytecode) for path in sorted(bytecode.rglob("*.mpy"))]
     figures = [int(wasm(calls, bytecode, files)) for calls in (IMPORT, CYCLE)]

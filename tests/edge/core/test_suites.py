@@ -39,6 +39,7 @@ def test_in_cpython(name: str, function: str) -> None:
     getattr(importlib.import_module(SUITES + name), function)()
 
 
+@pytest.mark.node
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS)
 def test_in_32_bit_micropython(name: str, function: str) -> None:
     output = wasm_output(name)
