@@ -147,6 +147,7 @@ def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
     assert not any(is_alive(pid) for pid in (child.pid, *pids))
 
 
+@pytest.mark.slow
 def test_leaving_by_an_exception_ends_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), start("deaf", tmp_path / "pid") as child:
         raise KeyboardInterrupt

@@ -30,6 +30,7 @@ from tests.engine.tiny_models import ignore, runtime_of
 pytestmark = pytest.mark.usefixtures("trained_model")
 
 
+@pytest.mark.slow
 def test_forced_tokens_go_through_the_timed_step_and_its_own_cache(tmp_path: Path) -> None:
     import torch
 

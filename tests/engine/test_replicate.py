@@ -164,6 +164,7 @@ def test_a_model_whose_context_is_too_short_is_refused_once_it_is_read(models_di
         assert "context of 64 tokens" in heard.reason
 
 
+@pytest.mark.slow
 def test_an_unknown_meter_breaks_that_command_alone(multiplying: Child) -> None:
     heard = ask(multiplying, RunMeter(meter="weather"))
     assert isinstance(heard, Broken)

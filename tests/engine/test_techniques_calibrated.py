@@ -121,6 +121,7 @@ def test_awq_refuses_an_opt_model_without_relu_and_outputs_that_are_no_multiple_
     assert not stand_in.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "samples", "length", "why"),
     [

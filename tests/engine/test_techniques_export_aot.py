@@ -117,6 +117,7 @@ def test_a_library_computes_with_the_models_own_weights_and_is_kept_for_the_next
     assert_same_logits(other, plain, "llama")
 
 
+@pytest.mark.slow
 def test_what_inductor_notes_about_the_last_package_makes_no_other_package_but_a_setting_does() -> None:
     """It notes them among its settings, where they stay as long as the process lives (torch 2.13)."""
     import torch

@@ -153,6 +153,7 @@ def _plain(name: str, value: float) -> dict[str, Any]:
     return dict(metric(name, value, (value - 0.3, value + 0.3)).model_dump(mode="json"))
 
 
+@pytest.mark.slow
 def test_the_throughput_chart_joins_the_shapes_of_one_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

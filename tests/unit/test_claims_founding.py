@@ -159,6 +159,7 @@ def run_claims(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_the_command_reads_a_service_s_boards_and_an_older_service_has_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, old: bool

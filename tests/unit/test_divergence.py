@@ -38,6 +38,7 @@ def test_the_divergence_is_what_its_definition_says(reference: Any, logits: Any)
     assert float(divergence(reference, logits)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(LOGITS, st.floats(-30, 30))
 def test_a_distribution_does_not_diverge_from_itself_however_its_logits_are_shifted(
     logits: Any, shift: float
