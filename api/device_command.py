@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
-from api.keys import open_database
-from api.settings import SettingsError, read_settings
+from api.commands import run_command
 from optigpu.documents.devices import DeviceSource, DeviceView
 from optigpu.edge.codes import InviteCode, new_code
 from optigpu.store import device_invites, devices
@@ -22,18 +21,8 @@ PAGE = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 if settings or database cannot be used, with the reason on stderr."""
-    given = _parser().parse_args(arguments)
-    try:
-        database = open_database(read_settings())
-        try:
-            given.run(database, given)
-        finally:
-            database.close()
-    except (SettingsError, StoreError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    """Returns the exit status."""
+    return run_command(_parser(), arguments)
 
 
 def duration(text: str) -> timedelta:

@@ -1,6 +1,18 @@
 """The forms in which a table is sent: JSON, CSV or Markdown, as the query or the header Accept asks for."""
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from fastapi import Response
+
+from optigpu.documents.edge import EdgePage
+from optigpu.documents.views import LeaderboardPage
+
+if TYPE_CHECKING:
+    from optigpu.report import Grid
+
+Page = TypeVar("Page", LeaderboardPage, EdgePage)
 
 
 class Form(StrEnum):
@@ -28,6 +40,28 @@ PAGE: dict[str, object] = {
 def query_word(value: object) -> object:
     """A parameter of an address as it is written there."""
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def written(
+    page: Page, form: Form, to_csv: Callable[[Page], str], to_grids: Callable[[Page], "Iterable[Grid]"]
+) -> Response:
+    """The page in this form."""
+    from optigpu.report.formats import markdown
+
+    match form:
+        case Form.CSV:
+            return Response(to_csv(page), media_type="text/csv")
+        case Form.MARKDOWN:
+            return Response("\n".join(map(markdown, to_grids(page))), media_type="text/markdown")
+        case Form.JSON:
+            return Response(page.model_dump_json(), media_type="application/json")
+
+
+def next_cursor(page: LeaderboardPage | EdgePage, *, continues_list: bool) -> str | None:
+    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
+    if len(page.boards) == 1 and not continues_list:
+        return page.boards[0].next_cursor
+    return page.next_cursor
 
 
 def accepted(accept: str) -> Form:

@@ -4,35 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from api.settings import ServiceSettings, SettingsError, read_settings
+from api.commands import run_command
 from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.keys import Scope
-from optigpu.vocabulary import StoreError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 if settings or database cannot be used, with the reason on stderr."""
-    given = _parser().parse_args(arguments)
-    try:
-        database = open_database(read_settings())
-        try:
-            given.run(database, given)
-        finally:
-            database.close()
-    except (SettingsError, StoreError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-def open_database(settings: ServiceSettings) -> Database:
-    """The database of the settings; that of an embedded service is migrated."""
-    if settings.embedded:
-        import migrations
-
-        migrations.upgrade(settings.database_url)
-    return Database(settings.database_url)
+    """Returns the exit status."""
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

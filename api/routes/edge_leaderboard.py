@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from api.auth import Reader
-from api.forms import PAGE, Form, accepted, query_word
+from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.problems import ProblemError, summary
@@ -100,7 +100,7 @@ def get_edge_leaderboard(
         page = _linked(edge_leaderboard.query(session, query), wanted, prefix)
     response = _written(page, wanted.format or accepted(request.headers.get("accept", "")))
     response.headers["Vary"] = "Accept"
-    if cursor := _next_cursor(page, wanted):
+    if cursor := next_cursor(page, continues_list=edge_leaderboard.continues_list(wanted.cursor)):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response
 
@@ -138,21 +138,7 @@ def _links(board: EdgeBoard, wanted: EdgeFilter, prefix: str) -> dict[str, str]:
     return links
 
 
-def _next_cursor(page: EdgePage, wanted: EdgeFilter) -> str | None:
-    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
-    if len(page.boards) == 1 and not edge_leaderboard.continues_list(wanted.cursor):
-        return page.boards[0].next_cursor
-    return page.next_cursor
-
-
 def _written(page: EdgePage, form: Form) -> Response:
     from optigpu.report.edge_leaderboard import edge_csv, edge_grids
-    from optigpu.report.formats import markdown
 
-    match form:
-        case Form.CSV:
-            return Response(edge_csv(page), media_type="text/csv")
-        case Form.MARKDOWN:
-            return Response("\n".join(map(markdown, edge_grids(page))), media_type="text/markdown")
-        case Form.JSON:
-            return Response(page.model_dump_json(), media_type="application/json")
+    return written(page, form, edge_csv, edge_grids)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.auth import Reader
 from api.filters import check_filters
-from api.forms import PAGE, Form, accepted, query_word
+from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
@@ -99,7 +99,7 @@ def get_leaderboard(
     form = wanted.format or accepted(request.headers.get("accept", ""))
     response = _written(page, form)
     response.headers["Vary"] = "Accept"
-    if cursor := _next_cursor(page, wanted):
+    if cursor := next_cursor(page, continues_list=leaderboard.continues_list(wanted.cursor)):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response
 
@@ -115,22 +115,7 @@ def _linked(page: LeaderboardPage, wanted: LeaderboardFilter, prefix: str) -> Le
     return page.model_copy(update={"boards": tuple(boards)})
 
 
-def _next_cursor(page: LeaderboardPage, wanted: LeaderboardFilter) -> str | None:
-    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
-    if len(page.boards) == 1 and not leaderboard.continues_list(wanted.cursor):
-        return page.boards[0].next_cursor
-    return page.next_cursor
-
-
 def _written(page: LeaderboardPage, form: Form) -> Response:
-    from optigpu.report.formats import markdown
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
-    match form:
-        case Form.CSV:
-            return Response(leaderboard_csv(page), media_type="text/csv")
-        case Form.MARKDOWN:
-            text = "\n".join(markdown(grid) for grid in leaderboard_grids(page))
-            return Response(text, media_type="text/markdown")
-        case Form.JSON:
-            return Response(page.model_dump_json(), media_type="application/json")
+    return written(page, form, leaderboard_csv, leaderboard_grids)
