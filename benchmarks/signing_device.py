@@ -1,4 +1,4 @@
-"""A device that signs, for the benchmark of forged reports: written from docs/devices.md, without the API's code."""
+"""A device that signs, for tests and the benchmark of forged reports: from docs/devices.md, without the API's code."""
 
 import hashlib
 import hmac
@@ -101,19 +101,19 @@ def header(key: bytes, path: str, parts: dict[str, Any], body: bytes) -> str:
     return "OptiGPU1 " + ",".join([*named, f"sig={signature}"])
 
 
-def claim(code: str, key: bytes, nonce: str) -> dict[str, Any]:
+def claim(code: str, key: bytes, nonce: str, board: str = BOARD) -> dict[str, Any]:
     """The body that enrols a device with this key."""
     public, *secret = code.split("-")
     verifier = hashlib.sha256(b"optigpu-claim:" + "".join(secret).encode()).digest()
     sealed = xor(key, mac(verifier, f"optigpu-seal:{nonce}")).hex()
-    proof = mac(verifier, f"optigpu-proof:{nonce}:{sealed}:{BOARD}:{FIRMWARE}").hex()
+    proof = mac(verifier, f"optigpu-proof:{nonce}:{sealed}:{board}:{FIRMWARE}").hex()
     return {
         "schema": 1,
         "invite": public,
         "nonce": nonce,
         "sealed_key": sealed,
         "proof": proof,
-        "board": BOARD,
+        "board": board,
         "firmware": FIRMWARE,
     }
 
@@ -178,7 +178,7 @@ def manifest() -> dict[str, Any]:
             "inputs_sha256": hashlib.sha256(b"inputs").hexdigest(),
             "outputs": list(OUTPUTS),
         },
-        "tools": {},
+        "tools": {"tensorflow": "2.21.0"},
     }
 
 

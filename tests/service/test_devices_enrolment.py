@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from benchmarks.signing_device import BOARD, FIRMWARE, xor
 from optigpu.documents.devices import DeviceSource
 from optigpu.edge.codes import ALPHABET, new_code, read_code
 from optigpu.store import device_invites
 from optigpu.store.tables import Device, DeviceInvite, DeviceKey
-from tests.service.device_client import BOARD, FIRMWARE, Claim, enrolled, invited, message, now_us, xor
+from tests.service.device_client import Claim, enrolled, invited, message, now_us
 from tests.service.serving import Served
 
 

@@ -6,20 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from benchmarks.signing_device import MODEL, RUN_US
 from optigpu.documents.devices import DeviceSource
 from optigpu.store.tables import DeviceRun
-from tests.service.device_client import (
-    MODEL,
-    RANKED_RUN_US,
-    EdgeDevice,
-    enrolled,
-    golden,
-    manifest,
-    report,
-)
+from tests.service.device_client import EdgeDevice, enrolled, golden, manifest, report
 from tests.service.serving import Served
 
-RUN = timedelta(microseconds=RANKED_RUN_US)
+RUN = timedelta(microseconds=RUN_US)
 SECOND_US = 1_000_000
 
 

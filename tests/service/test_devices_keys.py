@@ -11,11 +11,12 @@ from sqlalchemy import select, update
 
 from api.__main__ import main
 from api.device_command import duration
+from benchmarks.signing_device import MODEL
 from optigpu.store import devices
 from optigpu.store.database import moment
 from optigpu.store.errors import KeyRefusedError
 from optigpu.store.tables import DeviceKey
-from tests.service.device_client import MODEL, Claim, EdgeDevice, enrolled, message, now_us, report
+from tests.service.device_client import Claim, EdgeDevice, enrolled, message, now_us, report
 from tests.service.serving import Served, serving
 
 

@@ -9,18 +9,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from benchmarks.signing_device import MODEL
 from optigpu.store.tables import DeviceReportRow, DeviceRun
-from tests.service.device_client import (
-    JSON,
-    MODEL,
-    Claim,
-    EdgeDevice,
-    enrolled,
-    invited,
-    message,
-    now_us,
-    report,
-)
+from tests.service.device_client import JSON, Claim, EdgeDevice, enrolled, invited, message, now_us, report
 from tests.service.serving import Served, serving
 
 LIMIT = 65_536
