@@ -182,11 +182,13 @@ class VariantStatus(StrEnum):
 
 
 class Task(StrEnum):
-    """The task of a workload's model: decode text, pass over a prompt once, classify images; or no model at all."""
+    """The task of a workload's model: decode text, pass over a prompt once, classify images, be trained; or no model at
+    all."""
 
     DECODING = "decoding"
     PREFILL = "prefill"
     IMAGES = "images"
+    TRAINING = "training"
     OPERATOR = "operator"
 
     @property
@@ -203,6 +205,7 @@ class Role(StrEnum):
     REFERENCE = "reference"
     ALONE = "alone"
     CUMULATIVE = "cumulative"
+    LEFT_OUT = "left_out"
 
 
 class Better(StrEnum):
@@ -227,7 +230,17 @@ METRICS: dict[str, Metric] = {
         "1/s", Better.HIGHER, "prompt tokens per second, up to the first new token"
     ),
     "scored_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens of a given text predicted per second"),
-    "images_per_s": Metric("1/s", Better.HIGHER, "classified images per second"),
+    "images_per_s": Metric("1/s", Better.HIGHER, "images classified, or trained on, per second"),
+    "samples_per_s": Metric("1/s", Better.HIGHER, "training samples (documents or images) per second"),
+    "trained_tokens_per_s": Metric("1/s", Better.HIGHER, "tokens trained on per second, without padding"),
+    "padded_tokens_per_s": Metric(
+        "1/s", Better.HIGHER, "tokens computed per second while training, padding included"
+    ),
+    "step_s": Metric("s", Better.LOWER, "one training step: data, forward, backward and optimizer"),
+    "data_s": Metric("s", Better.LOWER, "part of a training step in which its batch is arranged and copied"),
+    "forward_s": Metric("s", Better.LOWER, "part of a training step in which losses are computed"),
+    "backward_s": Metric("s", Better.LOWER, "part of a training step in which gradients are computed"),
+    "optimizer_s": Metric("s", Better.LOWER, "part of a training step in which weights are updated"),
     "ttft_s": Metric(
         "s", Better.LOWER, "time to first token: from the request's start until its first token is chosen"
     ),

@@ -1,4 +1,4 @@
-"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of eight.
+"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of nine.
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     import torch
     from transformers import Cache, PreTrainedModel
 
+    from optigpu.backends.training import TrainingParts
+
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
 ON_TEXT = (Task.DECODING, Task.PREFILL)
 """Workloads of a model that generates text; a prefill goes through the hook `forward`."""
 ON_MODELS = (*ON_TEXT, Task.IMAGES)
 """Workloads of any model; those that decode nothing go through the hook `forward`."""
+IN_TRAINING = (Task.TRAINING,)
+"""The workload that trains: through the hooks `load`, `modules`, `finish` and `training`."""
 
 
 class Phase(IntEnum):
@@ -39,9 +43,11 @@ class Phase(IntEnum):
     PRUNING = 15
     KERNELS = 20
     QUANTIZATION = 30
+    ADAPTERS = 32
     PLACEMENT = 35
     CACHE = 40
     EXECUTION = 45
+    TRAINING = 47
     COMPILATION = 50
     CAPTURE = 60
     DECODING = 70
@@ -297,6 +303,10 @@ class Technique(Frozen):
     def forward(self, forward: Forward, notes: Notes) -> Forward:
         """Wraps the forward pass of a workload that decodes nothing."""
         return forward
+
+    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
+        """Changes what a step of training is made of; `model` has all techniques' `modules` applied."""
+        return parts
 
     def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """Replaces the decode loop; overriding this makes `loop` the backend's own greedy one.
