@@ -47,6 +47,7 @@ class PlanName(StrEnum):
 
     SINGLE = "single"
     LADDER = "ladder"
+    ABLATION = "ablation"
     GRID = "grid"
 
 
@@ -119,8 +120,9 @@ class Limits(Frozen):
 class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
-    `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: the files under one name may change.
+    `rung` is the technique that a ladder's variant adds, or that an ablation's leaves out, and None elsewhere.
+    `weights` is the hash of the files that the model came from, which is known only after it was loaded: the files
+    under one name may change.
     """
 
     index: int

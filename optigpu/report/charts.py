@@ -44,13 +44,15 @@ def ladder_chart(title: str, results: Sequence[Document], path: Path) -> None:
         axes.grid(axis="x")
         note(
             axes,
-            "Grey: baseline. Light: one technique alone. Dark: all others. Lines: 95% intervals.",
+            "Grey: baseline. Light: one technique alone. Orange: the whole without one. Dark: all others. Lines: 95% "
+            "intervals.",
         )
 
 
 def _bar(axes: "Axes", place: int, result: Document) -> None:
     primary = _primary(result)
-    colour = {"baseline": "#9aa5b1", "alone": "#56b4e9"}.get(result["variant"]["role"], "#0072b2")
+    colours = {"baseline": "#9aa5b1", "alone": "#56b4e9", "left_out": "#e69f00"}
+    colour = colours.get(result["variant"]["role"], "#0072b2")
     style: dict[str, Any] = {"color": colour} if is_valid(result) else {"color": "white", "hatch": "////"}
     axes.barh(place, primary["value"], height=0.62, edgecolor=colour, **style)
     error = sides(primary)
