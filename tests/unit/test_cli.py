@@ -39,8 +39,8 @@ from tests.unit.scripted_service import Answer, Call, scripted_service
 from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
-    "probe", "techniques", "models", "run", "ladder", "ablation", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "compare", "replay", "claims", "chart", "convert", "fit", "runs", "show", "export", "import",
+    "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
+    "ablation", "compare", "replay", "claims", "chart", "convert", "fit", "runs", "show", "export", "import",
 )  # fmt: skip
 
 
