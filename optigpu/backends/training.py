@@ -135,10 +135,11 @@ class UpdateRule:
 class TrainingParts:
     """What a step of training is made of; a technique's hook `training` returns it with its changes.
 
-    `optimizer` follows `rule`, which is for techniques that put another implementation in its place. `around` are entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that
-    gradients do not vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most
-    that the norm of the whole gradient may be. With `in_backward` each weight is updated, and its gradient freed, as
-    soon as the gradient is there.
+    `optimizer` follows `rule`, which is for techniques that put another implementation in its place. `around` are
+    entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that gradients do not
+    vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most that the norm of
+    the whole gradient may be. With `in_backward` each weight is updated as soon as its gradient is there, which is then
+    freed.
     """
 
     arrange: Arrange

@@ -95,7 +95,7 @@ class Trainer:
             return self.parts.loss(rows)
 
     def gradient_norm(self, batch: TrainingBatch) -> float:
-        """The 2-norm of the gradient of the mean loss; with loss scaling, from the largest scale at which it is finite."""
+        """The 2-norm of the gradient of the mean loss; with scaling, at the largest scale at which it is finite."""
         scale = float(self._scaler.get_scale())
         for _ in range(_HALVINGS):
             norm = self.with_gradients(batch, self._norm, scale) / scale
