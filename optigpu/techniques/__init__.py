@@ -44,6 +44,7 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.techniques.training.mixed_precision import MixedPrecision
 
 AnyTechnique = Annotated[
     Fp16
@@ -80,7 +81,8 @@ AnyTechnique = Annotated[
     | ExportAot
     | SpeculativeDecoding
     | NativeDecode
-    | MagnitudePruning,
+    | MagnitudePruning
+    | MixedPrecision,
     Field(discriminator="name"),
 ]
 """The union that a request's `stack` is made of; the one list of all techniques."""
