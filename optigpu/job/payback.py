@@ -30,16 +30,13 @@ def payback_of(compile_s: float, request_s: float, gain: Gain) -> Payback:
         why = "A step is no faster than without compiling, so that it is never paid back."
         return Payback(steps=None, compared_with=gain.compared_with, reason=why)
     low, high = gain.ci or (0.0, 0.0)
-    ci, why = None, None
-    if low > 1:
-        ci = _steps(compile_s, request_s, high), _steps(compile_s, request_s, low)
-    else:
-        why = "The ratio of the two has no interval above 1, so that it may never be paid back."
+    is_sure = low > 1
+    why = "The ratio of the two has no interval above 1, so that it may never be paid back."
     return Payback(
         steps=_steps(compile_s, request_s, gain.ratio),
-        ci=ci,
+        ci=(_steps(compile_s, request_s, high), _steps(compile_s, request_s, low)) if is_sure else None,
         compared_with=gain.compared_with,
-        reason=why,
+        reason=None if is_sure else why,
     )
 
 

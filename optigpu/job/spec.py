@@ -289,6 +289,11 @@ def _check_gates(spec: JobSpec) -> None:
     """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
+    if spec.workload.task is Task.TRAINING:
+        raise SpecError(
+            f"limits: max_kld and min_top1 are of predictions, and {spec.workload.kind} is compared with fp32 by its "
+            "losses; leave them out."
+        )
     if spec.model is None or preset_of(parse_reference(spec.model)):
         raise SpecError(
             "limits: max_kld and min_top1 need a trained model, for example bundled:tiny; random weights have no "

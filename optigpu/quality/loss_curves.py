@@ -6,6 +6,7 @@ losses and fp32's owes nothing to the samples. docs/decisions/0027-loss-equivale
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,7 @@ def window_means(curves: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over WINDOWS equal parts of the steps, [..., WINDOWS]; the last part also has the rest."""
     steps = curves.shape[-1]
     bounds = [steps // WINDOWS * part for part in range(WINDOWS)] + [steps]
-    parts = [curves[..., begin:end].mean(axis=-1) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [curves[..., begin:end].mean(axis=-1) for begin, end in pairwise(bounds)]
     return np.stack(parts, axis=-1)
 
 
