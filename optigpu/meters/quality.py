@@ -75,12 +75,11 @@ class QualityMeter:
 
     def read(self, context: MeterContext) -> Reading:
         """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot."""
-        others = _of_another_task(context.workload)
         try:
             reading = _read(context)
         except OptiGPUError as error:
-            return Reading(reasons=dict.fromkeys(self.metrics, str(error)) | others)
-        return replace(reading, reasons=reading.reasons | others)
+            return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+        return replace(reading, reasons=reading.reasons | _of_another_task(context.workload))
 
     def self_test(self, context: MeterContext) -> Comparison:
         """The unmodified model's decode steps diverge from its own whole passes by rounding alone."""
