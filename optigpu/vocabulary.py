@@ -155,6 +155,13 @@ class Precision(StrEnum):
     INT4 = "int4"
 
 
+class RecipeName(StrEnum):
+    """What `optigpu recipe` makes a smaller model by."""
+
+    DISTILLATION = "distillation"
+    STRUCTURED_PRUNING = "structured_pruning"
+
+
 class JobState(StrEnum):
     """queued -> running -> succeeded | failed | cancelled, and running -> queued when a lease expires."""
 

@@ -63,7 +63,10 @@ class EnergyMeter:
     root: Path = ROOT
 
     def read(self, context: MeterContext) -> Reading:
-        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts."""
+        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts.
+
+        A step of training also gives those of 1,000 tokens that it learned from.
+        """
         if _is_untrained(context):
             return self._none(
                 f"The weights of {context.model} are random, and what a chip draws depends on the values; measure the "
@@ -146,7 +149,7 @@ def _values(above_j: float, context: MeterContext) -> tuple[dict[str, float], di
     tokens, images = _trained(context)
     counts = {
         "j_per_token": (workload.generated_tokens, "generates no tokens"),
-        "j_per_image": (workload.classified_images or images, "has no images"),
+        "j_per_image": (workload.classified_images or images, "classifies no images"),
         "j_per_1000_tokens": (tokens and tokens / 1000, "learns no tokens"),
     }
     meaningless = {name: f"{workload.kind} {why}" for name, (count, why) in counts.items() if not count}

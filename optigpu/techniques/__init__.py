@@ -44,6 +44,7 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
@@ -86,6 +87,7 @@ AnyTechnique = Annotated[
     | SpeculativeDecoding
     | NativeDecode
     | MagnitudePruning
+    | SmallerModel
     | MixedPrecision
     | GradientCheckpointing
     | GradientAccumulation

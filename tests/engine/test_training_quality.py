@@ -18,7 +18,7 @@ from optigpu.vocabulary import Layer, Task
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.training import GPT2, trained
 
-SGD = {"optimizer": "sgd", "learning_rate": 2.0}
+SGD = {"optimizer": "sgd", "learning_rate": 1.0}
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3}
 SHAPES = {"batch_size": 8, "sequence_tokens": 32}
 MOST_HONEST = 0.25
@@ -97,16 +97,7 @@ def test_what_trains_the_same_stays_inside(folders: dict[str, Path], stack: tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "rule"),
-    [
-        ("gradients", SGD),
-        ("learning rate", SGD),
-        ("learning rate", ADAMW),
-        ("samples", SGD),
-        ("samples", ADAMW),
-    ],
-)
+@pytest.mark.parametrize(("how", "rule"), [("gradients", SGD), ("learning rate", ADAMW), ("samples", ADAMW)])
 def test_what_trains_something_else_is_outside(
     folders: dict[str, Path], how: Any, rule: dict[str, Any]
 ) -> None:

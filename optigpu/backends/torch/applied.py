@@ -24,11 +24,12 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 class AppliedModel(TorchDevice):
     """The base class of models with an applied stack.
 
-    `reference` is what was loaded, `model` the transformers model with the attributes of its family; `weights` counts
-    its weights before the stack changed them.
+    `reference` is the job's model, `instead` the one that a stack loaded in its place, if it did; `model` is the
+    transformers model with the attributes of its family; `weights` counts its weights before the stack changed them.
     """
 
     reference: ModelReference
+    instead: ModelReference | None = None
     model: Any
     modes: ModeOptions
     weights: int
@@ -63,13 +64,18 @@ def load_decoder(
 ) -> PreTrainedModel:
     """A decoder loaded as a stack asks for."""
     return load_model(
-        reference,
+        instead_of(options) or reference,
         device=place_of(options, device).value,
         dtype=options.dtype,
         attention=options.attention,
         seed=seed,
         packed=options.packed,
     )
+
+
+def instead_of(options: LoadOptions) -> ModelReference | None:
+    """What a stack loads in the place of the job's model, if it does."""
+    return parse_reference(options.instead) if options.instead else None
 
 
 def place_of(options: LoadOptions, device: DeviceKind) -> DeviceKind:
@@ -100,6 +106,7 @@ class DecodingModel(AppliedModel):
         self.reference = parse_reference(model)
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
+        self.instead = instead_of(options)
         self.model = load_decoder(self.reference, options, device, seed)
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)

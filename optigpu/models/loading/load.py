@@ -90,7 +90,7 @@ def classifies_images(reference: ModelReference) -> bool:
     if preset is not None:
         return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     with _one_sentence(reference):
-        config = AutoConfig.from_pretrained(_source(reference), **_reading(reference))
+        config = AutoConfig.from_pretrained(source_of(reference), **_reading(reference))
     return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
@@ -112,7 +112,7 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
     with _one_sentence(reference):
-        return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
+        return AutoTokenizer.from_pretrained(source_of(reference), **_reading(reference))
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
@@ -196,7 +196,7 @@ def _read(
     attention: str | None,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    source, reading = _source(reference), _reading(reference)
+    source, reading = source_of(reference), _reading(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         model: PreTrainedModel = kind.from_pretrained(
@@ -224,7 +224,7 @@ def _read(
         return model
 
 
-def _source(reference: ModelReference) -> str:
+def source_of(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])

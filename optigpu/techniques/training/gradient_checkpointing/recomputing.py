@@ -24,7 +24,6 @@ DEAR = {
 """Matrix products, convolutions and attention: they read much and compute long for each byte of their results."""
 
 
-
 def recompute_blocks(model: Module, *, keep_the_dear: bool) -> int:
     """Has each of transformers' blocks compute its activations again in the backward pass; how many there are.
 
