@@ -44,7 +44,9 @@ class LabelledImages:
 
     def split(self, parts: int) -> "list[LabelledImages]":
         """So many parts with as many images each, which `parts` must divide."""
-        return [LabelledImages(self.images[part], self.labels[part]) for part in _slices(len(self.labels), parts)]
+        return [
+            LabelledImages(self.images[part], self.labels[part]) for part in _slices(len(self.labels), parts)
+        ]
 
 
 def _slices(samples: int, parts: int) -> list[slice]:

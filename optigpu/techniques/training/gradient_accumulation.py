@@ -24,7 +24,9 @@ class GradientAccumulation(Technique):
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.TRAINING
     tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = "a step in micro-batches whose gradients are added up: a large batch in little memory"
+    summary: ClassVar[str] = (
+        "a step in micro-batches whose gradients are added up: a large batch in little memory"
+    )
     citation: ClassVar[str] = "Ott et al., Scaling Neural Machine Translation, 2018, arXiv:1806.00187"
     expected: ClassVar[tuple[Expected, ...]] = (
         Expected(Basis.ARITHMETIC, "the activations of a micro-batch instead of a batch"),
@@ -32,7 +34,9 @@ class GradientAccumulation(Technique):
     )
 
     name: Literal["gradient_accumulation"] = "gradient_accumulation"
-    micro_batches: int = Field(2, ge=2, le=4096, description="Into how many parts a step's samples are split.")
+    micro_batches: int = Field(
+        2, ge=2, le=4096, description="Into how many parts a step's samples are split."
+    )
 
     def fits(self, workload: Any) -> str | None:
         """All micro-batches have as many samples."""

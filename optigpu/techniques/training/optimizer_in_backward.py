@@ -22,7 +22,9 @@ class OptimizerInBackward(Technique):
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.TRAINING
     tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
-    summary: ClassVar[str] = "weights are updated within the backward pass, and each gradient is freed at once"
+    summary: ClassVar[str] = (
+        "weights are updated within the backward pass, and each gradient is freed at once"
+    )
     citation: ClassVar[str] = (
         "Lv et al., Full Parameter Fine-tuning for Large Language Models with Limited Resources, 2023, "
         "arXiv:2306.09782"
