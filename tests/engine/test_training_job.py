@@ -35,7 +35,7 @@ def test_a_process_prepares_times_checks_and_weighs_steps(model: str, own: set[s
         assert isinstance(ready, Ready), ready
         assert ready.problem is None
         assert ready.facts.reasons["footprint"].startswith("A training step")
-        assert ready.facts.recorded["gradient_norm"] > 0
+        assert float(str(ready.facts.recorded["gradient_norm"])) > 0
         assert (ready.facts.autograd, ready.facts.dtype) == ("grad", "float32")
         heard = ask(child, RunRound(seconds=0, min_requests=3))
         assert isinstance(heard, Round)
