@@ -84,9 +84,8 @@ def measured(model: str, workload: Mapping[str, object], turns: int) -> Figures:
 
 
 def _spec(model: str, workload: Mapping[str, object], stack: list[dict[str, Any]]) -> JobSpec:
-    return JobSpec.model_validate(
-        {"workload": {"kind": "train_step"} | dict(workload), "model": model, "stack": stack}
-    )
+    step: dict[str, object] = {"kind": "train_step", **workload}
+    return JobSpec.model_validate({"workload": step, "model": model, "stack": stack})
 
 
 def _child(session: Session, spec: JobSpec) -> Any:

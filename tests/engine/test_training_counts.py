@@ -1,5 +1,7 @@
 """The figures that a step of training is described by: operations, bytes, weights."""
 
+from pathlib import Path
+
 import pytest
 
 from optigpu.backends.torch.memory import NO_ACCELERATOR
@@ -99,6 +101,15 @@ def test_each_further_sample_takes_as_much_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(PRESETS, "shallow", SHALLOW)
     four, eight, sixteen = (peak_of(documents=documents) for documents in (4, 8, 16))
     assert sixteen - eight == pytest.approx(2 * (eight - four), rel=0.01)
+
+
+def test_a_profile_holds_the_whole_step(tmp_path: Path) -> None:
+    runtime = trained(GPT2)
+    batch = texts_for(runtime)
+    seen = runtime.profile(lambda: runtime.step(batch), 8, tmp_path / "trace.json.gz")
+    assert seen.steps == 0
+    names = {kernel.name for kernel in seen.kernels}
+    assert {"aten::tanh", "aten::tanh_backward", "aten::addcdiv_"} <= names
 
 
 def test_the_peak_is_of_the_step_and_no_weight_is_lost() -> None:
