@@ -1,9 +1,11 @@
 """train_step as a measuring process runs it, through the whole of a job, and in the self-test."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optigpu.child.messages import Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
 from optigpu.documents.selftest import SelfCheck, Subject
@@ -14,6 +16,7 @@ from optigpu.selftest.setting import Setting
 from optigpu.selftest.techniques import case_of, run_technique
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique
+from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.in_process import in_process
@@ -101,9 +104,16 @@ def test_the_self_test_finds_a_technique_that_does_nothing_or_learns_something_e
     assert check_of(name, tmp_path) < 1e-5
     monkeypatch.setattr(TECHNIQUES[name], "training", halved)
     assert check_of(name, tmp_path) == pytest.approx(0.5, rel=0.01)
+    monkeypatch.setattr(TECHNIQUES[name], "training", never_updating)
+    assert check_of(name, tmp_path) > 2 * MixedPrecision.error_bound
     monkeypatch.setattr(TECHNIQUES[name], "training", Technique.training)
     with pytest.raises(ReplicateError, match="changed nothing"):
         check_of(name, tmp_path)
+
+
+def never_updating(_technique: Any, parts: Any, _model: Any, notes: Any) -> Any:
+    notes.record(wrong=True)
+    return parts.but(optimizer=partial(torch.optim.SGD, lr=0.0))
 
 
 def halved(_technique: Any, parts: Any, _model: Any, notes: Any) -> Any:
