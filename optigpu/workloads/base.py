@@ -9,7 +9,7 @@ from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
 
 if TYPE_CHECKING:
-    from optigpu.backends.training import TrainingBatch
+    from optigpu.backends.training import TrainingBatch, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,11 @@ class Workload(Frozen):
     @property
     def work_shape(self) -> WorkShape | None:
         """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
+        return None
+
+    @property
+    def update_rule(self) -> "UpdateRule | None":
+        """How a step of training changes the weights; None where nothing is trained."""
         return None
 
     def check(self, model: Any) -> str | None:
