@@ -61,6 +61,7 @@ class Choice(StrEnum):
     AUTOGRAD = "forward passes run under one autograd mode"
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):
