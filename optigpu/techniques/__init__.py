@@ -50,6 +50,7 @@ from optigpu.techniques.training.compile_training import CompileTraining
 from optigpu.techniques.training.fp8_training import Fp8Training
 from optigpu.techniques.training.int8_finetune import Int8Finetune
 from optigpu.techniques.training.lora import Lora
+from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
 from optigpu.techniques.training.qlora import Qlora
 from optigpu.techniques.training.sequence_packing import SequencePacking
@@ -90,6 +91,7 @@ AnyTechnique = Annotated[
     | SpeculativeDecoding
     | NativeDecode
     | MagnitudePruning
+    | MixedPrecision
     | Optimizer8bit
     | ChunkedCrossEntropy
     | ActivationOffload

@@ -1,1 +1,1 @@
-"""Layer training: what a step of training is made of. A module or a package for each technique."""
+"""Training: the same steps in less time or memory. A module or a package for each technique."""

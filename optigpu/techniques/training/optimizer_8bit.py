@@ -1,6 +1,5 @@
 """optimizer_8bit: AdamW whose two states are 8-bit numbers."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -8,7 +7,7 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.extras import Package
-from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -40,9 +39,7 @@ class Optimizer8bit(Technique):
         Expected(Basis.LITERATURE, "the losses of states of 32 bits, without other hyperparameters"),
         Expected(Basis.AIM, "slower on a CPU, where one update is several operations of PyTorch"),
     )
-    conflicts: ClassVar[Mapping[str, str]] = {
-        "fused_optimizer": "bitsandbytes updates the weights by operators of its own",
-    }
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.OPTIMIZER,)
     error_bound: ClassVar[float] = 0.1
 
     name: Literal["optimizer_8bit"] = "optimizer_8bit"
