@@ -1,5 +1,6 @@
 """activation_offload: what the forward pass keeps for the backward pass waits in the host's memory or on a disk."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -35,6 +36,9 @@ class ActivationOffload(Technique):
         ),
         Expected(Basis.AIM, "slower: gradient_checkpointing often costs less time for the same memory"),
     )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "compile_training": "a compiled forward pass hands over all that it saves at its end, when it is too late",
+    }
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial({"target": "disk", "smallest_bytes": 256}),
         Trial({"target": "host", "smallest_bytes": 256}, devices=(DeviceKind.CUDA,)),
