@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.adapter_parameters import AdapterParameters
@@ -39,8 +41,10 @@ class Qlora(AdapterParameters, Technique):
     trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"base": "int4"}))
 
     name: Literal["qlora"] = "qlora"
-    base: Literal["nf4", "int4"] = "nf4"
-    double_quantization: bool = True
+    base: Literal["nf4", "int4"] = Field("nf4", description="The format of the frozen weights.")
+    double_quantization: bool = Field(
+        True, description="Whether the statistics of nf4 are quantized as well."
+    )
 
     def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """Both libraries are extras."""

@@ -45,8 +45,8 @@ class ActivationOffload(Technique):
     )
 
     name: Literal["activation_offload"] = "activation_offload"
-    target: Literal["host", "disk"] = "host"
-    smallest_bytes: int = Field(65536, ge=1)
+    target: Literal["host", "disk"] = Field("host", description="Where saved tensors wait.")
+    smallest_bytes: int = Field(65536, ge=1, description="The size from which a tensor is moved.")
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """A CPU's activations are in the host's memory already."""
