@@ -1,5 +1,6 @@
 """Low-rank factors beside linear layers, put there by peft."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -44,7 +45,9 @@ def add_factors(
     config = LoraConfig(
         r=parameters.rank,
         lora_alpha=parameters.alpha,
-        target_modules=[place.path for place in places],
+        target_modules="|".join(
+            re.escape(place.path) for place in places
+        ),  # peft matches whole paths with it
         fan_in_fan_out=any(isinstance(place.layer, Conv1D) for place in places),
     )
     config._register_custom_module({FrozenLinear: LayerWithFactors})
