@@ -1,6 +1,7 @@
 """activation_offload moves what a forward pass saves and brings back the same; optimizer_8bit keeps states of 8 bits."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.training.activation_offload import ActivationOffload
-from optigpu.techniques.training.activation_offload.saving import OffloadedSaving, Restore
+from optigpu.techniques.training.activation_offload.saving import DiskStore, OffloadedSaving, Restore
+from optigpu.techniques.training.compile_training import CompileTraining
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
 from optigpu.techniques.training.mixed_precision import MixedPrecision
@@ -20,7 +22,7 @@ from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackwar
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.tiny_models import assert_needs_hook
-from tests.engine.training import LLAMA, RESNET, VIT, losses_of, texts_for, trained, weights_of
+from tests.engine.training import LLAMA, RESNET, VIT, batch_for, losses_of, texts_for, trained, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TO_DISK = ActivationOffload(target="disk", smallest_bytes=256)
@@ -90,6 +92,75 @@ def test_weights_and_small_tensors_stay() -> None:
 
 def test_a_tensor_that_several_operations_save_is_moved_once_and_a_changed_one_again() -> None:
     assert len(saved_by(lambda _, x: x.exp() * x + x * x.sin())) == 3  # x, its exp, its sin
+
+    def changed_between(_: torch.nn.Linear, x: torch.Tensor) -> None:
+        y = x * 1
+        y.sin()
+        y.add_(1)
+        y.cos()
+
+    assert [torch.equal(*saved_by(changed_between))] == [False]
+
+
+def test_an_expanded_view_stays_where_it_takes_less_memory() -> None:
+    assert saved_by(lambda _, x: x[:1].clone().expand(64, 16).sin()) == []
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for temporary files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_a_file_brings_back_the_same_values_and_goes_with_its_tensor(
+    temporary: Path, dtype: torch.dtype
+) -> None:
+    store = DiskStore()
+    values = (torch.randn(7, 5) * 9).to(dtype).T
+    restore = store.put(values)
+    assert [path.stat().st_size for path in temporary.rglob("*") if path.is_file()] == [values.nbytes]
+    assert torch.equal(restore(), values)
+    assert restore().dtype is dtype
+    del restore
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []
+    del store
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_file_is_left_after_a_step(temporary: Path) -> None:
+    runtime = trained(LLAMA, TO_DISK)
+    runtime.step(batch_for(runtime))
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []
+
+
+def test_a_cpu_s_activations_go_to_a_disk_alone() -> None:
+    reason = ActivationOffload().check(probe(), DeviceKind.CPU, None)
+    assert "set target to disk" in str(reason)
+    assert TO_DISK.check(probe(), DeviceKind.CPU, None) is None
+    assert ActivationOffload().check(probe(), DeviceKind.CUDA, None) is None
+
+
+def test_what_is_compiled_is_not_offloaded() -> None:
+    with pytest.raises(SpecError, match="hands over all that it saves at its end"):
+        resolve((TO_DISK, CompileTraining()), "train_step")
+
+
+def state_bytes(runtime: TorchTrainingRuntime) -> int:
+    """Of what the optimizer keeps for large tensors; the tables of the 256 numbers are shared by all."""
+    states = [
+        state
+        for optimizer in runtime.training.trainer.optimizers
+        for weight, state in optimizer.state.items()
+        if weight.numel() >= 4096
+    ]
+    return sum(
+        value.nbytes
+        for state in states
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.numel() > 1 and not name.startswith("qmap")
+    )
 
 
 def test_states_of_8_bits_take_a_quarter_of_the_bytes_and_learn_the_same() -> None:

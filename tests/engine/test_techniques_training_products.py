@@ -1,4 +1,4 @@
-"""fp8_training rounds the products of linear layers, here by torch's operator for CPUs; compile_training compiles a step."""
+"""fp8_training rounds products, here by torch's operator for CPUs; compile_training compiles a step."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ def test_what_has_no_8_bit_products_is_refused() -> None:
 
 
 def gpu(capability: str) -> Accelerator:
-    return Accelerator(name="a GPU", memory_bytes=8 * 2**30, compute_capability=capability)
+    return Accelerator(name="a GPU", uuid="GPU-0", memory_bytes=8 * 2**30, compute_capability=capability)
 
 
 @pytest.mark.slow
