@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
+
+if TYPE_CHECKING:
+    from optigpu.backends.training import UpdateRule
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Workload(Frozen):
     @property
     def work_shape(self) -> WorkShape | None:
         """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
+        return None
+
+    @property
+    def update_rule(self) -> "UpdateRule | None":
+        """How a step of training changes the weights; None where nothing is trained."""
         return None
 
     def check(self, model: Any) -> str | None:

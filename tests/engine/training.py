@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.torch.prepare import prepare
@@ -66,7 +67,7 @@ def weights_of(runtime: TorchTrainingRuntime) -> list[Any]:
     return [weight.detach().clone() for weight in runtime.training.trainer.weights]
 
 
-def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> np.ndarray:
+def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> NDArray[np.float64]:
     """The losses of steps over always the same samples."""
     batch = batch_for(runtime)
     return np.array([runtime.step(batch).loss for _ in range(steps)])

@@ -32,7 +32,9 @@ def recompute_blocks(model: Module, *, keep_the_dear: bool) -> int:
     how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if keep_the_dear:
         how["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    blocks: list[Any] = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     for block in blocks:
         block.gradient_checkpointing = True
         block._gradient_checkpointing_func = partial(checkpoint, **how)
