@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LayerWithFactors
-from transformers import PreTrainedModel
+from torch.nn import Module
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.adapter_parameters import AdapterParameters, Targets
@@ -20,9 +20,7 @@ _ATTENTION = "Attention"
 """Part of the names of transformers' classes of attentions."""
 
 
-def chosen_places(
-    model: PreTrainedModel, places: Sequence[Place], targets: Targets, technique: str
-) -> list[Place]:
+def chosen_places(model: Module, places: Sequence[Place], targets: Targets, technique: str) -> list[Place]:
     """Those of `places` that get factors. Raises UnsupportedError if there is none."""
     if targets == "all-linear":
         return list(places)
@@ -35,9 +33,7 @@ def chosen_places(
     return chosen
 
 
-def add_factors(
-    model: PreTrainedModel, places: Sequence[Place], parameters: AdapterParameters
-) -> dict[str, int]:
+def add_factors(model: Module, places: Sequence[Place], parameters: AdapterParameters) -> dict[str, int]:
     """Adds factors to the layers at `places` in place; from then on they alone require gradients.
 
     Returns what is to be recorded.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.scheme import Int4Scheme
@@ -20,11 +21,12 @@ from optigpu.techniques.training.int8_finetune import Int8Finetune
 from optigpu.techniques.training.lora import Lora
 from optigpu.techniques.training.qlora import Qlora
 from optigpu.vocabulary import SpecError, UnsupportedError
+from tests.engine.saved_tensors import saved_by
 from tests.engine.tiny_models import assert_needs_hook
 from tests.engine.training import GPT2, LLAMA, RESNET, VIT, batch_for, losses_of, trained, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-ADAPTERS = [Lora(), Qlora(), Qlora(base="int4"), Int8Finetune()]
+ADAPTERS: list[Lora | Qlora | Int8Finetune] = [Lora(), Qlora(), Qlora(base="int4"), Int8Finetune()]
 ROUNDING = {"lora": 0.0, "nf4": 0.01, "int4": 0.01, "int8_finetune": 1e-3}
 """How far the first loss may be off the plain model's, as a share of it."""
 WEIGHT_BYTES = {"lora": 1.2, "nf4": 0.5, "int4": 0.5, "int8_finetune": 0.6}
@@ -50,9 +52,7 @@ def test_factors_alone_are_trained_beside_weights_that_stay(technique: Lora | Ql
 
     def claim() -> None:
         runtime = trained(LLAMA, technique)
-        weights = runtime.weights()
-        assert weights is not None
-        assert weights.trainable == factor_weights(LLAMA, technique.rank)
+        assert runtime.weights().trainable == factor_weights(LLAMA, technique.rank)
         assert {name.split(".")[-3] for name, weight in names(runtime) if weight.requires_grad} == {
             "lora_A",
             "lora_B",
@@ -72,8 +72,8 @@ def test_factors_alone_are_trained_beside_weights_that_stay(technique: Lora | Ql
     assert_needs_hook(technique, "modules", claim)
 
 
-def names(runtime: object) -> list[tuple[str, torch.nn.Parameter]]:
-    return list(runtime.training.model.named_parameters())  # type: ignore[attr-defined]
+def names(runtime: TorchTrainingRuntime) -> list[tuple[str, torch.nn.Parameter]]:
+    return list(runtime.training.model.named_parameters())
 
 
 @pytest.mark.parametrize("model", [GPT2, VIT])
@@ -99,12 +99,15 @@ def test_factors_are_the_same_in_every_process_and_leave_other_random_numbers_al
 
 def test_gradients_optimizer_states_and_activations_of_frozen_weights_are_not_there() -> None:
     plain, adapted = trained(LLAMA), trained(LLAMA, Lora())
-    peaks = [
-        runtime.peak_memory(lambda runtime=runtime: runtime.step(batch_for(runtime))).allocated_bytes  # type: ignore[misc]
-        for runtime in (plain, adapted)
-    ]
-    spared = plain.weights().trainable - adapted.weights().trainable  # type: ignore[operator]
-    assert peaks[0] - peaks[1] > 2 * 4 * spared
+    spared = plain.training.trainable - adapted.training.trainable
+    assert peak(plain) - peak(adapted) > 2 * 4 * spared
+
+
+def peak(runtime: TorchTrainingRuntime) -> int:
+    """Bytes of the first step."""
+    found = runtime.peak_memory(lambda: runtime.step(batch_for(runtime))).allocated_bytes
+    assert found is not None
+    return found
 
 
 def test_the_products_of_frozen_layers_count_as_operations() -> None:
@@ -162,7 +165,7 @@ def test_the_widened_weights_are_those_that_the_operator_multiplies_with(make: M
 def test_gradients_to_input_and_factors_are_finite_differences(make: Make) -> None:
     """In float32, where a layer is linear in each of them: then a wide difference has no error but rounding."""
     model = torch.nn.ModuleDict({"layer": frozen(make), "head": torch.nn.Linear(1, 1)})
-    add_factors(model, [Place("layer", model, "layer")], AdapterParameters(rank=4))  # type: ignore[arg-type]
+    add_factors(model, [Place("layer", model, "layer")], AdapterParameters(rank=4))
     adapted = model["layer"]
     factors = [weight for weight in adapted.parameters() if weight.requires_grad]
     torch.nn.init.normal_(factors[1])  # B begins at zero, where the gradient to A vanishes
@@ -183,13 +186,8 @@ def test_gradients_to_input_and_factors_are_finite_differences(make: Make) -> No
 
 
 def test_a_frozen_layer_keeps_nothing_for_the_backward_pass() -> None:
-    saved: list[torch.Tensor] = []
     layer, x = frozen(int8_layer), torch.randn(3, 96, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: saved.append(tensor) or tensor, lambda kept: kept
-    ):
-        layer(x).sum()
-    assert saved == []
+    assert saved_by(lambda: layer(x)) == []
 
 
 def test_under_autocast_a_frozen_layer_computes_in_its_dtype() -> None:

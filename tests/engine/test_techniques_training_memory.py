@@ -1,4 +1,4 @@
-"""activation_offload moves what a forward pass saves and brings back the same; optimizer_8bit keeps states of 8 bits."""
+"""activation_offload moves what a forward pass saves and brings it back; optimizer_8bit keeps states of 8 bits."""
 
 from collections.abc import Callable
 from pathlib import Path

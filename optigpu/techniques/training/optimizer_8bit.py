@@ -40,7 +40,7 @@ class Optimizer8bit(Technique):
         Expected(Basis.AIM, "slower on a CPU, where one update is several operations of PyTorch"),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.OPTIMIZER,)
-    error_bound: ClassVar[float] = 0.1
+    error_bound: ClassVar[float] = 0.01
 
     name: Literal["optimizer_8bit"] = "optimizer_8bit"
     paged: bool = Field(

@@ -37,7 +37,7 @@ class Qlora(AdapterParameters, Technique):
         Expected(Basis.AIM, "slower than lora, since each pass widens the weights"),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
-    error_bound: ClassVar[float] = 0.5
+    error_bound: ClassVar[float] = 0.1
     trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"base": "int4"}))
 
     name: Literal["qlora"] = "qlora"
