@@ -63,6 +63,7 @@ class Choice(StrEnum):
     CAPTURE = "what runs is recorded as a CUDA graph once"
     OPTIMIZER = "weights are updated by one optimizer"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):
