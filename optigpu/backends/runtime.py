@@ -38,6 +38,19 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: from the most likely ones that together have a probability of `top_p`, after logits were
+    divided by `temperature` (above 0). The same `seed` draws the same tokens.
+
+    Source: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020, arXiv:1904.09751.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class Pass:
     """One forward pass. `chosen` are the most likely tokens or classes, [batch], as the timed pass found them."""
 
@@ -146,6 +159,26 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
+
+
+@runtime_checkable
+class TextRuntime(DecodingRuntime, Protocol):
+    """Further methods of a backend that reads and writes text, and draws tokens by chance."""
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model expects before it.
+
+        Raises UnsupportedError if the model has no tokenizer, or one whose ids it does not have.
+        """
+
+    def text_of(self, tokens: Ids) -> list[str]:
+        """The text of each sequence of `tokens` [batch, length]."""
+
+    def draw(self, prompt: Ids, new_tokens: int, sampling: Sampling) -> Generation:
+        """As `generate`, with each token drawn by chance, and the drawing timed.
+
+        Raises UnsupportedError if what is timed takes the most likely tokens alone.
+        """
 
 
 class PassRuntime(Runtime, Protocol):

@@ -250,6 +250,8 @@ class RunFacts(MeterFacts):
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 
+    # How many tokens a text prompt has; null: prompts are random, as long as the workload says.
+    prompt_tokens: int | None = None
     # MLPerf's scenario; null: the workload is none of them.
     scenario: Literal["SingleStream", "Offline"] | None = None
     # [channels, height, width] of an image; null: the workload takes none.

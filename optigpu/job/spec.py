@@ -269,6 +269,11 @@ def _check_model(spec: JobSpec) -> None:
     problem = workload.check(facts)
     if problem:
         raise SpecError(f"workload: {problem}")
+    if workload.has_text and preset_of(parse_reference(spec.model)):
+        raise SpecError(
+            f"workload.prompt: {spec.model} has random weights and no tokenizer; name a trained model, for example "
+            "bundled:tiny, or leave prompt out."
+        )
 
 
 def _check_meters(spec: JobSpec) -> None:

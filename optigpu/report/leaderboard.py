@@ -1,5 +1,6 @@
 """The leaderboard as a table and as flat records."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
 
@@ -102,10 +103,20 @@ def workload_text(workload: Document, model: str | None) -> str:
     An old document that lacks one of today's fields is shown by the fields that it has.
     """
     if workload.keys() >= {"prompt_tokens", "new_tokens", "batch_size"}:
-        shape = "{prompt_tokens}+{new_tokens} x{batch_size}".format_map(workload)
+        prompt = workload.get("prompt")
+        begin = json.dumps(prompt, ensure_ascii=False) if prompt else workload["prompt_tokens"]
+        shape = f"{begin}+{workload['new_tokens']} x{workload['batch_size']}{_sampling(workload)}"
         return f"{workload.get('kind')} {model} {shape}"
     shapes = (_shape(key, value) for key, value in workload.items() if key != "kind" and value is not None)
     return " ".join(part for part in (workload.get("kind"), model, *shapes) if part)
+
+
+def _sampling(workload: Document) -> str:
+    """How tokens are drawn; empty where they are the most likely ones."""
+    if not workload.get("temperature"):
+        return ""
+    part = f", top_p {workload['top_p']:g}" if workload["top_p"] < 1 else ""
+    return f" at temperature {workload['temperature']:g}{part}"
 
 
 _SHAPES = {

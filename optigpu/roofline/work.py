@@ -87,6 +87,8 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
     shape = workload.work_shape
     if shape is None:
         raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
+    if isinstance(shape, DecodeShape) and facts.prompt_tokens is not None:
+        shape = replace(shape, prompt_tokens=facts.prompt_tokens)
     return _work_of_shape(shape, facts)
 
 

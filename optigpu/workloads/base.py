@@ -41,7 +41,8 @@ class Workload(Frozen):
 
     `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `task` is the task for which
     a model is loaded, if any, and `example_model` names one. A job must have all of its `meters`. `reference` is the
-    implementation that others are compared with, where the workload has several.
+    implementation that others are compared with, where the workload has several. `later` names fields that came after
+    the first version: left at their defaults they are not part of a digest, so that earlier results stay comparable.
     """
 
     summary: ClassVar[str]
@@ -51,6 +52,7 @@ class Workload(Frozen):
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str | None] = None
+    later: ClassVar[tuple[str, ...]] = ()
 
     kind: str
 
@@ -71,7 +73,20 @@ class Workload(Frozen):
 
     def identity(self) -> dict[str, Any]:
         """The fields that must be equal for a comparison, as plain JSON: all but the implementation."""
-        return self.model_dump(mode="json")
+        defaults = {
+            name for name in self.later if getattr(self, name) == type(self).model_fields[name].default
+        }
+        return self.model_dump(mode="json", exclude=defaults)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn by chance, and not the most likely ones."""
+        return False
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a text is among its inputs, for which the model needs a tokenizer."""
+        return False
 
     @property
     def generated_tokens(self) -> int | None:

@@ -15,6 +15,7 @@ from optigpu.backends.runtime import (
     Images,
     Logits,
     Pass,
+    Sampling,
 )
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.device_runtime import TorchRuntime
@@ -24,6 +25,7 @@ from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer
 from optigpu.models.loading.weights import origin_of
+from optigpu.vocabulary import UnsupportedError
 
 
 class TorchModelRuntime(TorchRuntime):
@@ -43,7 +45,7 @@ class TorchModelRuntime(TorchRuntime):
 
 
 class TorchDecodingRuntime(TorchModelRuntime):
-    """A DecodingRuntime: greedy decoding of a transformers model."""
+    """A DecodingRuntime, ReferenceRuntime and TextRuntime: decoding of a transformers model."""
 
     def __init__(self, applied: DecodingModel, folder: Path) -> None:
         super().__init__(applied, folder)
@@ -66,6 +68,11 @@ class TorchDecodingRuntime(TorchModelRuntime):
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Copies the prompt before and the tokens after the timed decoding."""
         made = self.decoding.generate(self._place.tensor(prompt), new_tokens)
+        return Generation(_ids(made.tokens), made.gaps_s)
+
+    def draw(self, prompt: Ids, new_tokens: int, sampling: Sampling) -> Generation:
+        """Copies as `generate` does."""
+        made = self.decoding.draw(self._place.tensor(prompt), new_tokens, sampling)
         return Generation(_ids(made.tokens), made.gaps_s)
 
     def logits(self, tokens: Ids) -> Logits:
@@ -96,6 +103,22 @@ class TorchDecodingRuntime(TorchModelRuntime):
         """Uses the tokenizer in the model's folder or repository."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Uses the tokenizer in the model's folder or repository, with its special tokens."""
+        ids: list[int] = self._tokenizer.encode(text)
+        if not ids or max(ids) >= self.facts.vocabulary:
+            what = f"the id {max(ids)}, and the model has {self.facts.vocabulary}" if ids else "no token"
+            raise UnsupportedError(
+                f"The tokenizer of {self.decoding.reference} makes of this prompt {what}; put the tokenizer that the "
+                "model was trained with beside it, or write another prompt."
+            )
+        return ids
+
+    def text_of(self, tokens: Ids) -> list[str]:
+        """Without special tokens."""
+        texts: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
 
     def observe(self, prompt: Ids) -> None:
         """Records which attention kernels run."""

@@ -1,10 +1,18 @@
-"""Decoding of random prompts, prefill and decode timed apart: the request of each workload that generates text."""
+"""Decoding of prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from optigpu.backends.runtime import DecodingRuntime, Ids, Logits, ReferenceRuntime
+from optigpu.backends.runtime import (
+    DecodingRuntime,
+    Generation,
+    Ids,
+    Logits,
+    ReferenceRuntime,
+    Sampling,
+    TextRuntime,
+)
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
@@ -23,21 +31,24 @@ class DecodingRequest:
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
         source: np.random.Generator | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        `metrics` names those of METRICS that a request yields.
+        `metrics` names those of METRICS that a request yields. With `sampling` tokens are drawn, which needs a
+        TextRuntime.
         """
         self._runtime = runtime
         self._source = source or np.random.default_rng(runtime.seed)
         self._prompt = drawn_ids(self._source, runtime.facts, shape)
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
+        self._sampling = sampling
         self._gaps_s: list[float] = []
 
     def run(self) -> Mapping[str, float]:
         """One timed request; the first token counts as prefill, the others as decode."""
-        gaps_s = self._runtime.generate(self._prompt, self._new_tokens).gaps_s
+        gaps_s = self._generated().gaps_s
         self._gaps_s = gaps_s
         batch = self._prompt.shape[0]
         decode_s = sum(gaps_s[1:])
@@ -53,7 +64,10 @@ class DecodingRequest:
 
     def check(self) -> Check:
         """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
-        generation = self._runtime.generate(self._prompt, self._new_tokens)
+        return self.checked(self._generated())
+
+    def checked(self, generation: Generation) -> Check:
+        """The check of one request's output."""
         request_s = sum(generation.gaps_s)
         expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
         if shape != expected:
@@ -65,6 +79,16 @@ class DecodingRequest:
                 request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how
             )
         return Check(request_s, details=how)
+
+    def _generated(self) -> Generation:
+        if self._sampling is None:
+            return self._runtime.generate(self._prompt, self._new_tokens)
+        if not isinstance(self._runtime, TextRuntime):
+            raise UnsupportedError(
+                "This engine takes the most likely tokens alone; leave temperature and top_p out, or ask for the "
+                "backend torch."
+            )
+        return self._runtime.draw(self._prompt, self._new_tokens, self._sampling)
 
     def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
         """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so."""
@@ -89,7 +113,9 @@ class DecodingRequest:
     def fresh(self) -> "DecodingRequest":
         """The next prompts of the same source."""
         batch, length = self._prompt.shape
-        return DecodingRequest(self._runtime, (batch, length), self._new_tokens, self._metrics, self._source)
+        return DecodingRequest(
+            self._runtime, (batch, length), self._new_tokens, self._metrics, self._source, self._sampling
+        )
 
 
 def drawn_ids(source: np.random.Generator, model: ModelFacts, shape: tuple[int, int]) -> Ids:
