@@ -3,7 +3,7 @@
 A backend converts to and from its own arrays before and after the timed part, never within it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.hardware.kernel_shares import Kernel
 from optigpu.models.facts import Facts
+from optigpu.quality.pictures import Pixels
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind
 
@@ -206,3 +207,17 @@ class ImageRuntime(PassRuntime, Protocol):
     """A PassRuntime of a model that classifies images."""
 
     facts: ImageFacts
+
+
+@runtime_checkable
+class PictureRuntime(ImageRuntime, Protocol):
+    """Further methods of a backend that classifies pictures."""
+
+    def class_names(self) -> tuple[str, ...]:
+        """The model's classes in the order of its logits; some have several names with commas between."""
+
+    def processed(self, pictures: Sequence[Pixels]) -> Images:
+        """Pictures as the model takes them, [pictures, channels, height, width]."""
+
+    def preprocessing(self) -> str:
+        """How `processed` does that, for a reader."""

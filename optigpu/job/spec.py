@@ -120,7 +120,8 @@ class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
     `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: the files under one name may change.
+    the model came from, and `dataset` that of the images that are classified: they are known only after they were
+    read, since the files under one name may change.
     """
 
     index: int
@@ -133,12 +134,14 @@ class Variant(Frozen):
     device: DeviceKind
     stack: tuple[AnyTechnique, ...] = ()
     weights: str | None = None
+    dataset: str | None = None
 
     @property
     def workload_digest(self) -> str:
         """Equal for results that can be compared; a result's digest includes the weights' hash."""
-        weights = {"weights": self.weights} if self.weights else {}
-        return digest({"workload": self.workload.identity(), "model": self.model} | weights)
+        hashes = {"weights": self.weights, "dataset": self.dataset}
+        known = {name: value for name, value in hashes.items() if value}
+        return digest({"workload": self.workload.identity(), "model": self.model} | known)
 
     @property
     def digest(self) -> str:
@@ -278,13 +281,15 @@ def _check_model(spec: JobSpec) -> None:
 
 def _check_meters(spec: JobSpec) -> None:
     """Refuses a workload without the meters that it needs, and quality of random weights."""
-    missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
+    needed = (*spec.workload.meters, *(("quality",) if spec.workload.has_labels else ()))
+    missing = [meter for meter in needed if meter not in spec.measure.meters]
     if missing:
         raise SpecError(f"measure.meters: {spec.workload.kind} needs the meter {missing[0]!r}; add it.")
-    if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
+    if "quality" in needed and spec.model and preset_of(parse_reference(spec.model)):
+        example = "hub:microsoft/resnet-50" if spec.workload.has_labels else spec.workload.example_model
         raise SpecError(
             f"model: {spec.model} has random weights, whose quality means nothing; name a trained model, for example "
-            f"{spec.workload.example_model}."
+            f"{example}."
         )
 
 

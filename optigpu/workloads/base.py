@@ -89,6 +89,11 @@ class Workload(Frozen):
         return False
 
     @property
+    def has_labels(self) -> bool:
+        """Whether labelled images are its inputs, by whose classes an accuracy is known."""
+        return False
+
+    @property
     def generated_tokens(self) -> int | None:
         """Tokens that a request generates; None where it generates none."""
         return None

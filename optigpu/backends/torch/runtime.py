@@ -1,6 +1,6 @@
 """The runtimes of models: numpy arrays outside, torch tensors inside, converted outside of timed parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer
+from optigpu.models.loading.processors import PictureProcessor, load_processor
 from optigpu.models.loading.weights import origin_of
+from optigpu.quality.pictures import Pixels
 from optigpu.vocabulary import UnsupportedError
 
 
@@ -126,7 +128,7 @@ class TorchDecodingRuntime(TorchModelRuntime):
 
 
 class TorchPassRuntime(TorchModelRuntime):
-    """A PassRuntime: single forward passes of a transformers model."""
+    """A PassRuntime, of a classifier also a PictureRuntime: single forward passes of a transformers model."""
 
     def __init__(self, applied: PassModel, folder: Path) -> None:
         super().__init__(applied, folder)
@@ -152,6 +154,36 @@ class TorchPassRuntime(TorchModelRuntime):
     def compute_exactly(self) -> None:
         """cuDNN's float32 convolutions round to TF32 by default."""
         torch.backends.cudnn.allow_tf32 = False
+
+    def class_names(self) -> tuple[str, ...]:
+        """Those of the model's configuration."""
+        names = self.passing.model.config.id2label
+        return tuple(names[index] for index in sorted(names))
+
+    def processed(self, pictures: Sequence[Pixels]) -> Images:
+        """By the processor in the model's folder or repository, or the usual one where it has none.
+
+        Raises UnsupportedError where that gives several sizes, or another number of channels than the model takes.
+        """
+        made = [self._processor(each) for each in pictures]
+        shapes = {each.shape[1:] for each in made}
+        if len(shapes) > 1 or made[0].shape[1] != self.passing.model.config.num_channels:
+            raise UnsupportedError(
+                f"The model's own processor makes images of {', '.join(map(str, sorted(shapes)))}; crop the images to "
+                "one size, and name a model of 3 channels."
+            )
+        return np.concatenate(made)
+
+    def preprocessing(self) -> str:
+        """The processor and its settings."""
+        return self._processor.description
+
+    @cached_property
+    def _processor(self) -> PictureProcessor:
+        facts = self.facts
+        if not isinstance(facts, ImageFacts):
+            raise UnsupportedError(f"{self.passing.reference} takes no images.")
+        return load_processor(self.passing.reference, facts.image_size, facts.channels)
 
     def _given(self, inputs: Ids | Images) -> torch.Tensor:
         dtype = getattr(torch, self.passing.dtype) if inputs.dtype.kind == "f" else None
