@@ -122,8 +122,8 @@ def _compared_images(context: MeterContext) -> Reading:
             _ACCURACY, "The images are synthetic and have no labels; name a folder of images."
         )
     else:
-        right = (each.argmax(axis=1) == pictures.labels for each in (compared.found, compared.expected))
-        found |= answer_figures(*right, PICTURES)
+        right = [each.argmax(axis=1) == pictures.labels for each in (compared.found, compared.expected)]
+        found |= answer_figures(right[0], right[1], PICTURES)
     how = ImageQuality(
         images=setting.images,
         of=f"the folder {pictures.facts.folder}" if pictures else IMAGES_RECIPE,

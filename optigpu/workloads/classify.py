@@ -61,7 +61,7 @@ class Classify(Workload):
     def _one_size(self) -> Self:
         if self.images is not None and self.image_size is not None:
             raise ValueError(
-                "image_size follows from the model's processor of images; leave it out, or leave images out"
+                "image_size follows from the model's processor; leave it out, or leave images out"
             )
         return self
 

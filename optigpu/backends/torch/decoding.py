@@ -8,7 +8,7 @@ each token.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import (
@@ -179,7 +179,7 @@ def drawing(sampling: Sampling) -> Choose:
 
     def draw(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         # neither of the two looks at the tokens so far
-        scores = warpers(tokens, logits.to(torch.float32, copy=True))
+        scores = warpers(cast(torch.LongTensor, tokens), logits.to(torch.float32, copy=True))
         return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
 
     return draw

@@ -67,8 +67,8 @@ class UsualProcessor:
         image = Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR)
         left, top = (size[0] - self._side) // 2, (size[1] - self._side) // 2
         kept = np.asarray(image.crop((left, top, left + self._side, top + self._side)), np.float32) / 255
-        scaled = (kept - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_DEVIATION)
-        return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None])
+        scaled = (kept - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_DEVIATION)
+        return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None], np.float32)
 
 
 def load_processor(reference: ModelReference, side: int, channels: int) -> PictureProcessor:
