@@ -81,10 +81,14 @@ def ladder(
 
 
 def with_default_stack(spec: "JobSpec") -> "JobSpec":
-    """The job with the techniques that suit its device on this machine, those that exclude the others beside them."""
+    """The job with the techniques that suit its device on this machine, those that exclude the others beside them.
+
+    Of several models, those that are beside each of them.
+    """
     from optigpu.hardware import probe as probe_machine
     from optigpu.job.plan import default_beside, default_stack
 
     about = (probe_machine(), spec.device, spec.workload, spec.backend)
-    beside = spec.beside or default_beside(*about, spec.model)
+    first, *others = (default_beside(*about, model) for model in spec.asked_models)
+    beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
     return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})

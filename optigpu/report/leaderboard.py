@@ -111,6 +111,11 @@ def workload_text(workload: Document, model: str | None) -> str:
     return " ".join(part for part in (workload.get("kind"), model, *shapes) if part)
 
 
+def models_text(spec: Document) -> str | None:
+    """The model of a stored job, or its models, in one text."""
+    return ", ".join(spec.get("models") or ()) or spec.get("model")
+
+
 def _sampling(workload: Document) -> str:
     """How tokens are drawn; empty where they are the most likely ones."""
     if not workload.get("temperature"):
