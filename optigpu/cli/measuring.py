@@ -12,7 +12,7 @@ from optigpu.vocabulary import DeviceKind, Document, VariantStatus
 if TYPE_CHECKING:
     from optigpu.documents.events import Event
     from optigpu.job.spec import JobSpec
-    from optigpu.run import Report
+    from optigpu.measure import Report
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def measure(spec: "JobSpec") -> Measured:
     """Runs a job with progress on stderr, and keeps its report."""
     from optigpu.documents.events import as_document
     from optigpu.documents.ranking import why_none_ranks
+    from optigpu.measure import run
     from optigpu.report import RunProgress, console
-    from optigpu.run import run
     from optigpu.runs import Keeper
 
     keeper = Keeper()

@@ -102,7 +102,7 @@ def test_help_loads_nothing_heavy() -> None:
         "httpx",
         "matplotlib",
         "optigpu.job.spec",
-        "optigpu.run",
+        "optigpu.measure",
         "optigpu.report",
     }
     code = f"import sys, optigpu.cli; print(sorted({heavy!r} & set(sys.modules)))"
