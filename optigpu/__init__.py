@@ -7,6 +7,10 @@ from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
+    from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.measuring import ladder as ladder
+    from optigpu.facade.measuring import leaderboard as leaderboard
+    from optigpu.facade.measuring import run as run
 
 __version__ = "0.1.0"
 __all__ = [*EXPORTS, "__version__"]

@@ -5,4 +5,8 @@
 
 EXPORTS: dict[str, str] = {
     "BenchmarkResult": "optigpu.facade.benchmark_result",
+    "JobReport": "optigpu.facade.job_report",
+    "ladder": "optigpu.facade.measuring",
+    "leaderboard": "optigpu.facade.measuring",
+    "run": "optigpu.facade.measuring",
 }

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url
+from optigpu.cli.remote import ApiKey, Url
 from optigpu.cli.runs import find_run
+from optigpu.variables import DEFAULT_URL
 
 
 class Kind(StrEnum):

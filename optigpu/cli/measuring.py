@@ -30,9 +30,9 @@ class Measured:
 
 def default_device() -> DeviceKind:
     """CUDA where this machine has a GPU, else the CPU."""
-    from optigpu.hardware import probe as probe_machine
+    from optigpu.hardware import best_device
 
-    return DeviceKind.CUDA if probe_machine().has(DeviceKind.CUDA) else DeviceKind.CPU
+    return best_device()
 
 
 def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:

@@ -18,7 +18,6 @@ from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
 from optigpu.cli.flags import Flag, job_flags, read_flags, section_flags, sections, workload_flags
-from optigpu.cli.local import with_default_stack
 from optigpu.cli.measuring import default_device
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
@@ -358,7 +357,7 @@ def test_the_device_is_asked_for_only_when_none_is_named() -> None:
 
 
 def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
-    made = with_default_stack(spec())
+    made = with_default_stack(spec(), probe())
     assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload, "torch")
     assert made.stack
 
