@@ -10,8 +10,7 @@ import typer
 from optigpu.cli.flagged import Given, add_flagged, replay_panels
 from optigpu.cli.interrupt import Stop, stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, show_list
-from optigpu.cli.remote import ApiKey, Url, connect
-from optigpu.variables import DEFAULT_URL
+from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:

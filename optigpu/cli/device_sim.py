@@ -11,8 +11,7 @@ import typer
 from optigpu.cli.interrupt import stoppable
 from optigpu.cli.output import FormatOption, OutputFormat, show_list
 from optigpu.cli.quantities import DURATION, read_quantity
-from optigpu.cli.remote import ApiKey, Url, connect
-from optigpu.variables import DEFAULT_URL
+from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.output import FormatOption, OutputFormat, show_grid
-from optigpu.cli.remote import ApiKey, Url, connect
-from optigpu.variables import DEFAULT_URL
+from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
 from optigpu.vocabulary import SpecError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, end_unranked, show_job, show_list
-from optigpu.variables import DEFAULT_URL
+from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
 from optigpu.vocabulary import DeviceKind, JobState
 
 if TYPE_CHECKING:

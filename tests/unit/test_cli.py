@@ -24,7 +24,7 @@ from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.ranking import why_none_ranks
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
-from optigpu.job.plan import default_stack
+from optigpu.job.plan import default_stack, with_default_stack
 from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
