@@ -86,6 +86,17 @@ def default_beside(
     )
 
 
+def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them.
+
+    Of several models, those that are beside each of them.
+    """
+    about = (environment, spec.device, spec.workload, spec.backend)
+    first, *others = (default_beside(*about, model) for model in spec.asked_models)
+    beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
+    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
+
+
 def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
     """Each technique of a backend that has an effect on the workload, with its usual parameters."""
     for name, kind in TECHNIQUES.items():

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from optigpu.child.messages import Metered, Ready, RunMeter
-from optigpu.cli.local import with_default_stack
 from optigpu.cli.options import spec_of
 from optigpu.conductor.preparation import make_references
+from optigpu.hardware.probe import probe
 from optigpu.job.attribution import attribute
 from optigpu.job.needs import needs_of
-from optigpu.job.plan import variants_of
+from optigpu.job.plan import variants_of, with_default_stack
 from optigpu.job.spec import JobSpec
+from optigpu.measure import run
 from optigpu.report.catalog import job_title
 from optigpu.report.ladder import ladder_grid
-from optigpu.run import run
 from optigpu.store.jobs import _row_of
 from optigpu.vocabulary import DeviceKind, Role, SpecError
 from tests.engine.in_process import in_process
@@ -96,7 +96,7 @@ def test_the_queue_and_the_titles_name_all_models() -> None:
 def test_the_command_line_takes_models_in_the_place_of_one() -> None:
     spec = spec_of({"models": "preset:gpt2,bundled:tiny"}, lambda: DeviceKind.CPU)
     assert (spec.model, spec.models) == (None, ("preset:gpt2", "bundled:tiny"))
-    ladder = with_default_stack(spec)
+    ladder = with_default_stack(spec, probe())
     assert ladder.stack
     assert len(variants_of(ladder)) == 2 * (1 + len(ladder.beside))
 

@@ -29,6 +29,8 @@ from optigpu.models.loading.weights import origin_of
 from optigpu.quality.pictures import Pixels
 from optigpu.vocabulary import UnsupportedError
 
+_CALLERS_OWN = "The caller loaded the model."
+
 
 class TorchModelRuntime(TorchRuntime):
     """The methods for weights, which every model has."""
@@ -41,8 +43,11 @@ class TorchModelRuntime(TorchRuntime):
     def weights(self) -> WeightFacts:
         """Their origin, and the bytes that they take now."""
         applied = self._applied
-        named = getattr(applied.model.config, "transformers_weights", None)
-        origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
+        if applied.reference is None:
+            origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), _CALLERS_OWN))
+        else:
+            named = getattr(applied.model.config, "transformers_weights", None)
+            origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
         return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
 
 
@@ -56,6 +61,10 @@ class TorchDecodingRuntime(TorchModelRuntime):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.decoding.reference is None:
+            raise UnsupportedError(
+                "A model that the caller loaded came without a tokenizer; encode texts yourself."
+            )
         return load_tokenizer(self.decoding.reference)
 
     @property
@@ -180,10 +189,10 @@ class TorchPassRuntime(TorchModelRuntime):
 
     @cached_property
     def _processor(self) -> PictureProcessor:
-        facts = self.facts
-        if not isinstance(facts, ImageFacts):
-            raise UnsupportedError(f"{self.passing.reference} takes no images.")
-        return load_processor(self.passing.reference, facts.image_size, facts.channels)
+        reference, facts = self.passing.reference, self.facts
+        if reference is None or not isinstance(facts, ImageFacts):
+            raise UnsupportedError("Pictures need a classifier that a reference names, for example hub:microsoft/resnet-50.")
+        return load_processor(reference, facts.image_size, facts.channels)
 
     def _given(self, inputs: Ids | Images) -> torch.Tensor:
         dtype = getattr(torch, self.passing.dtype) if inputs.dtype.kind == "f" else None

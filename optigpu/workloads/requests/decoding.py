@@ -32,15 +32,16 @@ class DecodingRequest:
         metrics: Sequence[str] = METRICS,
         source: np.random.Generator | None = None,
         sampling: Sampling | None = None,
+        prompt: Ids | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        `metrics` names those of METRICS that a request yields. With `sampling` tokens are drawn, which needs a
-        TextRuntime.
+        `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. With
+        `sampling` tokens are drawn, which needs a TextRuntime.
         """
         self._runtime = runtime
         self._source = source or np.random.default_rng(runtime.seed)
-        self._prompt = drawn_ids(self._source, runtime.facts, shape)
+        self._prompt = drawn_ids(self._source, runtime.facts, shape) if prompt is None else prompt
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._sampling = sampling

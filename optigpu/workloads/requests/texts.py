@@ -22,8 +22,8 @@ class TextRequest(DecodingRequest):
         problem = exceeds_context(runtime.facts, len(ids) + new_tokens, "the prompt's tokens + new_tokens")
         if problem:
             raise UnsupportedError(problem)
-        super().__init__(runtime, (batch, len(ids)), new_tokens, sampling=sampling)
-        self._prompt = np.tile(np.array(ids, np.int64), (batch, 1))
+        prompt = np.tile(np.array(ids, np.int64), (batch, 1))
+        super().__init__(runtime, prompt.shape, new_tokens, sampling=sampling, prompt=prompt)
         self._texts = runtime
         runtime.notes.record(prompt_tokens=len(ids))
 
