@@ -191,7 +191,9 @@ class TorchPassRuntime(TorchModelRuntime):
     def _processor(self) -> PictureProcessor:
         reference, facts = self.passing.reference, self.facts
         if reference is None or not isinstance(facts, ImageFacts):
-            raise UnsupportedError("Pictures need a classifier that a reference names, for example hub:microsoft/resnet-50.")
+            raise UnsupportedError(
+                "Pictures need a classifier that a reference names, for example hub:microsoft/resnet-50."
+            )
         return load_processor(reference, facts.image_size, facts.channels)
 
     def _given(self, inputs: Ids | Images) -> torch.Tensor:
