@@ -1,7 +1,5 @@
 """Data whose fields can also be read by name in brackets, as the founding documents read dictionaries."""
 
-from dataclasses import fields, is_dataclass
-
 from optigpu.documents.names import closest, did_you_mean
 
 
@@ -10,9 +8,8 @@ class Indexed:
 
     def __getitem__(self, name: str) -> object:
         """Raises KeyError, which lists the fields, for a name that is none of them."""
-        known = [each.name for each in fields(self)] if is_dataclass(self) else []
-        if name not in known:
-            meant = did_you_mean(closest(name, known))
-            raise KeyError(f"There is no field {name!r}.{meant} The fields are {', '.join(known)}.")
-        found: object = getattr(self, name)
-        return found
+        values: dict[str, object] = vars(self)
+        if name not in values:
+            meant = did_you_mean(closest(name, values))
+            raise KeyError(f"There is no field {name!r}.{meant} The fields are {', '.join(values)}.")
+        return values[name]

@@ -80,7 +80,7 @@ class TestTrainSteps:
         ):
             model = small()
             model.register_forward_hook(lambda _, __, found: seen.append(found.dtype))
-            step(model, optimizer_of(model), IMAGES, LABELS, CRITERION, *further)  # type: ignore[operator]
+            step(model, optimizer_of(model), IMAGES, LABELS, CRITERION, *further)
         assert seen == [torch.float32, torch.float16, torch.bfloat16]
 
     def test_transformers_classifiers_train_too(self) -> None:

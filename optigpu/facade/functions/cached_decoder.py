@@ -71,7 +71,8 @@ class CachedMultiHeadAttention(nn.Module):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, d_model] to [batch, heads, length, head_size]."""
-        return x.unflatten(-1, (self.n_heads, self.d_head)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(-1, (self.n_heads, self.d_head))
+        return heads.transpose(1, 2)
 
 
 class CachedTransformerDecoder(nn.Module):
@@ -197,7 +198,8 @@ def benchmark_generation(
     if max_new < 1:
         raise SpecError(f"max_new: {max_new} new tokens have no speed; ask for 1 or more.")
     place = device_for(device)
-    model = model.to(place).eval()
+    module: nn.Module = model
+    module.to(place).eval()
     source = torch.Generator().manual_seed(seed)
     prompt = torch.randint(vocab_size, (1, seq_len), generator=source).to(place)
     generate = _generator(model, prompt, max_new, temperature)
@@ -230,12 +232,9 @@ def _generator(
     drawing = (
         {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     )
-    decoder: object = model
 
     def generate() -> torch.Tensor:
-        made: torch.Tensor = decoder.generate(
-            prompt, max_new_tokens=max_new, min_new_tokens=max_new, **drawing
-        )  # type: ignore[attr-defined]
+        made: torch.Tensor = model.generate(prompt, max_new_tokens=max_new, min_new_tokens=max_new, **drawing)
         return made[:, prompt.shape[1] :]
 
     return generate
