@@ -1,0 +1,1 @@
+"""The library that people import: thin classes and functions over the same techniques, workloads and meters as a job."""
