@@ -1,1 +1,1 @@
-"""The library that people import: thin classes and functions over the same techniques, workloads and meters as a job."""
+"""The classes and functions that people import, one file each; `optigpu.exports` lists them. Imports nothing itself."""

@@ -41,7 +41,10 @@ def combined(reports: Sequence[Document]) -> tuple[str, list[Document]]:
     """
     measured = [report for report in reports if report["results"]]
     if not measured:
-        raise SpecError("No report has a result to draw; `optigpu show` prints the reasons.")
+        raise SpecError(
+            "No report has a result to draw: run `optigpu ladder --model preset:gpt2 --stack int8_weight_only`. "
+            "`optigpu show` prints why a run has none."
+        )
     if len(measured) == 1:
         return job_title(measured[0]["spec"], measured[0]["results"]), list(measured[0]["results"])
     metrics = sorted({result["variant"]["primary_metric"] for each in measured for result in each["results"]})
