@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.measuring import ladder as ladder

@@ -6,6 +6,7 @@
 EXPORTS: dict[str, str] = {
     "BenchmarkResult": "optigpu.facade.benchmark_result",
     "JobReport": "optigpu.facade.job_report",
+    "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",
     "run": "optigpu.facade.measuring",
