@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark

@@ -11,6 +11,7 @@ EXPORTS: dict[str, str] = {
     "KernelOptimizer": "optigpu.facade.kernels",
     "MemoryOptimizer": "optigpu.facade.memory",
     "QuantizationOptimizer": "optigpu.facade.quantization",
+    "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",
     "run": "optigpu.facade.measuring",

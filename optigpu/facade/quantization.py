@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from optigpu.documents.names import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.facade.accelerated import accelerate
 from optigpu.facade.in_process import device_of
 from optigpu.facade.loaded import Origin, remember
 from optigpu.hardware import best_device, probe
@@ -69,10 +70,10 @@ class QuantizationOptimizer:
         - int8: int8 weights with a scale for each output channel (`int8_weight_only`);
         - int4: NF4 where bitsandbytes and a GPU are there, else 4-bit integers (`int4_weight_only`);
         - nf4, gptq, awq: those techniques, which need their extras or a checkpoint that was made so;
-        - native: our decoder behind `model.generate` (`native_decode` with 4-bit weights).
+        - native: our decoder behind `model.generate`, by `optigpu.accelerate`.
 
-        Raises SpecError for an unknown precision, device or name, which lists the known ones, and UnsupportedError where
-        this machine cannot do it or the model cannot be had, for example without a network.
+        Raises SpecError for an unknown precision, device or name, which lists the known ones, and UnsupportedError
+        where this machine cannot do it or the model cannot be had, for example without a network.
 
         >>> from optigpu import QuantizationOptimizer
         >>> model, tokenizer = QuantizationOptimizer.load("bundled:tiny", precision="int8", device="cpu")
@@ -82,7 +83,7 @@ class QuantizationOptimizer:
         >>> QuantizationOptimizer.load("bundled:tiny", precision="int7")
         Traceback (most recent call last):
         ...
-        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int4 or int8? The precisions are fp32, ...
+        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int4 or int8? The precisions are ...
         """
         if precision not in STACKS:
             meant = did_you_mean(closest(precision, STACKS))
@@ -96,8 +97,6 @@ class QuantizationOptimizer:
         _require(stack, environment, kind, name)
         model = _loaded(str(reference), () if precision == NATIVE else stack, kind, seed)
         if precision == NATIVE:
-            from optigpu.facade.accelerated import accelerate
-
             accelerate(model)
         remember(model, Origin(str(reference), stack))
         return model, _tokenizer(str(reference))
@@ -120,10 +119,13 @@ def _require(stack: tuple[Technique, ...], environment: Environment, device: Dev
 def _loaded(reference: str, stack: tuple[Technique, ...], device: DeviceKind, seed: int) -> "PreTrainedModel":
     from optigpu.backends.torch.applied import DecodingModel
 
-    model: PreTrainedModel = DecodingModel(
-        reference, resolve(stack, "generate"), device, seed, lambda doing: None
-    ).model
+    applied = DecodingModel(reference, resolve(stack, "generate"), device, seed, _silent)
+    model: PreTrainedModel = applied.model
     return model
+
+
+def _silent(doing: str) -> None:
+    """Shows no progress."""
 
 
 def _tokenizer(name: str) -> "PreTrainedTokenizerBase | None":
