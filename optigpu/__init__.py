@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
+    from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
+    from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
     from optigpu.facade.functions.attention import (
         benchmark_attention_implementations as benchmark_attention_implementations,
     )
@@ -31,11 +34,14 @@ if TYPE_CHECKING:
         train_with_gradient_accumulation as train_with_gradient_accumulation,
     )
     from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run
+    from optigpu.facade.memory import MemoryOptimizer as MemoryOptimizer
     from optigpu.facade.predictions import simulate_matmul as simulate_matmul
     from optigpu.facade.predictions import simulate_matmul_devices as simulate_matmul_devices
+    from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
     from optigpu.facade.recommendations import recommend_optimization as recommend_optimization
 
 __version__ = "0.1.0"
