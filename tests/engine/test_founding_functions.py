@@ -241,7 +241,7 @@ class TestCheckpointing:
         model = load_model(parse_reference("preset:tiny-gpt2-test"), device="cpu", dtype="float32")
         model.train().requires_grad_(True)
         calls: list[int] = []
-        model.get_submodule("transformer.h.0.mlp").register_forward_hook(lambda *_: calls.append(1))
+        model.get_submodule("transformer.h.0.attn").register_forward_pre_hook(lambda *_: calls.append(1))
         ids = torch.zeros(1, 4, dtype=torch.int64)
         for expected in (1, 3):
             model(input_ids=ids, labels=ids).loss.backward()
