@@ -67,7 +67,7 @@ class TestTrainSteps:
         for step, further in ((train_step_fp32, ()), (train_step_fp16, (scaler,)), (train_step_bf16, ())):
             model = small()
             optimizer = optimizer_of(model)
-            losses = [step(model, optimizer, IMAGES, LABELS, CRITERION, *further) for _ in range(5)]  # type: ignore[operator]
+            losses = [step(model, optimizer, IMAGES, LABELS, CRITERION, *further) for _ in range(5)]
             assert losses[-1] < losses[0]
             assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 

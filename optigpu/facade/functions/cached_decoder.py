@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -229,12 +230,12 @@ def _generator(
     """One generation of exactly `max_new` tokens, without the prompt."""
     if isinstance(model, CachedTransformerDecoder):
         return lambda: model.generate(prompt, max_new_tokens=max_new, temperature=temperature)
-    drawing = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    )
+    decode: Any = model.generate  # its type names every kind of output
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0}
+    choice = drawn if temperature else {"do_sample": False}
 
     def generate() -> torch.Tensor:
-        made: torch.Tensor = model.generate(prompt, max_new_tokens=max_new, min_new_tokens=max_new, **drawing)
+        made: torch.Tensor = decode(prompt, max_new_tokens=max_new, min_new_tokens=max_new, **choice)
         return made[:, prompt.shape[1] :]
 
     return generate
