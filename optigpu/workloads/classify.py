@@ -112,7 +112,7 @@ class Classify(Workload):
             input=(*shape[2:], facts.channels),
             classes=facts.classes,
         )
-        runtime.notes.record(image_shape=shape[1:], network=network)
+        runtime.notes.record(image_shape=list(shape[1:]), network=network)
         return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics)
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
