@@ -200,7 +200,7 @@ class JobSpec(Frozen):
     beside: tuple[Beside, ...] = Field(
         (), max_length=32, description="Other stacks, of any backend, that are measured in the same turns."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights, inputs and drawn tokens.")
     name: str | None = Field(None, min_length=1, max_length=100, description="What the job is called.")
     tags: tuple[Tag, ...] = Field((), max_length=16, description="Words to find the job by.")
     note: str | None = Field(None, max_length=2000, description="Anything worth knowing about the job.")

@@ -139,7 +139,7 @@ class DecodingModel(AppliedModel):
                 "temperature and top_p out."
             )
         with (
-            torch.random.fork_rng([self.model.device] if self.device is DeviceKind.CUDA else []),
+            torch.random.fork_rng([torch.cuda.current_device()] if self.device is DeviceKind.CUDA else []),
             self._mode(),
         ):
             torch.manual_seed(sampling.seed)

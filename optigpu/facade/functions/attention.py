@@ -8,8 +8,8 @@ import torch
 from optigpu.backends.operators import AttentionShape
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.backends.torch.operators import attention as operators
+from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.functions.timing import (
-    MEBIBYTE,
     CallTimes,
     device_for,
     kind_of,

@@ -134,7 +134,6 @@ def compare_checkpointing(
     results = {}
     for checkpointing in (False, True):
         name = "with checkpointing" if checkpointing else "without checkpointing"
-        torch.manual_seed(0)
         blocks = (CheckpointedTransformerBlock(d_model, n_heads, checkpointing) for _ in range(n_layers))
         model = nn.Sequential(*blocks, _FirstToken(), nn.Linear(d_model, CLASSES)).to(place)
         inputs = torch.randn(batch_size, seq_len, d_model, device=place)

@@ -72,8 +72,11 @@ def compare_precisions(
     place = device_for(device)
     print(f"Training on {place_name(place)}, batch {batch_size}, images of {img_size} x {img_size}")
     results = {}
+    shape = (batch_size, 3, img_size, img_size)
     for name in PRECISIONS:
-        results[name] = _trained(name, model_fn, n_steps, (batch_size, 3, img_size, img_size), place, seed)
+        with torch.random.fork_rng([place] if place.type == "cuda" else []):
+            torch.manual_seed(seed)
+            results[name] = _trained(name, model_fn, n_steps, shape, place, seed)
         print(f"{name}: {_line(results[name])}")
         gc.collect()
         if place.type == "cuda":
@@ -84,7 +87,6 @@ def compare_precisions(
 def _trained(
     name: str, model_fn: ModelFn, n_steps: int, shape: tuple[int, ...], place: torch.device, seed: int
 ) -> PrecisionResult:
-    torch.manual_seed(seed)
     model = model_fn().to(place).train()
     source = torch.Generator(place).manual_seed(seed)
     images = torch.randn(shape, generator=source, device=place)

@@ -11,11 +11,10 @@ import torch
 from optigpu.backends.torch.clock import calls_s, clock_for
 from optigpu.backends.torch.memory import operator_peaks_of, peaks_of
 from optigpu.documents.result import Measurement, MetricSummary
+from optigpu.facade.benchmark_result import MEBIBYTE
+from optigpu.facade.in_process import device_of, interval_ms
 from optigpu.statistics.intervals import Bounds, ratio, summarise
-from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
-
-MEBIBYTE = 2**20
-"""Bytes of what the founding documents call MB."""
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class CallTimes:
     @property
     def ci_ms(self) -> Bounds | None:
         """The median's 95% interval; None for fewer calls than one needs."""
-        found = self.summary.ci
-        return None if found is None else (1e3 * found[0], 1e3 * found[1])
+        return interval_ms(self.summary)
 
 
 def device_for(asked: str | torch.device | None) -> torch.device:
@@ -47,11 +45,7 @@ def device_for(asked: str | torch.device | None) -> torch.device:
     """
     if asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kinds = [kind.value for kind in DeviceKind]
-    kind = str(asked).partition(":")[0]
-    if kind not in kinds:
-        raise SpecError(f"device: {asked!s} is unknown; the devices are {', '.join(kinds)}.")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if device_of(str(asked)) is DeviceKind.CUDA and not torch.cuda.is_available():
         raise UnsupportedError(
             "There is no CUDA device here; leave device out, or name cpu, to use this CPU."
         )
