@@ -97,6 +97,10 @@ def _status(row: LeaderboardRow) -> str:
     return "earlier" if row.standing is Standing.EARLIER else "superseded" if row.superseded else ""
 
 
+LONGEST_PROMPT = 40
+"""Characters of a text prompt that a title shows."""
+
+
 def workload_text(workload: Document, model: str | None) -> str:
     """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`.
 
@@ -104,7 +108,7 @@ def workload_text(workload: Document, model: str | None) -> str:
     """
     if workload.keys() >= {"prompt_tokens", "new_tokens", "batch_size"}:
         prompt = workload.get("prompt")
-        begin = json.dumps(prompt, ensure_ascii=False) if prompt else workload["prompt_tokens"]
+        begin = _quoted(prompt) if prompt else workload["prompt_tokens"]
         shape = f"{begin}+{workload['new_tokens']} x{workload['batch_size']}{_sampling(workload)}"
         return f"{workload.get('kind')} {model} {shape}"
     shapes = (_shape(key, value) for key, value in workload.items() if key != "kind" and value is not None)
@@ -114,6 +118,12 @@ def workload_text(workload: Document, model: str | None) -> str:
 def models_text(spec: Document) -> str | None:
     """The model of a stored job, or its models, in one text."""
     return ", ".join(spec.get("models") or ()) or spec.get("model")
+
+
+def _quoted(prompt: str) -> str:
+    """The beginning of a text on one line."""
+    end = "..." if len(prompt) > LONGEST_PROMPT else ""
+    return json.dumps(prompt[:LONGEST_PROMPT] + end, ensure_ascii=False)
 
 
 def _sampling(workload: Document) -> str:

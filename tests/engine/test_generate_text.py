@@ -10,6 +10,7 @@ from optigpu.backends.runtime import Sampling
 from optigpu.child.messages import Ready
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.report.leaderboard import workload_text
 from optigpu.roofline.work import work_of
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
@@ -176,3 +177,12 @@ def test_a_spec_with_a_text_survives_its_own_json() -> None:
     asked_for = spec({"prompt": TEXT, "temperature": 0.7}, plan="ladder", stack=[{"name": "bf16"}])
     assert JobSpec.model_validate_json(asked_for.model_dump_json()) == asked_for
     assert [variant.label for variant in variants_of(asked_for)] == ["baseline", "bf16"]
+
+
+def test_a_title_shows_the_beginning_of_the_text_and_how_tokens_are_drawn() -> None:
+    long = Generate(prompt="a b " * 50, new_tokens=4, temperature=0.8, top_p=0.9).model_dump(mode="json")
+    text = workload_text(long, "bundled:tiny")
+    assert text.startswith('generate bundled:tiny "a b a b ')
+    assert text.endswith('..."+4 x1 at temperature 0.8, top_p 0.9')
+    assert len(text) < 120
+    assert workload_text(Generate().model_dump(mode="json"), "m") == "generate m 128+128 x1"
