@@ -108,6 +108,10 @@ class Workload(Frozen):
         """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
         return None
 
+    def shape_after(self, prompt_tokens: int | None) -> WorkShape | None:
+        """`work_shape` of a run that has shown how many tokens its text prompt has; None: it has none."""
+        return self.work_shape
+
     def check(self, model: Any) -> str | None:
         """Why these shapes do not fit that model, in one sentence, or None.
 

@@ -1,5 +1,6 @@
 """generate: decoding of a batch of prompts, prefill and decode reported apart."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -9,7 +10,7 @@ from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
-from optigpu.workloads.requests.shapes import DecodeShape
+from optigpu.workloads.requests.shapes import DecodeShape, WorkShape
 from optigpu.workloads.requests.texts import TextRequest, text_runtime
 
 Tokens = Annotated[int, Field(ge=1, le=131072)]
@@ -31,7 +32,10 @@ class Generate(Workload):
     later: ClassVar[tuple[str, ...]] = ("prompt", "temperature", "top_p")
 
     kind: Literal["generate"] = "generate"
-    prompt_tokens: Tokens = Field(PROMPT_TOKENS, description="Length of the prompt in tokens.")
+    prompt_tokens: Tokens | None = Field(
+        PROMPT_TOKENS,
+        description="Length of the prompt in tokens; null with a text, whose length follows from it.",
+    )
     new_tokens: int = Field(128, ge=2, le=131072, description="How many tokens to decode.")
     batch_size: int = Field(1, ge=1, le=1024, description="How many sequences at once.")
     prompt: str | None = Field(
@@ -50,20 +54,25 @@ class Generate(Workload):
         1.0, gt=0, le=1, description="Draw from the most likely tokens that together have this probability."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _length_of_a_text(cls, given: object) -> object:
+        if isinstance(given, Mapping) and given.get("prompt") is not None:
+            return {"prompt_tokens": None} | dict(given)
+        return given
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.prompt is not None and self.prompt_tokens != PROMPT_TOKENS:
-            raise ValueError("prompt_tokens follows from prompt; leave one of the two out")
+        if (self.prompt is None) == (self.prompt_tokens is None):
+            raise ValueError("prompt_tokens follows from prompt; name one of the two")
         if self.top_p < 1 and not self.temperature:
             raise ValueError("top_p needs a temperature above 0, such as 1; name one or leave top_p out")
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Without the fields that a text prompt replaces."""
+        """Without a length that follows from the text."""
         found = super().identity()
-        if self.prompt is not None:
-            del found["prompt_tokens"]
-        return found
+        return {name: value for name, value in found.items() if name != "prompt_tokens" or value is not None}
 
     @property
     def is_sampled(self) -> bool:
@@ -90,13 +99,20 @@ class Generate(Workload):
         return self.new_tokens * self.batch_size
 
     @property
-    def work_shape(self) -> DecodeShape:
-        """A step gives one token of each sequence; the facts of a run know the length of a text prompt."""
-        return DecodeShape(self.prompt_tokens, self.new_tokens, self.batch_size, units=self.batch_size)
+    def work_shape(self) -> DecodeShape | None:
+        """A step gives one token of each sequence. None for a text, whose length only a run knows."""
+        return None if self.prompt_tokens is None else self._shape(self.prompt_tokens)
+
+    def shape_after(self, prompt_tokens: int | None) -> WorkShape | None:
+        """The same after a text of so many tokens."""
+        return self.work_shape or (self._shape(prompt_tokens) if prompt_tokens else None)
+
+    def _shape(self, prompt_tokens: int) -> DecodeShape:
+        return DecodeShape(prompt_tokens, self.new_tokens, self.batch_size, units=self.batch_size)
 
     def check(self, model: ModelFacts) -> str | None:
         """Prompt and continuation must fit the model's context."""
-        if self.prompt is not None:
+        if self.prompt_tokens is None:  # a text has a token at least
             return exceeds_context(model, 1 + self.new_tokens, "prompt + new_tokens")
         return exceeds_context(model, self.prompt_tokens + self.new_tokens, "prompt_tokens + new_tokens")
 
@@ -109,7 +125,8 @@ class Generate(Workload):
         sampling = Sampling(self.temperature, self.top_p, runtime.seed) if self.is_sampled else None
         if sampling:
             runtime.notes.record(sampling=asdict(sampling))
-        if self.prompt is not None:
-            return TextRequest(text_runtime(runtime), self.prompt, self.batch_size, self.new_tokens, sampling)
-        shape = (self.batch_size, self.prompt_tokens)
-        return DecodingRequest(runtime, shape, self.new_tokens, sampling=sampling)
+        if self.prompt_tokens is not None:
+            shape = (self.batch_size, self.prompt_tokens)
+            return DecodingRequest(runtime, shape, self.new_tokens, sampling=sampling)
+        text = str(self.prompt)
+        return TextRequest(text_runtime(runtime), text, self.batch_size, self.new_tokens, sampling)

@@ -131,6 +131,7 @@ def spec(workload: dict[str, Any], **fields: Any) -> JobSpec:
     [
         ({"prompt": TEXT}, {"model": "preset:tiny-gpt2-test"}, "random weights and no tokenizer"),
         ({"prompt": TEXT, "prompt_tokens": 9}, {}, "prompt_tokens follows from prompt"),
+        ({"prompt_tokens": None}, {}, "name one of the two"),
         ({"top_p": 0.5}, {}, "top_p needs a temperature above 0"),
         (
             {"temperature": 1},
