@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
+from optigpu.workloads.requests.decoding import METRICS, Decode, DecodingRequest, exceeds_context
 from optigpu.workloads.requests.shapes import DecodeShape, WorkShape
 from optigpu.workloads.requests.texts import TextRequest, text_runtime
 
@@ -122,11 +123,12 @@ class Generate(Workload):
         Raises UnsupportedError for an engine without a tokenizer or without sampling, and a text that is too long.
         """
         runtime.notes.record(scenario=self.scenario)
-        sampling = Sampling(self.temperature, self.top_p, runtime.seed) if self.is_sampled else None
-        if sampling:
+        decode: Decode | None = None
+        if self.is_sampled:
+            sampling = Sampling(self.temperature, self.top_p, runtime.seed)
             runtime.notes.record(sampling=asdict(sampling))
-        if self.prompt_tokens is not None:
-            shape = (self.batch_size, self.prompt_tokens)
-            return DecodingRequest(runtime, shape, self.new_tokens, sampling=sampling)
-        text = str(self.prompt)
-        return TextRequest(text_runtime(runtime), text, self.batch_size, self.new_tokens, sampling)
+            decode = partial(text_runtime(runtime).draw, sampling=sampling)
+        if self.prompt is not None:
+            return TextRequest(text_runtime(runtime), self.prompt, self.batch_size, self.new_tokens, decode)
+        assert self.prompt_tokens is not None  # one of the two is there
+        return DecodingRequest(runtime, (self.batch_size, self.prompt_tokens), self.new_tokens, decode=decode)

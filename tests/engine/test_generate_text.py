@@ -1,18 +1,19 @@
 """generate from a text, with tokens drawn by chance: what is decoded, what a result keeps, and what is refused."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from optigpu.backends.llama_cpp import LlamaCppBackend
-from optigpu.backends.runtime import Sampling
+from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.child.messages import Ready
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.report.leaderboard import workload_text
 from optigpu.roofline.work import work_of
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import SpecError, UnsupportedError
 from optigpu.workloads.generate import Generate
@@ -113,6 +114,13 @@ def test_a_measuring_process_keeps_the_text_and_the_length_of_the_prompt() -> No
     by_text = work_of(Generate(prompt=TEXT, new_tokens=6), ready.facts)
     by_length = work_of(Generate(prompt_tokens=length, new_tokens=6), ready.facts)
     assert by_text == by_length
+
+
+def test_an_engine_without_a_tokenizer_is_refused_in_the_measuring_process() -> None:
+    greedy = cast(DecodingRuntime, SimpleNamespace(notes=Notes(), seed=0))
+    for workload in (Generate(prompt=TEXT), Generate(temperature=1)):
+        with pytest.raises(UnsupportedError, match="reads no text and draws no tokens"):
+            workload.prepare(greedy)
 
 
 def test_a_text_that_is_longer_than_the_context_is_refused(tiny: Any) -> None:

@@ -1,6 +1,6 @@
 """Decoding of prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from optigpu.backends.runtime import (
     Ids,
     Logits,
     ReferenceRuntime,
-    Sampling,
-    TextRuntime,
 )
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
@@ -19,6 +17,10 @@ from optigpu.workloads.base import Check
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """The metrics of a decoding request."""
+
+
+Decode = Callable[[Ids, int], Generation]
+"""What decodes so many tokens after a prompt [batch, prompt_tokens], timed."""
 
 
 class DecodingRequest:
@@ -31,20 +33,20 @@ class DecodingRequest:
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
         source: np.random.Generator | None = None,
-        sampling: Sampling | None = None,
         prompt: Ids | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. With
-        `sampling` tokens are drawn, which needs a TextRuntime.
+        `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. `decode`
+        None is the runtime's `generate`, which takes the most likely tokens.
         """
         self._runtime = runtime
         self._source = source or np.random.default_rng(runtime.seed)
         self._prompt = drawn_ids(self._source, runtime.facts, shape) if prompt is None else prompt
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
-        self._sampling = sampling
+        self._decode = decode
         self._gaps_s: list[float] = []
 
     def run(self) -> Mapping[str, float]:
@@ -82,14 +84,7 @@ class DecodingRequest:
         return Check(request_s, details=how)
 
     def _generated(self) -> Generation:
-        if self._sampling is None:
-            return self._runtime.generate(self._prompt, self._new_tokens)
-        if not isinstance(self._runtime, TextRuntime):
-            raise UnsupportedError(
-                "This engine takes the most likely tokens alone; leave temperature and top_p out, or ask for the "
-                "backend torch."
-            )
-        return self._runtime.draw(self._prompt, self._new_tokens, self._sampling)
+        return (self._decode or self._runtime.generate)(self._prompt, self._new_tokens)
 
     def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
         """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so."""
@@ -115,7 +110,7 @@ class DecodingRequest:
         """The next prompts of the same source."""
         batch, length = self._prompt.shape
         return DecodingRequest(
-            self._runtime, (batch, length), self._new_tokens, self._metrics, self._source, self._sampling
+            self._runtime, (batch, length), self._new_tokens, self._metrics, self._source, decode=self._decode
         )
 
 

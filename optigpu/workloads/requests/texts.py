@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from optigpu.backends.runtime import DecodingRuntime, Generation, Sampling, TextRuntime
+from optigpu.backends.runtime import DecodingRuntime, Generation, TextRuntime
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
-from optigpu.workloads.requests.decoding import DecodingRequest, exceeds_context
+from optigpu.workloads.requests.decoding import Decode, DecodingRequest, exceeds_context
 
 MOST_TEXT = 10_000
 """The most characters of an output that a result keeps."""
@@ -15,7 +15,7 @@ class TextRequest(DecodingRequest):
     """The same text, continued repeatedly, as each sequence of a batch."""
 
     def __init__(
-        self, runtime: TextRuntime, text: str, batch: int, new_tokens: int, sampling: Sampling | None
+        self, runtime: TextRuntime, text: str, batch: int, new_tokens: int, decode: Decode | None
     ) -> None:
         """Raises UnsupportedError for a text that the tokenizer cannot read or that does not fit the context."""
         ids = runtime.prompt_ids(text)
@@ -23,7 +23,7 @@ class TextRequest(DecodingRequest):
         if problem:
             raise UnsupportedError(problem)
         prompt = np.tile(np.array(ids, np.int64), (batch, 1))
-        super().__init__(runtime, prompt.shape, new_tokens, sampling=sampling, prompt=prompt)
+        super().__init__(runtime, prompt.shape, new_tokens, prompt=prompt, decode=decode)
         self._texts = runtime
         runtime.notes.record(prompt_tokens=len(ids))
 
@@ -35,7 +35,7 @@ class TextRequest(DecodingRequest):
 
 
 def text_runtime(runtime: DecodingRuntime) -> TextRuntime:
-    """The runtime as one that reads text. Raises UnsupportedError for an engine that does not."""
+    """The runtime as one that reads text and draws tokens. Raises UnsupportedError for an engine that does not."""
     if not isinstance(runtime, TextRuntime):
         raise UnsupportedError(
             "This engine reads no text and draws no tokens; leave prompt, temperature and top_p out, or ask for the "
