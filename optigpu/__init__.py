@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
+    from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder

@@ -4,6 +4,7 @@
 """
 
 EXPORTS: dict[str, str] = {
+    "BenchmarkEngine": "optigpu.facade.engine",
     "BenchmarkResult": "optigpu.facade.benchmark_result",
     "CompileOptimizer": "optigpu.facade.compilation",
     "DeepLearningBenchmark": "optigpu.facade.deep_learning",
