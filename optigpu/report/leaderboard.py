@@ -137,6 +137,9 @@ def _sampling(workload: Document) -> str:
 _SHAPES = {
     "batch_size": "x{}",
     "batch_sizes": "x{}",
+    "sequence_tokens": "{} tokens",
+    "shortest_tokens": "from {}",
+    "learning_rate": "at {}",
     "new_tokens": "+{}",
     "image_size": "{} px",
     "heads": "{} heads",
