@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
+    from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
     from optigpu.facade.functions.attention import (
         benchmark_attention_implementations as benchmark_attention_implementations,
     )

@@ -4,6 +4,7 @@
 """
 
 EXPORTS: dict[str, str] = {
+    "BenchmarkEngine": "optigpu.facade.engine",
     "BenchmarkResult": "optigpu.facade.benchmark_result",
     "CachedMultiHeadAttention": "optigpu.facade.functions.cached_decoder",
     "CachedTransformerDecoder": "optigpu.facade.functions.cached_decoder",

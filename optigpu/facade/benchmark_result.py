@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
+from optigpu.report.numbers import short
+
 MEBIBYTE = 2**20
 """Bytes of what the fields call MB."""
 NOT_MEASURED = "not measured"
@@ -22,7 +24,7 @@ class BenchmarkResult:
     >>> result.print_summary()
     === my model ===
       Latency:    12.5 ms mean; p50, p95, p99 not measured
-      Throughput: 80 items/s
+      Throughput: 80.0 items/s
       Memory:     VRAM not measured, host not measured
       Parameters: 1,000 (trainable not measured), size not measured
       FLOPs:      not measured
@@ -70,7 +72,7 @@ class BenchmarkResult:
     def _lines(self) -> Iterator[str]:
         yield f"Latency:    {_figure(self.latency_ms_mean, 'ms mean')}{self._interval()}; {self._percentiles()}"
         if self.first_token_ms is not None:
-            yield f"First token: {_figure(self.first_token_ms, 'ms')}"
+            yield f"First:      {_figure(self.first_token_ms, 'ms to the first token')}"
         yield f"Throughput: {_figure(self.throughput_per_sec, f'{self.throughput_of}/s')}"
         yield f"Memory:     VRAM {self._vram()}, host {_figure(self.host_peak_mb, 'MB peak')}"
         yield f"Parameters: {self._parameters()}, size {_figure(self.model_size_mb, 'MB')}"
@@ -82,19 +84,19 @@ class BenchmarkResult:
         if self.latency_ms_ci is None:
             return ""
         low, high = self.latency_ms_ci
-        return f", median in [{low:.4g}, {high:.4g}]"
+        return f", median in [{short(low)}, {short(high)}]"
 
     def _percentiles(self) -> str:
         """Those that were measured, then the names of the others."""
         found = {"p50": self.latency_ms_p50, "p95": self.latency_ms_p95, "p99": self.latency_ms_p99}
-        known = [f"{name} {value:.4g} ms" for name, value in found.items() if value is not None]
+        known = [f"{name} {short(value)} ms" for name, value in found.items() if value is not None]
         unknown = [name for name, value in found.items() if value is None]
         return ", ".join(known + ([f"{', '.join(unknown)} {NOT_MEASURED}"] if unknown else []))
 
     def _vram(self) -> str:
         if self.vram_peak_mb is None:
             return NOT_MEASURED
-        return f"{self.vram_peak_mb:.4g} MB peak ({_figure(self.vram_allocated_mb, 'MB')} before the run)"
+        return f"{short(self.vram_peak_mb)} MB peak ({_figure(self.vram_allocated_mb, 'MB')} before the run)"
 
     def _parameters(self) -> str:
         if self.params_total is None:
@@ -104,4 +106,4 @@ class BenchmarkResult:
 
 
 def _figure(value: float | None, unit: str) -> str:
-    return NOT_MEASURED if value is None else f"{value:.4g} {unit}"
+    return NOT_MEASURED if value is None else f"{short(value)} {unit}"

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, TypeVar
 from optigpu.documents.fields import refusing
 from optigpu.documents.shapes import ImageFacts
 from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import ladder
+from optigpu.facade.measuring import AskedWorkload, job_spec, printed
 from optigpu.hardware import probe
-from optigpu.job.bench import MEASURE
+from optigpu.job.bench import brief
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.vocabulary import BenchMode, DeviceKind, UnsupportedError
+from optigpu.workloads.classify import Classify
+from optigpu.workloads.generate import Generate
 
 if TYPE_CHECKING:
     import torch
@@ -54,21 +56,22 @@ class CompileOptimizer:
         return model
 
     @staticmethod
-    def benchmark(model: str = "preset:gpt2", mode: str = "default", **fields: object) -> JobReport:
+    def benchmark(
+        model: str = "preset:gpt2",
+        mode: str = "default",
+        *,
+        backend: str = "inductor",
+        workload: AskedWorkload | None = None,
+        progress: bool | None = None,
+        **fields: object,
+    ) -> JobReport:
         """Measures a model eager and compiled, side by side in processes of their own, and prints the table.
 
-        `model` is a reference: a decoder generates text, an image classifier classifies. `fields` are those of a job,
-        as `optigpu.run` takes them. Raises what that raises.
+        `model` is a reference: without a `workload` a decoder generates text, an image classifier classifies. `fields`
+        are the others of a job, as `optigpu.run` takes them. Raises what that raises.
         """
         images = isinstance(known_facts(parse_reference(model)), ImageFacts)
-        workload = (
-            {"kind": "classify"} if images else {"kind": "generate", "prompt_tokens": 32, "new_tokens": 32}
-        )
-        report = ladder(
-            fields.pop("workload", workload),
-            model,
-            stack=[{"name": "torch_compile", "mode": mode}],
-            **{"measure": MEASURE[BenchMode.QUICK], **fields},
-        )
-        print(report)
-        return report
+        usual = Classify() if images else Generate(prompt_tokens=32, new_tokens=32)
+        compiled = {"name": "torch_compile", "mode": mode, "backend": backend}
+        asked = {**brief(BenchMode.QUICK), **fields, "plan": "ladder"}
+        return printed(job_spec(workload or usual, model, [compiled], asked), progress)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from optigpu.facade.job_report import JobReport
-from optigpu.facade.measuring import run
+from optigpu.facade.measuring import job_spec, printed
 from optigpu.hardware import best_device
-from optigpu.job.bench import MEASURE, SIZES
+from optigpu.job.bench import SIZES, brief
 from optigpu.vocabulary import BenchMode
 
 
@@ -17,7 +17,12 @@ class KernelOptimizer:
 
     @staticmethod
     def benchmark_layernorm(
-        *, widths: Sequence[int] = (768,), rows: int = 2048, dtype: str = "float32", **fields: object
+        *,
+        widths: Sequence[int] = (768,),
+        rows: int = 2048,
+        dtype: str = "float32",
+        progress: bool | None = None,
+        **fields: object,
     ) -> JobReport:
         """Layer norm over `rows` rows of each width, after a residual and without one: separate operators, and fused.
 
@@ -40,21 +45,20 @@ class KernelOptimizer:
             "rows": rows,
             "dtype": dtype,
         }
-        return _printed(workload, fields)
+        return printed(job_spec(workload, None, (), {**brief(BenchMode.QUICK), **fields}), progress)
 
     @staticmethod
     def benchmark_attention(
-        *, lengths: Sequence[int] | None = None, dtype: str = "float32", **fields: object
+        *,
+        lengths: Sequence[int] | None = None,
+        dtype: str = "float32",
+        progress: bool | None = None,
+        **fields: object,
     ) -> JobReport:
         """Causal attention over each length: scores, softmax and product one by one, and in one fused operator.
 
         Without `lengths` it takes those of `optigpu bench`.
         """
         usual = SIZES[best_device(), BenchMode.QUICK].lengths
-        return _printed({"kind": "attention", "lengths": lengths or usual, "dtype": dtype}, fields)
-
-
-def _printed(workload: dict[str, object], fields: dict[str, object]) -> JobReport:
-    report = run(workload, **{"measure": MEASURE[BenchMode.QUICK], **fields})
-    print(report)
-    return report
+        workload = {"kind": "attention", "lengths": lengths or usual, "dtype": dtype}
+        return printed(job_spec(workload, None, (), {**brief(BenchMode.QUICK), **fields}), progress)

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """The reference that was loaded, and the techniques that changed it."""
+    """The reference that was loaded, the techniques that changed it, and the number of its weights before they did."""
 
     reference: str
     stack: tuple[Technique, ...]
+    weights: int
 
 
 _ORIGINS: "WeakKeyDictionary[PreTrainedModel, Origin]" = WeakKeyDictionary()

@@ -83,7 +83,7 @@ class QuantizationOptimizer:
         >>> QuantizationOptimizer.load("bundled:tiny", precision="int7")
         Traceback (most recent call last):
         ...
-        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int4 or int8? The precisions are ...
+        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int8 or int4? The precisions are ...
         """
         if precision not in STACKS:
             meant = did_you_mean(closest(precision, STACKS))
@@ -95,10 +95,11 @@ class QuantizationOptimizer:
         chosen = STACKS[precision]
         stack = chosen(environment, kind) if callable(chosen) else chosen
         _require(stack, environment, kind, name)
-        model = _loaded(str(reference), () if precision == NATIVE else stack, kind, seed)
+        model, weights = _loaded(str(reference), () if precision == NATIVE else stack, kind, seed)
         if precision == NATIVE:
             accelerate(model)
-        remember(model, Origin(str(reference), stack))
+            stack = (_native(model),)
+        remember(model, Origin(str(reference), stack, weights))
         return model, _tokenizer(str(reference))
 
 
@@ -116,12 +117,21 @@ def _require(stack: tuple[Technique, ...], environment: Environment, device: Dev
             raise UnsupportedError(reason)
 
 
-def _loaded(reference: str, stack: tuple[Technique, ...], device: DeviceKind, seed: int) -> "PreTrainedModel":
+def _loaded(
+    reference: str, stack: tuple[Technique, ...], device: DeviceKind, seed: int
+) -> "tuple[PreTrainedModel, int]":
+    """The model with the stack applied, and the number of its weights before."""
     from optigpu.backends.torch.applied import DecodingModel
 
     applied = DecodingModel(reference, resolve(stack, "generate"), device, seed, _silent)
-    model: PreTrainedModel = applied.model
-    return model
+    return applied.model, applied.weights
+
+
+def _native(model: "PreTrainedModel") -> NativeDecode:
+    """The technique with the bits that `accelerate` chose for the model."""
+    from optigpu.techniques.decoding.native_decode.programs import attached
+
+    return NativeDecode(weights=attached(model).head.kind, calibration="none")
 
 
 def _silent(doing: str) -> None:
