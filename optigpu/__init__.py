@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run
+    from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid
+    from optigpu.facade.quantized import quantize as quantize
 
 __version__ = "0.1.0"
 __all__ = [*EXPORTS, "__version__"]

@@ -9,5 +9,7 @@ EXPORTS: dict[str, str] = {
     "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",
+    "make_it_work_hybrid": "optigpu.facade.quantized",
+    "quantize": "optigpu.facade.quantized",
     "run": "optigpu.facade.measuring",
 }
