@@ -6,6 +6,7 @@
 EXPORTS: dict[str, str] = {
     "BenchmarkResult": "optigpu.facade.benchmark_result",
     "JobReport": "optigpu.facade.job_report",
+    "QuantizedLinear": "optigpu.facade.quantized_linear",
     "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",

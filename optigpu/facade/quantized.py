@@ -94,7 +94,9 @@ def _ids(samples: "Samples", model: "PreTrainedModel") -> "torch.Tensor":
     several = isinstance(samples, Sequence) and not isinstance(samples, str)
     parts = [_tensor(sample) for sample in (samples if several else [samples])]
     if not parts:
-        raise SpecError("sample_inputs is empty; give token ids, or leave it out for a text that the model writes.")
+        raise SpecError(
+            "sample_inputs is empty; give token ids, or leave it out for a text that the model writes."
+        )
     shortest = min(part.shape[1] for part in parts)
     return torch.cat([part[:, :shortest] for part in parts]).to(model.device)
 

@@ -122,7 +122,11 @@ class NativeGenerate:
             chosen = self._decoder.decode(chosen[:, -1:], min(at_once, left))
 
     def request(
-        self, prompts: torch.Tensor, criteria: Sequence[object], config: GenerationConfig, inputs: dict[str, Any]
+        self,
+        prompts: torch.Tensor,
+        criteria: Sequence[object],
+        config: GenerationConfig,
+        inputs: dict[str, Any],
     ) -> _Request:
         """What transformers prepared, as the decoder needs it. Raises _NotNativeError where that is not possible."""
         limit, ends, other = None, None, []
@@ -134,7 +138,9 @@ class NativeGenerate:
             else:
                 other.append(type(criterion).__name__)
         if other or limit is None:
-            raise _NotNativeError(f"the stopping criterion {' + '.join(other)}" if other else "an endless text")
+            raise _NotNativeError(
+                f"the stopping criterion {' + '.join(other)}" if other else "an endless text"
+            )
         if prompts.shape[1] + limit - 1 > self._program.context:
             raise _NotNativeError(f"a text beyond the model's context of {self._program.context} tokens")
         lengths = _prompt_lengths(prompts, inputs)
@@ -188,7 +194,9 @@ def _other_loop(arguments: Sequence[object], options: dict[str, Any]) -> str | N
 def _require_greedy(config: GenerationConfig, processors: Sequence[object]) -> None:
     mode = config.get_generation_mode()
     if mode is not GenerationMode.GREEDY_SEARCH:
-        raise _NotNativeError(f"{mode.value.replace('_', ' ')} (greedy decoding is do_sample=False, num_beams=1)")
+        raise _NotNativeError(
+            f"{mode.value.replace('_', ' ')} (greedy decoding is do_sample=False, num_beams=1)"
+        )
     if processors:
         raise _NotNativeError(f"the logits processor {type(processors[0]).__name__}")
     asked = [name for name in _OUTPUTS if getattr(config, name, None)]
