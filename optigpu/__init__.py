@@ -8,6 +8,7 @@ from optigpu.exports import EXPORTS
 if TYPE_CHECKING:
     from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
+    from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard

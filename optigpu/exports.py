@@ -5,6 +5,7 @@
 
 EXPORTS: dict[str, str] = {
     "BenchmarkResult": "optigpu.facade.benchmark_result",
+    "GPUProfiler": "optigpu.facade.gpu_profiler",
     "JobReport": "optigpu.facade.job_report",
     "QuantizedLinear": "optigpu.facade.quantized_linear",
     "accelerate": "optigpu.facade.accelerated",
