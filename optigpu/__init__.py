@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from optigpu.facade.functions.train_steps import (
         train_with_gradient_accumulation as train_with_gradient_accumulation,
     )
+    from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from optigpu.facade.predictions import simulate_matmul as simulate_matmul
     from optigpu.facade.predictions import simulate_matmul_devices as simulate_matmul_devices
     from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
+    from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid
+    from optigpu.facade.quantized import quantize as quantize
+    from optigpu.facade.quantized_linear import QuantizedLinear as QuantizedLinear
     from optigpu.facade.recommendations import recommend_optimization as recommend_optimization
 
 __version__ = "0.1.0"
