@@ -6,7 +6,7 @@ Outside of a step all arrays are numpy arrays; within it the parts below are tor
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,18 +124,28 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
+class UpdateRule:
+    """The optimizer that the workload asks for; all that is not named here is torch's default of that optimizer."""
+
+    name: Literal["adamw", "sgd"]
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class TrainingParts:
     """What a step of training is made of; a technique's hook `training` returns it with its changes.
 
-    `around` are entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that
-    gradients do not vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most
-    that the norm of the whole gradient may be. With `in_backward` each weight is updated, and its gradient freed, as
-    soon as the gradient is there.
+    `optimizer` follows `rule`, which is for techniques that put another implementation in its place. `around` are
+    entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that gradients do not
+    vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most that the norm of
+    the whole gradient may be. With `in_backward` each weight is updated as soon as its gradient is there, which is then
+    freed.
     """
 
     arrange: Arrange
     loss: LossOf
     optimizer: MakeOptimizer
+    rule: UpdateRule
     around: tuple[Around, ...] = field(default=())
     loss_scaling: bool = False
     clip_norm: float | None = None

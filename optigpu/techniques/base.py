@@ -61,6 +61,9 @@ class Choice(StrEnum):
     AUTOGRAD = "forward passes run under one autograd mode"
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
+    OPTIMIZER = "weights are updated by one optimizer"
+    WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):

@@ -26,14 +26,17 @@ class TrainStep(Workload):
     primary: ClassVar[str] = "samples_per_s"
     metrics: ClassVar[tuple[str, ...]] = (
         "samples_per_s",
-        "trained_tokens_per_s",
-        "padded_tokens_per_s",
         "step_s",
         "data_s",
         "forward_s",
         "backward_s",
         "optimizer_s",
     )
+    for_some: ClassVar[Mapping[str, str]] = {
+        "trained_tokens_per_s": "an image classifier has no tokens",
+        "padded_tokens_per_s": "an image classifier has no tokens",
+        "images_per_s": "a language model learns no images",
+    }
     task: ClassVar[Task] = Task.TRAINING
     example_model: ClassVar[str] = "preset:gpt2"
 

@@ -7,6 +7,9 @@ from optigpu.backends.runtime import Runtime
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.backends.torch.runtime import TorchDecodingRuntime, TorchPassRuntime
+from optigpu.backends.torch.training.model import TrainableModel
+from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.backends.training import UpdateRule
 from optigpu.vocabulary import Task
 
 
@@ -18,4 +21,7 @@ def prepare(order: Order, model: str, progress: Callable[[str], None]) -> Runtim
     task, given = order.workload.task, (model, order.stack, order.device, order.seed, progress)
     if task is Task.DECODING:
         return TorchDecodingRuntime(DecodingModel(*given), order.folder)
+    if task is Task.TRAINING:
+        rule = UpdateRule(order.workload.optimizer, order.workload.learning_rate)
+        return TorchTrainingRuntime(TrainableModel(rule, *given), order.folder)
     return TorchPassRuntime(PassModel(task, *given), order.folder)
