@@ -10,7 +10,7 @@ from optigpu.vocabulary import Document
 
 CARRIERS: Mapping[str, Precision] = MappingProxyType({"fp16": "fp16", "bf16": "bf16"})
 """Precisions of computation, which leave quantized weights at the precision that they have."""
-UNCLAIMED = frozenset({"tf32", "autocast", "fp8", "fp8_training"})
+UNCLAIMED = frozenset({"tf32", "autocast", "fp8"})
 """Techniques that give a precision of which there is no claim."""
 PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
     {
@@ -46,9 +46,7 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
     }
 )
 """The parameter that decides a technique's bits, and the claimed precisions of its values."""
-MORE_THAN_PRECISION = frozenset(
-    {"native_decode", "mixed_precision", "qlora", "int8_finetune", "fp8_training"}
-)
+MORE_THAN_PRECISION = frozenset({"native_decode", "mixed_precision", "qlora", "int8_finetune"})
 """Techniques with a precision that claims name beside it: they change the decode step, or what is trained how."""
 PRECISION_ALONE = (
     CARRIERS.keys() | PRECISIONS.keys() | UNCLAIMED | PRECISIONS_BY_PARAMETER.keys()
