@@ -1,3 +1,31 @@
 """OptiGPU: what each optimization layer buys on your hardware, alone and stacked."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from optigpu.exports import EXPORTS
+
+if TYPE_CHECKING:
+    from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
+    from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.measuring import ladder as ladder
+    from optigpu.facade.measuring import leaderboard as leaderboard
+    from optigpu.facade.measuring import run as run
+
 __version__ = "0.1.0"
+__all__ = [*EXPORTS, "__version__"]
+
+if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name where it is first used, so that `import optigpu` costs nothing (PEP 562)."""
+        if name not in EXPORTS:
+            raise AttributeError(
+                f"module 'optigpu' has no attribute {name!r}; dir(optigpu) lists what it has."
+            )
+        found = globals()[name] = getattr(import_module(EXPORTS[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,8 +15,8 @@ from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.files import is_report, read_json
 from optigpu.documents.result import Attribution
 from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
+from optigpu.measure import Report
 from optigpu.paths import data_dir
-from optigpu.run import Report
 from optigpu.vocabulary import Document, OptiGPUError, SpecError, new_id, utc_now
 
 LAST = "last"

@@ -1,6 +1,6 @@
 """Commands that need no service: probe, techniques, models, run, ladder."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from optigpu.cli.measuring import default_device, measure_and_show
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, show_list
 from optigpu.vocabulary import DeviceKind
-
-if TYPE_CHECKING:
-    from optigpu.job.spec import JobSpec
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -76,15 +73,8 @@ def ladder(
     """
     spec = spec_of(given, default_device, spec_file, plan="ladder")
     if "stack" not in given and spec_file is None:
-        spec = with_default_stack(spec)
+        from optigpu.hardware import probe as probe_machine
+        from optigpu.job.plan import with_default_stack
+
+        spec = with_default_stack(spec, probe_machine())
     measure_and_show(spec, format_)
-
-
-def with_default_stack(spec: "JobSpec") -> "JobSpec":
-    """The job with the techniques that suit its device on this machine, those that exclude the others beside them."""
-    from optigpu.hardware import probe as probe_machine
-    from optigpu.job.plan import default_beside, default_stack
-
-    about = (probe_machine(), spec.device, spec.workload, spec.backend)
-    beside = spec.beside or default_beside(*about, spec.model)
-    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})

@@ -77,6 +77,13 @@ def default_beside(
     )
 
 
+def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them."""
+    about = (environment, spec.device, spec.workload, spec.backend)
+    beside = spec.beside or default_beside(*about, spec.model)
+    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
+
+
 def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
     """Each technique of a backend that has an effect on the workload, with its usual parameters."""
     for name, kind in TECHNIQUES.items():

@@ -1,10 +1,11 @@
-"""Tables in several forms: the terminal, Markdown and LaTeX show the same cells; CSV holds the raw values."""
+"""Tables in several forms: the terminal, Markdown, HTML and LaTeX show the same cells; CSV holds the raw values."""
 
 import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -131,6 +132,24 @@ def _bar(cells: Iterable[str]) -> str:
 
 def _one_line(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def html(grid: Grid) -> str:
+    """The table for a notebook or a page: a caption, the rows that are not ranked in grey, the notes below."""
+    head = "".join(_cell("th", column, column.heading) for column in grid.columns)
+    rows = "".join(
+        ('<tr style="color: #777">' if number in grid.faint else "<tr>")
+        + "".join(_cell("td", column, text) for column, text in zip(grid.columns, row, strict=True))
+        + "</tr>"
+        for number, row in enumerate(grid.rows)
+    )
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in grid.notes)
+    caption = f"<caption><b>{escape(grid.title)}</b></caption>" if grid.title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+
+
+def _cell(tag: str, column: Column, text: str) -> str:
+    return f'<{tag} style="text-align: {"right" if column.right else "left"}">{escape(text)}</{tag}>'
 
 
 def latex(grid: Grid) -> str:

@@ -119,7 +119,13 @@ CSV_FIELDS = (
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
     """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
+    return csv_text(CSV_FIELDS, ladder_records(attribution, results))
+
+
+def ladder_records(attribution: Attribution, results: Sequence[Document]) -> list[dict[str, object]]:
+    """The lines of the CSV form, each with a value or None for every one of CSV_FIELDS."""
+    records = (_record(row, attribution.metric) for row in rows_of(attribution, results))
+    return [{field: record.get(field) for field in CSV_FIELDS} for record in records]
 
 
 def _record(row: Row, name: str) -> dict[str, object]:

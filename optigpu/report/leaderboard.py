@@ -171,7 +171,13 @@ CSV_FIELDS = (
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
     """The rows of all boards as raw values in SI units; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row) for board in page.boards for row in board.rows])
+    return csv_text(CSV_FIELDS, leaderboard_records(page))
+
+
+def leaderboard_records(page: LeaderboardPage) -> list[dict[str, object]]:
+    """The lines of the CSV form, each with a value or None for every one of CSV_FIELDS."""
+    records = (_record(row) for board in page.boards for row in board.rows)
+    return [{field: record.get(field) for field in CSV_FIELDS} for record in records]
 
 
 def _record(row: LeaderboardRow) -> dict[str, object]:

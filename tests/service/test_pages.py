@@ -132,7 +132,7 @@ def test_the_readme_s_example_works(folder: Path) -> None:
 
 def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
     """And in less time: that it works is all that is asked."""
-    (source,) = [block for block in blocks(LIBRARY, "python") if "from optigpu.run import run" in block]
+    (source,) = [block for block in blocks(LIBRARY, "python") if "from optigpu.measure import run" in block]
     for written, less in (
         ("preset:gpt2", "preset:tiny-llama-test"),
         ('"new_tokens": 64', '"new_tokens": 8'),

@@ -24,11 +24,11 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 class AppliedModel(TorchDevice):
     """The base class of models with an applied stack.
 
-    `reference` is what was loaded, `model` the transformers model with the attributes of its family; `weights` counts
-    its weights before the stack changed them.
+    `reference` is what was loaded, None for a model that the caller had already loaded; `model` is the transformers
+    model with the attributes of its family; `weights` counts its weights before the stack changed them.
     """
 
-    reference: ModelReference
+    reference: ModelReference | None
     model: Any
     modes: ModeOptions
     weights: int
@@ -90,17 +90,23 @@ class DecodingModel(AppliedModel):
 
     def __init__(
         self,
-        model: str,
+        model: str | PreTrainedModel,
         stack: tuple[Technique, ...],
         device: DeviceKind,
         seed: int,
         progress: Callable[[str], None],
     ) -> None:
+        """`model` is a reference, or a model that is loaded and on the device: what a stack changes of loading then
+        has no effect."""
         super().__init__(device, seed)
-        self.reference = parse_reference(model)
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
-        self.model = load_decoder(self.reference, options, device, seed)
+        if isinstance(model, str):
+            self.reference = parse_reference(model)
+            self.model = load_decoder(self.reference, options, device, seed)
+        else:
+            self.reference, self.model = None, model
+            options = options.but(dtype=str(model.dtype).removeprefix("torch."))
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
         progress("applying")

@@ -24,6 +24,9 @@ from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer
 from optigpu.models.loading.weights import origin_of
+from optigpu.vocabulary import UnsupportedError
+
+_CALLERS_OWN = "The caller loaded the model."
 
 
 class TorchModelRuntime(TorchRuntime):
@@ -37,8 +40,11 @@ class TorchModelRuntime(TorchRuntime):
     def weights(self) -> WeightFacts:
         """Their origin, and the bytes that they take now."""
         applied = self._applied
-        named = getattr(applied.model.config, "transformers_weights", None)
-        origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
+        if applied.reference is None:
+            origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), _CALLERS_OWN))
+        else:
+            named = getattr(applied.model.config, "transformers_weights", None)
+            origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
         return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
 
 
@@ -52,6 +58,10 @@ class TorchDecodingRuntime(TorchModelRuntime):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.decoding.reference is None:
+            raise UnsupportedError(
+                "A model that the caller loaded came without a tokenizer; encode texts yourself."
+            )
         return load_tokenizer(self.decoding.reference)
 
     @property

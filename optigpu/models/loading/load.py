@@ -127,7 +127,9 @@ def loaded_facts(model: PreTrainedModel) -> ModelFacts:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
-        tied_head=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
+        # A layer that was quantized in its place may hold its numbers under another name.
+        tied_head=getattr(model.get_output_embeddings(), "weight", None)
+        is model.get_input_embeddings().weight,
         **block_shapes(config.model_type, config.to_dict(), config.hidden_size, heads),
     )
 

@@ -23,14 +23,15 @@ class DecodingRequest:
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
         source: np.random.Generator | None = None,
+        prompt: Ids | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        `metrics` names those of METRICS that a request yields.
+        `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields.
         """
         self._runtime = runtime
         self._source = source or np.random.default_rng(runtime.seed)
-        self._prompt = drawn_ids(self._source, runtime.facts, shape)
+        self._prompt = drawn_ids(self._source, runtime.facts, shape) if prompt is None else prompt
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._gaps_s: list[float] = []
