@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from optigpu.facade.accelerated import accelerate as accelerate
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
+    from optigpu.facade.compilation import CompileOptimizer as CompileOptimizer
+    from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
+    from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
     from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run
+    from optigpu.facade.memory import MemoryOptimizer as MemoryOptimizer
+    from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
 
 __version__ = "0.1.0"
 __all__ = [*EXPORTS, "__version__"]

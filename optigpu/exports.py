@@ -4,8 +4,15 @@
 """
 
 EXPORTS: dict[str, str] = {
+    "BenchmarkEngine": "optigpu.facade.engine",
     "BenchmarkResult": "optigpu.facade.benchmark_result",
+    "CompileOptimizer": "optigpu.facade.compilation",
+    "DeepLearningBenchmark": "optigpu.facade.deep_learning",
     "JobReport": "optigpu.facade.job_report",
+    "KernelOptimizer": "optigpu.facade.kernels",
+    "MemoryOptimizer": "optigpu.facade.memory",
+    "QuantizationOptimizer": "optigpu.facade.quantization",
+    "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",
     "run": "optigpu.facade.measuring",
