@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from optigpu.facade.measuring import run as run
     from optigpu.facade.memory import MemoryOptimizer as MemoryOptimizer
     from optigpu.facade.quantization import QuantizationOptimizer as QuantizationOptimizer
+    from optigpu.facade.quantized import make_it_work_hybrid as make_it_work_hybrid
+    from optigpu.facade.quantized import quantize as quantize
+    from optigpu.facade.quantized_linear import QuantizedLinear as QuantizedLinear
 
 __version__ = "0.1.0"
 __all__ = [*EXPORTS, "__version__"]

@@ -12,8 +12,11 @@ EXPORTS: dict[str, str] = {
     "KernelOptimizer": "optigpu.facade.kernels",
     "MemoryOptimizer": "optigpu.facade.memory",
     "QuantizationOptimizer": "optigpu.facade.quantization",
+    "QuantizedLinear": "optigpu.facade.quantized_linear",
     "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",
     "leaderboard": "optigpu.facade.measuring",
+    "make_it_work_hybrid": "optigpu.facade.quantized",
+    "quantize": "optigpu.facade.quantized",
     "run": "optigpu.facade.measuring",
 }
