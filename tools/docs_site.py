@@ -79,6 +79,10 @@ def reference() -> str:
         "## Below the public names",
         "",
         *(f"::: {name}\n    options:\n      heading_level: 3\n" for name in FURTHER),
+        "## Over HTTP",
+        "",
+        "A running service describes its own API at `/docs`, as OpenAPI at `/openapi.json`, and a job's fields at",
+        "`/v1/schema/job`. [The service](../service.md) goes through it with `curl`.",
     ]
     return "\n".join(lines)
 
