@@ -30,6 +30,10 @@ class Texts:
     documents: tuple[NDArray[np.int64], ...]
     length: int
 
+    def split(self, parts: int) -> "list[Texts]":
+        """So many parts with as many documents each, which `parts` must divide."""
+        return [Texts(self.documents[part], self.length) for part in _slices(len(self.documents), parts)]
+
 
 @dataclass(frozen=True)
 class LabelledImages:
@@ -37,6 +41,17 @@ class LabelledImages:
 
     images: Images
     labels: NDArray[np.int64]
+
+    def split(self, parts: int) -> "list[LabelledImages]":
+        """So many parts with as many images each, which `parts` must divide."""
+        return [
+            LabelledImages(self.images[part], self.labels[part]) for part in _slices(len(self.labels), parts)
+        ]
+
+
+def _slices(samples: int, parts: int) -> list[slice]:
+    size = samples // parts
+    return [slice(first, first + size) for first in range(0, samples, size)]
 
 
 TrainingBatch = Texts | LabelledImages

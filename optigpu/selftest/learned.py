@@ -1,6 +1,7 @@
 """Compares how two prepared models learn: the losses of a few steps, and the norm of the first gradient."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.shapes import ModelFacts
@@ -34,7 +35,7 @@ class Learned:
         losses = self._losses_of(changed)
         return float(np.max([*errors, *np.abs(losses / self._losses - 1)]))
 
-    def _losses_of(self, runtime: TrainingRuntime) -> np.ndarray:
+    def _losses_of(self, runtime: TrainingRuntime) -> NDArray[np.float64]:
         return np.array([runtime.step(batch).loss for batch in self._batches])
 
 

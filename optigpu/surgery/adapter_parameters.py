@@ -16,6 +16,6 @@ class AdapterParameters(Frozen):
     A layer computes W x + alpha / rank * B A x; B begins at zero.
     """
 
-    rank: int = Field(8, ge=1, le=1024)
-    alpha: float = Field(16.0, gt=0, le=4096)
-    targets: Targets = "all-linear"
+    rank: int = Field(8, ge=1, le=1024, description="Rows of A, and columns of B.")
+    alpha: float = Field(16.0, gt=0, le=4096, description="Weight of the factors, times the rank.")
+    targets: Targets = Field("all-linear", description="Which layers get factors; the head never does.")

@@ -1,11 +1,12 @@
 """Low-rank factors beside linear layers, put there by peft."""
 
+import re
 from collections.abc import Sequence
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LayerWithFactors
-from transformers import PreTrainedModel
+from torch.nn import Module
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.adapter_parameters import AdapterParameters, Targets
@@ -19,9 +20,7 @@ _ATTENTION = "Attention"
 """Part of the names of transformers' classes of attentions."""
 
 
-def chosen_places(
-    model: PreTrainedModel, places: Sequence[Place], targets: Targets, technique: str
-) -> list[Place]:
+def chosen_places(model: Module, places: Sequence[Place], targets: Targets, technique: str) -> list[Place]:
     """Those of `places` that get factors. Raises UnsupportedError if there is none."""
     if targets == "all-linear":
         return list(places)
@@ -34,9 +33,7 @@ def chosen_places(
     return chosen
 
 
-def add_factors(
-    model: PreTrainedModel, places: Sequence[Place], parameters: AdapterParameters
-) -> dict[str, int]:
+def add_factors(model: Module, places: Sequence[Place], parameters: AdapterParameters) -> dict[str, int]:
     """Adds factors to the layers at `places` in place; from then on they alone require gradients.
 
     Returns what is to be recorded.
@@ -44,7 +41,9 @@ def add_factors(
     config = LoraConfig(
         r=parameters.rank,
         lora_alpha=parameters.alpha,
-        target_modules=[place.path for place in places],
+        target_modules="|".join(
+            re.escape(place.path) for place in places
+        ),  # peft matches whole paths with it
         fan_in_fan_out=any(isinstance(place.layer, Conv1D) for place in places),
     )
     config._register_custom_module({FrozenLinear: LayerWithFactors})

@@ -1,8 +1,8 @@
 """Quantized layers within a model that is trained: their weights stay, and gradients pass through to their inputs."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
@@ -51,8 +51,7 @@ class FrozenLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        y: torch.Tensor = _PassedOn.apply(x.to(dtype), self.layer)
-        return y
+        return _passed_on(x.to(dtype), self.layer)
 
 
 class _PassedOn(torch.autograd.Function):
@@ -67,6 +66,8 @@ class _PassedOn(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient @ ctx.layer.widened(gradient.dtype), None
 
+
+_passed_on = cast(Callable[[torch.Tensor, WideningLayer], torch.Tensor], _PassedOn.apply)
 
 _PRODUCTS = {"optigpu": ("int8_linear", "triton_int8_linear", "int4_linear"), "bitsandbytes": ("gemm_4bit",)}
 """The operators of quantized layers. Their first argument is x, and they return y."""

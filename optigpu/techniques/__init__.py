@@ -48,10 +48,14 @@ from optigpu.techniques.training.activation_offload import ActivationOffload
 from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
 from optigpu.techniques.training.compile_training import CompileTraining
 from optigpu.techniques.training.fp8_training import Fp8Training
+from optigpu.techniques.training.fused_optimizer import FusedOptimizer
+from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
+from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
 from optigpu.techniques.training.int8_finetune import Int8Finetune
 from optigpu.techniques.training.lora import Lora
 from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
+from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
 from optigpu.techniques.training.qlora import Qlora
 from optigpu.techniques.training.sequence_packing import SequencePacking
 
@@ -92,6 +96,10 @@ AnyTechnique = Annotated[
     | NativeDecode
     | MagnitudePruning
     | MixedPrecision
+    | GradientCheckpointing
+    | GradientAccumulation
+    | FusedOptimizer
+    | OptimizerInBackward
     | Optimizer8bit
     | ChunkedCrossEntropy
     | ActivationOffload

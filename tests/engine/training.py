@@ -1,9 +1,10 @@
-"""Runtimes that train small models on this CPU, and samples to train them with."""
+"""Runtimes that train small models, and samples to train them with."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optigpu.backends.base import Order
 from optigpu.backends.torch.prepare import prepare
@@ -22,14 +23,16 @@ LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"
 RESNET, VIT = "preset:tiny-resnet-test", "preset:tiny-vit-test"
 
 
-def trained(model: str, *stack: Technique, **workload: Any) -> TorchTrainingRuntime:
-    """What trains the model on this CPU with the stack applied; `workload` are fields of TrainStep."""
+def trained(
+    model: str, *stack: Technique, device: DeviceKind = DeviceKind.CPU, **workload: Any
+) -> TorchTrainingRuntime:
+    """What trains the model with the stack applied; `workload` are fields of TrainStep."""
     step = TrainStep(**workload)
     order = Order(
         model=model,
         stack=resolve(stack, step.kind),
         workload=step,
-        device=DeviceKind.CPU,
+        device=device,
         seed=0,
         threads=1,
         folder=Path("unused"),
@@ -66,7 +69,7 @@ def weights_of(runtime: TorchTrainingRuntime) -> list[Any]:
     return [weight.detach().clone() for weight in runtime.training.trainer.weights]
 
 
-def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> np.ndarray:
+def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> NDArray[np.float64]:
     """The losses of steps over always the same samples."""
     batch = batch_for(runtime)
     return np.array([runtime.step(batch).loss for _ in range(steps)])

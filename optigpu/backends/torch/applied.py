@@ -8,8 +8,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
-from optigpu.backends.torch.decoding import GreedyDecoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
@@ -127,6 +128,25 @@ class DecodingModel(AppliedModel):
         self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
         return Decoded(tokens, self.clock.seconds(marks))
 
+    def draw(self, prompt: torch.Tensor, new_tokens: int, sampling: Sampling) -> Decoded:
+        """As `generate`, with tokens drawn by chance; leaves torch's random state as it was.
+
+        Raises UnsupportedError where a technique replaced the decode loop, whose own one is greedy.
+        """
+        if self._replacing:
+            raise UnsupportedError(
+                f"{' + '.join(self._replacing)} replaces the decode loop by a greedy one; leave it out, or leave "
+                "temperature and top_p out."
+            )
+        with (
+            torch.random.fork_rng([torch.cuda.current_device()] if self.device is DeviceKind.CUDA else []),
+            self._mode(),
+        ):
+            torch.manual_seed(sampling.seed)
+            tokens, marks = self._decoder.decode(prompt, new_tokens, self.clock, sampling)
+        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
+        return Decoded(tokens, self.clock.seconds(marks))
+
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits after `tokens` through the timed path, float32 [batch, vocabulary].
 
@@ -176,7 +196,7 @@ class DecodingModel(AppliedModel):
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
             self.decoded = (batch, length)
 
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> GreedyDecoder:
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)

@@ -112,7 +112,7 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
     with _one_sentence(reference):
-        return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
+        return AutoTokenizer.from_pretrained(source_of(reference), **reading_of(reference))
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
@@ -198,7 +198,7 @@ def _read(
     attention: str | None,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    source, reading = _source(reference), _reading(reference)
+    source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         model: PreTrainedModel = kind.from_pretrained(
@@ -226,14 +226,14 @@ def _read(
         return model
 
 
-def _source(reference: ModelReference) -> str:
+def source_of(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(model_directory(reference.name)) if reference.kind == "path" else reference.name
 
 
-def _reading(reference: ModelReference) -> dict[str, Any]:
+def reading_of(reference: ModelReference) -> dict[str, Any]:
     """Never remote code, and the network for the hub alone."""
     return {
         "revision": reference.revision or "main",

@@ -37,6 +37,7 @@ class Lora(AdapterParameters, Technique):
         ),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS,)
+    error_bound: ClassVar[float] = 0.1
 
     name: Literal["lora"] = "lora"
 

@@ -40,11 +40,15 @@ class Optimizer8bit(Technique):
         Expected(Basis.AIM, "slower on a CPU, where one update is several operations of PyTorch"),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.OPTIMIZER,)
-    error_bound: ClassVar[float] = 0.1
+    error_bound: ClassVar[float] = 0.01
 
     name: Literal["optimizer_8bit"] = "optimizer_8bit"
-    paged: bool = False
-    smallest: int = Field(4096, ge=1)
+    paged: bool = Field(
+        False, description="Whether the driver may move states to the host's memory; on CUDA."
+    )
+    smallest: int = Field(
+        4096, ge=1, description="The least number of weights of a tensor with 8-bit states."
+    )
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """Only CUDA's driver moves pages; and the library must be installed."""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.adapter_parameters import AdapterParameters
@@ -35,12 +37,14 @@ class Qlora(AdapterParameters, Technique):
         Expected(Basis.AIM, "slower than lora, since each pass widens the weights"),
     )
     choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
-    error_bound: ClassVar[float] = 0.5
+    error_bound: ClassVar[float] = 0.1
     trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"base": "int4"}))
 
     name: Literal["qlora"] = "qlora"
-    base: Literal["nf4", "int4"] = "nf4"
-    double_quantization: bool = True
+    base: Literal["nf4", "int4"] = Field("nf4", description="The format of the frozen weights.")
+    double_quantization: bool = Field(
+        True, description="Whether the statistics of nf4 are quantized as well."
+    )
 
     def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """Both libraries are extras."""

@@ -40,7 +40,7 @@ class _Operations(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.all, self.again = 0.0, 0.0
 
     def __torch_dispatch__(

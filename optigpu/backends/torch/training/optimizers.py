@@ -11,11 +11,11 @@ from optigpu.backends.training import MakeOptimizer, UpdateRule
 _CLASSES: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
 
 
-def optimizer_of(rule: UpdateRule, *, fused: bool | None = None) -> MakeOptimizer:
-    """torch's own optimizer; it chooses between its implementations unless `fused` does."""
+def optimizer_of(rule: UpdateRule) -> MakeOptimizer:
+    """torch's own optimizer, which chooses between its implementations."""
 
     def make(weights: Sequence[Parameter]) -> Optimizer:
-        return _CLASSES[rule.name](weights, lr=rule.learning_rate, fused=fused)
+        return _CLASSES[rule.name](weights, lr=rule.learning_rate)
 
     return make
 

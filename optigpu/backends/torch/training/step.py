@@ -53,6 +53,11 @@ class Trainer:
         """How the optimizer updates weights."""
         return implementation_of(self.optimizers[0])
 
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied with now; 1 without loss scaling."""
+        return float(self._scaler.get_scale())
+
     def restart(self) -> None:
         """Weights, buffers and optimizer are again as they were."""
         with torch.no_grad():
@@ -96,7 +101,7 @@ class Trainer:
 
     def gradient_norm(self, batch: TrainingBatch) -> float:
         """The 2-norm of the gradient of the mean loss; with scaling, at the largest scale at which it is finite."""
-        scale = float(self._scaler.get_scale())
+        scale = self.loss_scale
         for _ in range(_HALVINGS):
             norm = self.with_gradients(batch, self._norm, scale) / scale
             if norm < float("inf") or not self.parts.loss_scaling:

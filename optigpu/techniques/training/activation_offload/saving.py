@@ -65,7 +65,7 @@ class StoredFile:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 Saved = torch.Tensor | Restore

@@ -1,5 +1,6 @@
 """activation_offload: what the forward pass keeps for the backward pass waits in the host's memory or on a disk."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -35,14 +36,17 @@ class ActivationOffload(Technique):
         ),
         Expected(Basis.AIM, "slower: gradient_checkpointing often costs less time for the same memory"),
     )
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "compile_training": "a compiled forward pass hands over all that it saves at its end, when it is too late",
+    }
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial({"target": "disk", "smallest_bytes": 256}),
         Trial({"target": "host", "smallest_bytes": 256}, devices=(DeviceKind.CUDA,)),
     )
 
     name: Literal["activation_offload"] = "activation_offload"
-    target: Literal["host", "disk"] = "host"
-    smallest_bytes: int = Field(65536, ge=1)
+    target: Literal["host", "disk"] = Field("host", description="Where saved tensors wait.")
+    smallest_bytes: int = Field(65536, ge=1, description="The size from which a tensor is moved.")
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """A CPU's activations are in the host's memory already."""

@@ -9,8 +9,8 @@ from optigpu.backends.training import NO_TARGET, MicroBatch
 from optigpu.vocabulary import UnsupportedError
 
 _PROBED_TOKENS = 4
-_TOLERANCE = 1e-2
-"""What two orders of the same sums may differ by, as a share of the largest logit, in the narrowest dtype."""
+_ROUNDINGS = 16
+"""How many times its dtype's precision a logit may be off, as a share of the largest one."""
 
 
 class ChunkedLoss:
@@ -49,11 +49,10 @@ def _body_and_head(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Mo
         )
     ids = torch.arange(_PROBED_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=False).logits.float()
-        parts = head(body(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if whole.shape != parts.shape or float((whole - parts).abs().max()) > _TOLERANCE * float(
-        whole.abs().max()
-    ):
+        whole = model(input_ids=ids, use_cache=False).logits
+        parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+    allowed = _ROUNDINGS * torch.finfo(whole.dtype).eps * float(whole.abs().max())
+    if whole.shape != parts.shape or float((whole - parts).abs().max()) > allowed:
         raise UnsupportedError(
             "chunked_cross_entropy: this model changes its head's product before it gives its logits; leave it out of "
             "the stack."

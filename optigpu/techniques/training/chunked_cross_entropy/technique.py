@@ -41,7 +41,7 @@ class ChunkedCrossEntropy(Technique):
     )
 
     name: Literal["chunked_cross_entropy"] = "chunked_cross_entropy"
-    tokens: int = Field(1024, ge=1, le=1 << 20)
+    tokens: int = Field(1024, ge=1, le=1 << 20, description="Tokens of a chunk.")
 
     def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
         """Replaces the forward pass and the loss.

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
@@ -38,9 +38,13 @@ class CompileTraining(Technique):
     choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP,)
 
     name: Literal["compile_training"] = "compile_training"
-    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-    fullgraph: bool = True
-    backend: Literal["inductor", "aot_eager"] = "inductor"
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(
+        "default", description="How much TorchInductor tries out."
+    )
+    fullgraph: bool = Field(True, description="Whether a graph break is an error.")
+    backend: Literal["inductor", "aot_eager"] = Field(
+        "inductor", description="What runs the captured graphs."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

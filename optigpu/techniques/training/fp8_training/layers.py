@@ -1,10 +1,10 @@
 """Linear layers whose three products are of 8-bit floats: the output, and the gradients to input and weight."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from optigpu.surgery.places import become, places_of, weight_of
@@ -16,12 +16,13 @@ _FACTORS = "lora_"
 """In the names of modules that peft added: products with them are too thin to gain."""
 
 
-def train_in_fp8(model: PreTrainedModel) -> int:
+def train_in_fp8(model: torch.nn.Module) -> int:
     """Makes the linear layers compute in 8 bits, in place; returns how many. The head and small factors stay.
 
     Raises UnsupportedError, with the model left as it was, if there is none.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_head = getattr(model, "get_output_embeddings", lambda: None)
+    head = find_head()
     places = places_of(model, lambda module: type(module) in (torch.nn.Linear, Conv1D))
     chosen = [
         place.layer
@@ -49,8 +50,7 @@ class Fp8Products(torch.nn.Module):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         rows = x.flatten(0, -2)
         filled = pad(rows, (0, 0, 0, -rows.shape[0] % FP8_SIZE_MULTIPLE))
-        y: torch.Tensor = _Products.apply(filled.to(dtype), weight_of(self))
-        y = y[: rows.shape[0]].unflatten(0, x.shape[:-1])
+        y = _in_fp8(filled.to(dtype), weight_of(self))[: rows.shape[0]].unflatten(0, x.shape[:-1])
         return y if self.bias is None else y + self.bias.to(dtype)
 
 
@@ -75,6 +75,8 @@ class _Products(torch.autograd.Function):
             to_w = product(turned(qg), turned((x, x_scale)), w.dtype)  # [outputs, inner]
         return to_x, to_w
 
+
+_in_fp8 = cast(Callable[[torch.Tensor, torch.Tensor], torch.Tensor], _Products.apply)
 
 Quantized = tuple[torch.Tensor, torch.Tensor]
 """8-bit floats, and the float32 scale that multiplies all of them."""

@@ -12,8 +12,13 @@ from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError
 
 _PROBED_LENGTHS = (3, 4, 2)
-_TOLERANCE = 2e-2
-"""What other kernels may change in a logit, as a share of the largest one, in the narrowest dtype."""
+_TOLERANCE = 0.1
+"""How far logits may be off, as a share of the largest one: another document changes them by more, and products in 8
+bits, whose scales depend on the whole row, by less."""
+
+_TAKES_NO_MASK = (
+    "sequence_packing cannot keep the attention of this model within a document; leave it out of the stack."
+)
 
 
 def first_fit_decreasing(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -64,14 +69,12 @@ class PackedArrangement:
         packed = _Rows(len(rows), batch.length)
         for row, documents in enumerate(rows):
             packed.fill(row, [batch.documents[document] for document in documents])
-        device = self._model.device
         inputs = {
-            "input_ids": torch.from_numpy(packed.ids).to(device),
-            "position_ids": torch.from_numpy(packed.positions).to(device),
-            "attention_mask": self._mask(torch.from_numpy(packed.owners).to(device)),
+            "input_ids": self._tensor(packed.ids),
+            "position_ids": self._tensor(packed.positions),
+            "attention_mask": self._mask(self._tensor(packed.owners)),
         }
-        labels = torch.from_numpy(packed.labels).to(device)
-        return MicroBatch(inputs, labels, int((packed.labels != NO_TARGET).sum()))
+        return MicroBatch(inputs, self._tensor(packed.labels), int((packed.labels != NO_TARGET).sum()))
 
     def _mask(self, owners: torch.Tensor) -> torch.Tensor:
         """[rows, 1, length, length]: whether a token (third) sees another (last), or what is added to its score."""
@@ -89,23 +92,25 @@ class PackedArrangement:
         """Packs three short documents in a row, and compares their logits with those of each document alone."""
         source = np.random.default_rng(0)
         words = self._model.config.get_text_config().vocab_size
-        documents = tuple(source.integers(words, size=length) for length in _PROBED_LENGTHS)
-        (packed,) = self(Texts(documents, sum(_PROBED_LENGTHS)))
-        # The longest come first: their places in the row follow from that.
-        order = first_fit_decreasing(_PROBED_LENGTHS, sum(_PROBED_LENGTHS))[0]
-        with torch.no_grad():
-            together = self._model(**packed.inputs, use_cache=False).logits[0].float()
-            alone = torch.cat([self._logits_of(documents[document]) for document in order])
+        documents = [source.integers(words, size=length) for length in _PROBED_LENGTHS]
+        rows = first_fit_decreasing(_PROBED_LENGTHS, sum(_PROBED_LENGTHS))
+        packed = self._packed(Texts(tuple(documents), sum(_PROBED_LENGTHS)), rows)
+        alone = torch.cat([self._logits_of(self._tensor(documents[document])[None]) for document in rows[0]])
+        try:
+            together = self._logits_of(**packed.inputs)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedError(_TAKES_NO_MASK) from error
         if float((together - alone).abs().max()) > _TOLERANCE * float(alone.abs().max()):
-            raise UnsupportedError(
-                "sequence_packing: the attention of this model cannot be kept within a document; leave it out of the "
-                "stack."
-            )
+            raise UnsupportedError(_TAKES_NO_MASK)
 
-    def _logits_of(self, document: NDArray[np.int64]) -> torch.Tensor:
-        ids = torch.from_numpy(document)[None].to(self._model.device)
-        logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
-        return logits
+    def _logits_of(self, input_ids: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """Those of a single row, [length, vocabulary]."""
+        with torch.no_grad():
+            logits: torch.Tensor = self._model(input_ids=input_ids, **inputs, use_cache=False).logits
+        return logits[0].float()
+
+    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._model.device)
 
 
 class _Rows:
