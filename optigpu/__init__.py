@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard
     from optigpu.facade.measuring import run as run

@@ -5,6 +5,7 @@
 
 EXPORTS: dict[str, str] = {
     "BenchmarkResult": "optigpu.facade.benchmark_result",
+    "CUDAKernelOptimizer": "optigpu.facade.kernel_optimizer",
     "GPUProfiler": "optigpu.facade.gpu_profiler",
     "JobReport": "optigpu.facade.job_report",
     "QuantizedLinear": "optigpu.facade.quantized_linear",

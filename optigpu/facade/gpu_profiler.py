@@ -186,7 +186,17 @@ def _share(kernels: Sequence[KernelRoof], bound: Bound) -> float:
 
 
 def _grid(found: RooflineAnalysis) -> Grid:
-    headings = ("kernel", "calls", "ms", "share", "GB/s read", "FLOP/byte", "bound", "of its roof", "on the card")
+    headings = (
+        "kernel",
+        "calls",
+        "ms",
+        "share",
+        "GB/s read",
+        "FLOP/byte",
+        "bound",
+        "of its roof",
+        "on the card",
+    )
     rows = tuple(_row(kernel) for kernel in found.kernels[:ROWS])
     profile = found.profile
     notes = [
@@ -197,7 +207,9 @@ def _grid(found: RooflineAnalysis) -> Grid:
     if found.card_least_s is not None and found.predicted and found.card:
         least_ms = short(1e3 * found.card_least_s)
         notes.append(f"Prediction: {found.card.device} takes at least {least_ms} ms for these kernels.")
-    columns = tuple(Column(heading, right=heading not in ("kernel", "bound", "on the card")) for heading in headings)
+    columns = tuple(
+        Column(heading, right=heading not in ("kernel", "bound", "on the card")) for heading in headings
+    )
     return Grid(f"{profile.precision} forward pass, {profile.dtype} weights", columns, rows, tuple(notes))
 
 
