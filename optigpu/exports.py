@@ -4,10 +4,16 @@
 """
 
 EXPORTS: dict[str, str] = {
+    "BenchmarkEngine": "optigpu.facade.engine",
     "BenchmarkResult": "optigpu.facade.benchmark_result",
     "CUDAKernelOptimizer": "optigpu.facade.kernel_optimizer",
+    "CompileOptimizer": "optigpu.facade.compilation",
+    "DeepLearningBenchmark": "optigpu.facade.deep_learning",
     "GPUProfiler": "optigpu.facade.gpu_profiler",
     "JobReport": "optigpu.facade.job_report",
+    "KernelOptimizer": "optigpu.facade.kernels",
+    "MemoryOptimizer": "optigpu.facade.memory",
+    "QuantizationOptimizer": "optigpu.facade.quantization",
     "QuantizedLinear": "optigpu.facade.quantized_linear",
     "accelerate": "optigpu.facade.accelerated",
     "ladder": "optigpu.facade.measuring",

@@ -14,7 +14,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report
 from optigpu.report import Grid, ladder_grid, ladder_records
 from optigpu.report.catalog import job_title
-from optigpu.report.charts import CHARTS
+from optigpu.report.charts import CHARTS, Chart
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
@@ -93,12 +93,9 @@ class JobReport(Shown):
 
         Raises SpecError for an unknown kind, and where the results have nothing that such a chart shows.
         """
-        chart = CHARTS.get(kind)
-        if chart is None:
-            meant = did_you_mean(closest(kind, CHARTS))
-            raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
+        chart = chart_of(kind)
         title = job_title(self.spec.model_dump(mode="json"), self._documents)
-        return picture(lambda file: chart(title, self._documents, file), path)
+        return picture(lambda file: chart(title, self._documents, file, self.attribution), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes `document()` as JSON; `optigpu show FILE` reads it. Raises OptiGPUError if that is not possible."""
@@ -115,6 +112,15 @@ class JobReport(Shown):
         variants, results = len(self.rows), len(self.results)
         counts = (_count(variants, "variant"), _count(results, "result"))
         return f"JobReport({self.spec.workload.kind}: {', '.join(counts)})"
+
+
+def chart_of(kind: str) -> Chart:
+    """The chart of that name. Raises SpecError for an unknown one, which lists those that there are."""
+    chart = CHARTS.get(kind)
+    if chart is None:
+        meant = did_you_mean(closest(kind, CHARTS))
+        raise SpecError(f"There is no chart {kind!r}.{meant} The charts are {', '.join(CHARTS)}.")
+    return chart
 
 
 def _count(number: int, noun: str) -> str:

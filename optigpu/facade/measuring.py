@@ -56,11 +56,11 @@ def run(
     ...     measure={"replicates": 1, "min_seconds": 0.2, "max_seconds": 1, "meters": ["latency", "memory"]},
     ...     limits={"wait_for_quiet_s": 0},
     ... )
-    >>> result = report.best
+    >>> (result,) = report.results
     >>> result.variant.label, result.metrics["weight_bytes"].unit
     ('int8_weight_only', 'B')
     """
-    return _measured(_spec(workload, model, stack, fields), progress)
+    return measured(job_spec(workload, model, stack, fields), progress)
 
 
 def ladder(
@@ -81,10 +81,7 @@ def ladder(
     ...
     optigpu.documents.fields.FieldsError: stack.0.name: ...
     """
-    spec = _spec(workload, model, stack or (), {**fields, "plan": "ladder"})
-    if stack is None:
-        spec = with_default_stack(spec, probe())
-    return _measured(spec, progress)
+    return measured(ladder_spec(workload, model, stack, fields), progress)
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,12 +121,13 @@ def leaderboard(
         return Leaderboard(client.leaderboard(**filters))
 
 
-def _spec(
+def job_spec(
     workload: AskedWorkload,
     model: str | None,
     stack: Sequence[AskedTechnique],
     fields: Mapping[str, object],
 ) -> JobSpec:
+    """The job that `run` measures. Raises SpecError with a line for each field that is wrong."""
     asked = _named("kind", workload)
     kind = WORKLOADS.get(str(asked.get("kind")))
     if model is None and kind is not None and kind.task.needs_model:
@@ -151,7 +149,19 @@ def _silent(event: Event) -> None:
     """Shows no progress."""
 
 
-def _measured(spec: JobSpec, progress: bool | None) -> JobReport:
+def ladder_spec(
+    workload: AskedWorkload,
+    model: str | None,
+    stack: Sequence[AskedTechnique] | None,
+    fields: Mapping[str, object],
+) -> JobSpec:
+    """The job that `ladder` measures. Raises SpecError with a line for each field that is wrong."""
+    spec = job_spec(workload, model, stack or (), {**fields, "plan": "ladder"})
+    return with_default_stack(spec, probe()) if stack is None else spec
+
+
+def measured(spec: JobSpec, progress: bool | None) -> JobReport:
+    """Runs a job; `progress` None shows it where stderr is a terminal."""
     if not (sys.stderr.isatty() if progress is None else progress):
         return JobReport(measure(spec, _silent))
     with RunProgress(console(stderr=True)) as shown:
@@ -160,3 +170,10 @@ def _measured(spec: JobSpec, progress: bool | None) -> JobReport:
             shown.show(event.kind, as_document(event))
 
         return JobReport(measure(spec, show))
+
+
+def printed(spec: JobSpec, progress: bool | None) -> JobReport:
+    """Runs a job and prints its table."""
+    report = measured(spec, progress)
+    print(report)
+    return report

@@ -87,6 +87,8 @@ def _weights(runtime: Runtime) -> Reading:
         names = ("weight_bytes", "params_total", "bytes_per_param")
         return Reading(reasons=dict.fromkeys(names, "this workload runs no model"))
     values = {"weight_bytes": facts.bytes, "params_total": facts.parameters}
+    if facts.parameters == 0:
+        return Reading({name: 0.0 for name in values}, {"bytes_per_param": "the model has no weights"})
     known = {name: float(value) for name, value in values.items() if value is not None}
     if len(known) == len(values):
         known["bytes_per_param"] = known["weight_bytes"] / known["params_total"]

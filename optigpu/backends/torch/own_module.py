@@ -1,5 +1,6 @@
 """A module that the caller has made, as a runtime and as a request, for the same rounds and meters as any other."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -11,11 +12,9 @@ from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.models.loading.footprint import product_dtypes, weight_bytes
 from optigpu.models.loading.load import count_weights
-from optigpu.vocabulary import DeviceKind, OptiGPUError
+from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError
 from optigpu.workloads.base import Check
 
-Inputs = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[torch.Tensor]
-"""What a module is called with: one tensor, keyword arguments, or positional ones."""
 _LOADED = "The caller made the model."
 
 
@@ -70,29 +69,40 @@ class ModuleRuntime(TorchRuntime):
 
 
 class TimedCalls:
-    """A request that calls `work` with what `prepare` makes; only `work` is timed. A Request of optigpu.workloads."""
+    """A request that calls `work` with what `prepare` makes. Only `work` is timed; `check_output` may look at its
+    result afterwards. A Request of optigpu.workloads."""
 
     def __init__(
-        self, runtime: ModuleRuntime, prepare: Callable[[], object], work: Callable[[object], object]
+        self,
+        runtime: ModuleRuntime,
+        prepare: Callable[[], object],
+        work: Callable[[object], object],
+        check_output: Callable[[object], None] | None = None,
     ) -> None:
         self._runtime, self._prepare, self._work = runtime, prepare, work
+        self._check_output = check_output
 
     def run(self) -> Mapping[str, float]:
         """The seconds of one call by the device's clock."""
         inputs, clock = self._prepare(), self._runtime.place.clock
         marks = [clock.mark()]
-        self._work(inputs)
+        output = self._work(inputs)
         marks.append(clock.mark())
-        return {"latency_s": clock.seconds(marks)[0]}
+        (seconds,) = clock.seconds(marks)
+        if self._check_output:
+            self._check_output(output)
+        return {"latency_s": seconds}
 
     def check(self) -> Check:
-        """One call. Raises OptiGPUError if the output holds NaN or infinity."""
-        wrong = not_finite(self._work(self._prepare()))
-        if wrong:
-            raise OptiGPUError(
-                f"The model's output has {wrong} values that are NaN or infinite; check its weights."
-            )
-        return Check(self.run()["latency_s"])
+        """One call, and whether its output holds NaN or infinity."""
+        output = self._work(self._prepare())
+        wrong = _not_finite(output)
+        problem = (
+            f"The model's output has {wrong} values that are NaN or infinite; check its weights."
+            if wrong
+            else None
+        )
+        return Check(self.run()["latency_s"], problem)
 
     def observe(self) -> None:
         """Nothing is noted of a caller's module."""
@@ -106,10 +116,47 @@ class TimedCalls:
         return self
 
 
-def not_finite(value: object) -> int:
+def forward_passes(runtime: ModuleRuntime, input_fn: Callable[[], object]) -> TimedCalls:
+    """Passes over what `input_fn` makes, which is moved to the device before the clock runs."""
+    return TimedCalls(runtime, lambda: runtime.moved(input_fn()), runtime.call)
+
+
+def training_steps(
+    runtime: ModuleRuntime,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Callable[..., torch.Tensor],
+    input_fn: Callable[[], object],
+) -> TimedCalls:
+    """Steps over the inputs and labels that `input_fn` makes: zero the gradients, forward, backward, update.
+
+    A step raises OptiGPUError when its loss is NaN or infinite.
+    """
+    count = itertools.count(1)
+
+    def step(batch: object) -> torch.Tensor:
+        if not (isinstance(batch, tuple) and len(batch) == 2):
+            raise SpecError("input_fn must return two things, inputs and labels.")
+        inputs, labels = batch
+        optimizer.zero_grad()
+        loss = loss_fn(runtime.call(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def require_finite(loss: object) -> None:
+        number = next(count)
+        if _not_finite(loss):
+            raise OptiGPUError(
+                f"The loss of step {number} is NaN or infinite; lower the learning rate, or check inputs and labels."
+            )
+
+    return TimedCalls(runtime, lambda: runtime.moved(input_fn()), step, require_finite)
+
+
+def _not_finite(value: object) -> int:
     """How many numbers of the floating-point tensors in `value` are NaN or infinite."""
     if isinstance(value, torch.Tensor):
         return int((~torch.isfinite(value)).sum()) if value.is_floating_point() else 0
     if isinstance(value, Mapping):
-        return sum(map(not_finite, value.values()))
-    return sum(map(not_finite, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(_not_finite, value.values()))
+    return sum(map(_not_finite, value)) if isinstance(value, list | tuple) else 0
