@@ -1,4 +1,4 @@
-"""Runtimes that train small models on this CPU, and samples to train them with."""
+"""Runtimes that train small models, and samples to train them with."""
 
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,16 @@ LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"
 RESNET, VIT = "preset:tiny-resnet-test", "preset:tiny-vit-test"
 
 
-def trained(model: str, *stack: Technique, **workload: Any) -> TorchTrainingRuntime:
-    """What trains the model on this CPU with the stack applied; `workload` are fields of TrainStep."""
+def trained(
+    model: str, *stack: Technique, device: DeviceKind = DeviceKind.CPU, **workload: Any
+) -> TorchTrainingRuntime:
+    """What trains the model with the stack applied; `workload` are fields of TrainStep."""
     step = TrainStep(**workload)
     order = Order(
         model=model,
         stack=resolve(stack, step.kind),
         workload=step,
-        device=DeviceKind.CPU,
+        device=device,
         seed=0,
         threads=1,
         folder=Path("unused"),

@@ -17,7 +17,7 @@ from optigpu.backends.torch.training.optimizers import UpdatesInBackward, implem
 from optigpu.backends.training import MicroBatch, TrainedStep, TrainingBatch, TrainingParts
 from optigpu.vocabulary import UnsupportedError
 
-_HALVINGS = 64
+_HALVINGS = 40
 """How often the scale of a loss is halved until its gradient is finite."""
 
 
