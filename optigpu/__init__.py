@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from optigpu.facade.functions.train_steps import (
         train_with_gradient_accumulation as train_with_gradient_accumulation,
     )
+    from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
     from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder

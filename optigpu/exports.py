@@ -11,6 +11,7 @@ EXPORTS: dict[str, str] = {
     "CheckpointedTransformerBlock": "optigpu.facade.functions.checkpointing",
     "CompileOptimizer": "optigpu.facade.compilation",
     "DeepLearningBenchmark": "optigpu.facade.deep_learning",
+    "GPUProfiler": "optigpu.facade.gpu_profiler",
     "JobReport": "optigpu.facade.job_report",
     "KernelOptimizer": "optigpu.facade.kernels",
     "MemoryOptimizer": "optigpu.facade.memory",

@@ -15,7 +15,7 @@ from optigpu.job.spec import Variant
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of
-from optigpu.vocabulary import ReplicateError, Role, UnsupportedError
+from optigpu.vocabulary import ReplicateError, Role, Task, UnsupportedError
 from optigpu.workloads.base import Workload
 
 REFERENCE_BACKEND = "torch"
@@ -75,10 +75,12 @@ def _first_of_each_model(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _has_quality(variant: Variant) -> bool:
-    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it."""
+    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
+    training can be compared from random weights as well."""
     if variant.model is None or variant.model.endswith(TFLITE):
         return False
-    return parse_reference(variant.model).kind != "preset"
+    workload: Workload = variant.workload
+    return workload.task is Task.TRAINING or parse_reference(variant.model).kind != "preset"
 
 
 def _make_reference(session: Session, like: Variant) -> None:

@@ -1,12 +1,21 @@
 """The provenance of a result: the exact model, data and code of a variant."""
 
 from optigpu import __version__
-from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, ImageQuality, RunFacts, TextQuality, WeightFacts
+from optigpu.documents.facts import (
+    NO_MODEL,
+    NOT_RECORDED,
+    ImageQuality,
+    LossQuality,
+    RunFacts,
+    TextQuality,
+    WeightFacts,
+)
 from optigpu.documents.result import Environment, Provenance
 from optigpu.job.spec import JobSpec, Variant, digest
 
 NO_QUALITY = "Quality was not measured."
 MADE_IMAGES = "Quality was measured on images that were made from the seed; facts.quality.of says how."
+MADE_SAMPLES = "The losses of training are those of samples that were made from the seed."
 OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its hash."
 NO_CHECKOUT = (
     "The commit is not known: the code runs outside a git checkout, and OPTIGPU_REVISION is not set."
@@ -49,9 +58,11 @@ def _no_weights(variant: Variant) -> WeightFacts:
     return WeightFacts(reasons={"hash": why, "revision": why})
 
 
-def _no_dataset(quality: TextQuality | ImageQuality | None) -> str:
+def _no_dataset(quality: TextQuality | ImageQuality | LossQuality | None) -> str:
     if isinstance(quality, ImageQuality):
         return MADE_IMAGES
+    if isinstance(quality, LossQuality):
+        return MADE_SAMPLES
     return NO_QUALITY if quality is None else OWN_TEXT
 
 

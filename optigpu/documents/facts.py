@@ -145,6 +145,33 @@ class PictureFacts(Frozen):
     preprocessing: str
 
 
+class LossQuality(QualityFacts):
+    """How the losses of training compare with fp32's from the same weights, over the samples of its first seed."""
+
+    # The loss of each step, and fp32's; those of the variant end before one that is not finite.
+    losses: tuple[float, ...]
+    fp32_losses: tuple[float, ...]
+    # How many seeds fp32 was trained with, and how far another seed would be, in nats: window means, and single steps.
+    seeds: int
+    band: float
+    jitter_band: float
+    # By how much fp32's loss fell from the first window to the last, in nats.
+    fall: float
+    # The distances from fp32's curve as shares of what is allowed; null where a loss is not finite.
+    course: float | None = None
+    jitter: float | None = None
+    # The first step, from 1, whose loss is not finite; null: all are.
+    not_finite_step: int | None = None
+
+
+class TrainingFacts(Frozen):
+    """What a step of training computes."""
+
+    # Operations of matrix products and convolutions: those that the model needs, and all that were executed.
+    model_flops: float
+    hardware_flops: float
+
+
 class HostPeak(Frozen):
     """How the host's peak memory was read."""
 
@@ -182,7 +209,7 @@ class MeterFacts(Frozen):
     """How the meters read their figures."""
 
     # Null where quality was not measured; a metric's own reason says why.
-    quality: TextQuality | ImageQuality | None = None
+    quality: TextQuality | ImageQuality | LossQuality | None = None
     # Null where memory was not measured.
     host_peak: HostPeak | None = None
     # Null where energy was not measured.
@@ -284,6 +311,10 @@ class RunFacts(MeterFacts):
     weights: WeightFacts | None = None
     # What a step reads of the model.
     footprint: Footprint | ImageFootprint | None = None
+    # What a step of training computes; null: the workload trains nothing, or its engine cannot count it.
+    training: TrainingFacts | None = None
+    # What layers multiply that train in another dtype than the model's.
+    training_dtypes: tuple[str, ...] = ()
 
     # How each process warmed up, in the order of the replicates.
     warmup: tuple[WarmUpFacts, ...] = ()

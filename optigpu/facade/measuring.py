@@ -81,10 +81,7 @@ def ladder(
     ...
     optigpu.documents.fields.FieldsError: stack.0.name: ...
     """
-    spec = job_spec(workload, model, stack or (), {**fields, "plan": "ladder"})
-    if stack is None:
-        spec = with_default_stack(spec, probe())
-    return measured(spec, progress)
+    return measured(ladder_spec(workload, model, stack, fields), progress)
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,6 +147,17 @@ def _named(key: str, asked: str | Mapping[str, object] | Workload | Technique) -
 
 def _silent(event: Event) -> None:
     """Shows no progress."""
+
+
+def ladder_spec(
+    workload: AskedWorkload,
+    model: str | None,
+    stack: Sequence[AskedTechnique] | None,
+    fields: Mapping[str, object],
+) -> JobSpec:
+    """The job that `ladder` measures. Raises SpecError with a line for each field that is wrong."""
+    spec = job_spec(workload, model, stack or (), {**fields, "plan": "ladder"})
+    return with_default_stack(spec, probe()) if stack is None else spec
 
 
 def measured(spec: JobSpec, progress: bool | None) -> JobReport:

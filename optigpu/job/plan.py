@@ -1,4 +1,4 @@
-"""spec -> variants: single, ladder, grid, and what is measured beside them."""
+"""spec -> variants: single, ladder, ablation, grid, and what is measured beside them."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Draft:
-    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label that was given.
+    """A variant before it is numbered: why it is there, its resolved stack, a label that was given.
 
-    `backend` is None for the job's own.
+    `rung` is the technique that it adds or leaves out. `backend` is None for the job's own.
     """
 
     role: Role
@@ -40,7 +40,12 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
-    planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
+    planned = {
+        PlanName.SINGLE: _single,
+        PlanName.LADDER: _ladder,
+        PlanName.ABLATION: _ablation,
+        PlanName.GRID: _grid,
+    }[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
     named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
@@ -120,6 +125,28 @@ def _ladder(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.ALONE, resolve((technique,), kind), technique.name)
     for length in range(2, len(named) + 1):
         yield Draft(Role.CUMULATIVE, resolve(named[:length], kind), named[length - 1].name)
+
+
+def _ablation(spec: JobSpec) -> Iterator[Draft]:
+    """A ladder, then the whole stack without each of its techniques: what that loses depends on no order."""
+    yield from _ladder(spec)
+    for technique in spec.stack:
+        left, stack = without(spec, technique)
+        label = f"without {', '.join(each.name for each in left)}"
+        yield Draft(Role.LEFT_OUT, stack, technique.name, label=label)
+
+
+def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...], tuple[Technique, ...]]:
+    """The techniques that are left out with this one, itself the first, and the whole stack without them.
+
+    What requires it would bring it back, so that it is left out as well.
+    """
+    kind = spec.workload.kind
+    left = [
+        each for each in spec.stack if technique.name in (needed.name for needed in resolve((each,), kind))
+    ]
+    others = (each for each in left if each != technique)
+    return (technique, *others), resolve((each for each in spec.stack if each not in left), kind)
 
 
 def _grid(spec: JobSpec) -> Iterator[Draft]:

@@ -47,6 +47,7 @@ class PlanName(StrEnum):
 
     SINGLE = "single"
     LADDER = "ladder"
+    ABLATION = "ablation"
     GRID = "grid"
 
 
@@ -119,9 +120,9 @@ class Limits(Frozen):
 class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
-    `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, and `dataset` that of the images that are classified: they are known only after they were
-    read, since the files under one name may change.
+    `rung` is the technique that a ladder's variant adds, or that an ablation's leaves out, and None elsewhere.
+    `weights` is the hash of the files that the model came from, and `dataset` that of the images that are classified:
+    they are known only after they were read, since the files under one name may change.
     """
 
     index: int
@@ -332,6 +333,11 @@ def _check_gates(spec: JobSpec) -> None:
     """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
+    if spec.workload.task is Task.TRAINING:
+        raise SpecError(
+            f"limits: max_kld and min_top1 are of predictions, and {spec.workload.kind} is compared with fp32 by its "
+            "losses; leave them out."
+        )
     if not spec.workload.task.needs_model or _untrained(spec):
         raise SpecError(
             "limits: max_kld and min_top1 need a trained model, for example bundled:tiny; random weights have no "

@@ -115,7 +115,8 @@ class LoadOptions:
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
     technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `gguf` is the
-    number format of a GGUF file, for llama.cpp; None asks for float32.
+    number format of a GGUF file, for llama.cpp; None asks for float32. `instead` is the reference of a smaller model
+    that is loaded in the place of the job's.
     """
 
     dtype: str = "float32"
@@ -123,6 +124,7 @@ class LoadOptions:
     placement: Literal["device", "host"] = "device"
     packed: Literal["gptq", "awq"] | None = None
     gguf: GgufType | None = None
+    instead: str | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
         """A copy with changes."""

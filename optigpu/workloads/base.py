@@ -1,6 +1,6 @@
 """What a workload is: frozen shapes, the metrics that it yields, and one request of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -9,7 +9,7 @@ from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
 
 if TYPE_CHECKING:
-    from optigpu.backends.training import UpdateRule
+    from optigpu.backends.training import TrainingBatch, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,17 @@ class Workload(Frozen):
         """Images that a request classifies; None where it classifies none."""
         return None
 
+    def trained_tokens(self, model: Any) -> float | None:
+        """Tokens that a step of training learns from, without padding, the mean over steps; None where there are none.
+
+        `model` is as in `check`.
+        """
+        return None
+
+    def trained_images(self, model: Any) -> int | None:
+        """Images that a step of training learns from; None where there are none."""
+        return None
+
     @property
     def work_shape(self) -> WorkShape | None:
         """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
@@ -129,6 +140,13 @@ class Workload(Frozen):
         `model` are ModelFacts, and ImageFacts for a workload that classifies images.
         """
         return None
+
+    def draws(self, model: Any, seed: int) -> "Callable[[], TrainingBatch]":
+        """What makes the samples of one step of training after the other; only of a workload that trains.
+
+        `model` is as in `check`. The samples are the same for the same seed.
+        """
+        raise NotImplementedError
 
     def prepare(self, runtime: Any) -> Request:
         """Makes inputs and returns the request that will be repeated.

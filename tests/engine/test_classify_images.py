@@ -16,6 +16,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
 from optigpu.models.held import MODELS_DIR
+from optigpu.quality import pictures
 from optigpu.quality.pictures import class_indices, open_pictures
 from optigpu.quality.text import DATASETS_DIR
 from optigpu.techniques.base import Technique
@@ -172,6 +173,14 @@ def test_a_folder_that_cannot_be_read_says_why(
         (root / "empty" / "labels.csv").write_text(listed)
     with pytest.raises(UnsupportedError, match=said):
         open_pictures(name)
+
+
+def test_without_pillow_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, datasets: Path
+) -> None:
+    monkeypatch.setattr(pictures, "find_spec", lambda _: None)
+    with pytest.raises(UnsupportedError, match="pip install pillow"):
+        open_pictures("quarters")
 
 
 def test_a_file_that_is_no_image_is_named(

@@ -9,7 +9,8 @@ import pytest
 from optigpu.backends.llama_cpp import LlamaCppBackend
 from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.child.messages import Ready
-from optigpu.job.plan import variants_of
+from optigpu.hardware.probe import probe
+from optigpu.job.plan import variants_of, with_default_stack
 from optigpu.job.spec import JobSpec
 from optigpu.report.leaderboard import workload_text
 from optigpu.roofline.work import work_of
@@ -160,6 +161,15 @@ def test_what_cannot_be_is_refused_when_it_is_posted(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         spec(workload, **fields)
+
+
+def test_a_ladder_without_a_stack_leaves_out_what_cannot_draw() -> None:
+    greedy, drawn = (
+        with_default_stack(spec(shapes, plan="ladder"), probe()) for shapes in ({}, {"temperature": 1})
+    )
+    assert "native_decode" in {each.name for beside in greedy.beside for each in beside.stack}
+    assert "native_decode" not in {each.name for beside in drawn.beside for each in beside.stack}
+    assert drawn.stack == greedy.stack
 
 
 def test_llama_cpp_still_runs_random_prompts_greedily() -> None:

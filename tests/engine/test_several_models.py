@@ -8,7 +8,7 @@ import pytest
 from optigpu.child.messages import Metered, Ready, RunMeter
 from optigpu.cli.options import spec_of
 from optigpu.conductor.preparation import make_references
-from optigpu.facade.measuring import _spec
+from optigpu.facade.measuring import job_spec
 from optigpu.hardware.probe import probe
 from optigpu.job.attribution import attribute
 from optigpu.job.needs import needs_of
@@ -97,7 +97,7 @@ def test_the_queue_and_the_titles_name_all_models() -> None:
 def test_the_command_line_and_the_library_take_models_in_the_place_of_one() -> None:
     spec = spec_of({"models": "preset:gpt2,bundled:tiny"}, lambda: DeviceKind.CPU)
     assert (spec.model, spec.models) == (None, ("preset:gpt2", "bundled:tiny"))
-    assert _spec("generate", None, (), {"models": TWO, "device": "cpu"}).models == TWO
+    assert job_spec("generate", None, (), {"models": TWO, "device": "cpu"}).models == TWO
     ladder = with_default_stack(spec, probe())
     assert ladder.stack
     assert len(variants_of(ladder)) == 2 * (1 + len(ladder.beside))

@@ -116,6 +116,15 @@ def test_what_was_measured_on_this_machine_overrules_the_guide() -> None:
     assert by_technique(undecided, "torch_compile").advised
 
 
+def test_what_saves_memory_is_advised_although_it_is_slower() -> None:
+    slower = run("gradient_checkpointing", 0.75, kind="train_step", device=DeviceKind.CUDA)
+    found = recommend_optimization(16, "training", True, "consumer_gpu", runs=[slower])
+    advice = by_technique(found, "gradient_checkpointing")
+    assert advice.advised
+    assert advice.effect.startswith("measured here: 0.75x")
+    assert found.recommendations.index(advice) == 3
+
+
 def test_the_newest_run_on_such_hardware_and_for_such_a_task_counts() -> None:
     runs = [
         run("bf16", 1.4, device=DeviceKind.CUDA, run_id="gpu"),

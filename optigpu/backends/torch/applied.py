@@ -25,11 +25,13 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 class AppliedModel(TorchDevice):
     """The base class of models with an applied stack.
 
-    `reference` is what was loaded, None for a model that the caller had already loaded; `model` is the transformers
-    model with the attributes of its family; `weights` counts its weights before the stack changed them.
+    `reference` is the job's model, None for one that the caller had already loaded; `instead` is the one that a stack
+    loaded in its place, if it did; `model` is the transformers model with the attributes of its family; `weights`
+    counts its weights before the stack changed them.
     """
 
     reference: ModelReference | None
+    instead: ModelReference | None = None
     model: Any
     modes: ModeOptions
     weights: int
@@ -64,13 +66,18 @@ def load_decoder(
 ) -> PreTrainedModel:
     """A decoder loaded as a stack asks for."""
     return load_model(
-        reference,
+        instead_of(options) or reference,
         device=place_of(options, device).value,
         dtype=options.dtype,
         attention=options.attention,
         seed=seed,
         packed=options.packed,
     )
+
+
+def instead_of(options: LoadOptions) -> ModelReference | None:
+    """What a stack loads in the place of the job's model, if it does."""
+    return parse_reference(options.instead) if options.instead else None
 
 
 def place_of(options: LoadOptions, device: DeviceKind) -> DeviceKind:
@@ -103,7 +110,7 @@ class DecodingModel(AppliedModel):
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
         if isinstance(model, str):
-            self.reference = parse_reference(model)
+            self.reference, self.instead = parse_reference(model), instead_of(options)
             self.model = load_decoder(self.reference, options, device, seed)
         else:
             self.reference, self.model = None, model

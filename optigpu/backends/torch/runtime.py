@@ -23,7 +23,7 @@ from optigpu.backends.torch.passes import PassModel
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
-from optigpu.models.loading.load import load_tokenizer
+from optigpu.models.loading.load import load_tokenizer, source_of
 from optigpu.models.loading.processors import PictureProcessor, load_processor
 from optigpu.models.loading.weights import origin_of
 from optigpu.quality.pictures import Pixels
@@ -41,13 +41,17 @@ class TorchModelRuntime(TorchRuntime):
         self._applied, self._folder = applied, folder
 
     def weights(self) -> WeightFacts:
-        """Their origin, and the bytes that they take now."""
+        """The origin of the job's model, and the bytes that the weights take now."""
         applied = self._applied
         if applied.reference is None:
             origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), _CALLERS_OWN))
         else:
             named = getattr(applied.model.config, "transformers_weights", None)
-            origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
+            source = source_of(applied.reference)
+            origin = origin_of(applied.reference, source, self.seed, self._folder, named)
+        if applied.instead:
+            loaded = origin_of(applied.instead, source_of(applied.instead), self.seed, self._folder)
+            self.notes.record(loaded_instead={"model": str(applied.instead), "hash": loaded.hash})
         return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
 
 

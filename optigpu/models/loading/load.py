@@ -90,7 +90,7 @@ def classifies_images(reference: ModelReference) -> bool:
     if preset is not None:
         return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     with _one_sentence(reference):
-        config = AutoConfig.from_pretrained(_source(reference), **_reading(reference))
+        config = AutoConfig.from_pretrained(source_of(reference), **reading_of(reference))
     return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
