@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.job_report import JobReport as JobReport
+    from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
     from optigpu.facade.kernels import KernelOptimizer as KernelOptimizer
     from optigpu.facade.measuring import ladder as ladder
     from optigpu.facade.measuring import leaderboard as leaderboard

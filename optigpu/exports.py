@@ -6,6 +6,7 @@
 EXPORTS: dict[str, str] = {
     "BenchmarkEngine": "optigpu.facade.engine",
     "BenchmarkResult": "optigpu.facade.benchmark_result",
+    "CUDAKernelOptimizer": "optigpu.facade.kernel_optimizer",
     "CachedMultiHeadAttention": "optigpu.facade.functions.cached_decoder",
     "CachedTransformerDecoder": "optigpu.facade.functions.cached_decoder",
     "CheckpointedTransformerBlock": "optigpu.facade.functions.checkpointing",

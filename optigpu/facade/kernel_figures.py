@@ -87,8 +87,8 @@ class Roofs(Frozen):
 class KernelRoof(Frozen):
     """A kernel under the roofs: what bounds it where it ran, and the share of that roof that it reached.
 
-    `card_bound` and `card_least_s` are for the GPU that was asked for; the seconds are a prediction unless it ran there.
-    A share above 1 was computed from a cache, which is faster than memory.
+    `card_bound` and `card_least_s` are for the GPU that was asked for; unless it ran there, the seconds are a
+    prediction. A share above 1 comes from a cache, which is faster than memory.
     """
 
     figure: KernelFigure

@@ -10,9 +10,9 @@ def demo_production_ready(
 ) -> JobReport:
     """Measures a model as it is and as `quantize` leaves it, in turns; print the report for its table.
 
-    `model_name` is a model reference: a bare name is the hub's, `preset:gpt2-large` needs no network. `fields` are those
-    of `optigpu.run`. Raises UnsupportedError, with the reason, when nothing could be measured: without a network for a
-    hub's model, or without the memory for it.
+    `model_name` is a model reference: a bare name is the hub's, `preset:gpt2-large` needs no network. `fields` are
+    those of `optigpu.run`. Raises UnsupportedError, with the reason, when nothing could be measured: without a network
+    for a hub's model, or without the memory for it.
 
     >>> from gpu_poor.examples import demo
     >>> results = demo.demo_production_ready(

@@ -24,7 +24,6 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 GROUP_SIZES = (32, 64, 128)
 """How many inputs of an output may share a scale; None is one scale for each output."""
 SMALLEST_GROUP = GROUP_SIZES[0]
-SOLVER = "hqq"
 
 
 class QuantizedLinear(torch.nn.Module):
@@ -92,9 +91,7 @@ class QuantizedLinear(torch.nn.Module):
         if bias is not None:
             _check_weights(bias, (self.out_features,), "bias")
         padded = torch.nn.functional.pad(weights.detach(), (0, self._padded - self.in_features))
-        found = quantize_groups(
-            padded, Int4Scheme(self.group_size or self._padded, symmetric=True, solver=SOLVER)
-        )
+        found = quantize_groups(padded, Int4Scheme(self.group_size or self._padded))
         self._hold(found)
         if self.bias is not None:
             self.bias.data = (self.bias if bias is None else bias).detach().clone().to(weights)
@@ -193,7 +190,12 @@ class FrozenWeight(torch.Tensor):
     """Dequantized weights to be read. Asking for their gradient raises UnsupportedError; what is computed of them is a
     plain tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.autograd.grad:
+            raise _frozen()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         if requires_grad:

@@ -17,7 +17,7 @@ def int4_product(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None)
     gradient of x is a product with the dequantized weights, some outputs at a time. Raises ValueError for the layout of
     torch's own operators, which cannot be read back.
     """
-    y: torch.Tensor = _Int4Product.apply(x, packed, bias)
+    y: torch.Tensor = _Int4Product.apply(x, packed, bias)  # type: ignore[no-untyped-call]
     return y
 
 

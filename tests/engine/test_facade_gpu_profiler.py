@@ -127,9 +127,11 @@ def test_a_precision_that_a_card_lacks_has_no_roofs() -> None:
 
 
 def test_unknown_names_list_the_known(profiler: GPUProfiler, module: torch.nn.Module) -> None:
-    with pytest.raises(SpecError, match="'A1000' is not in the catalog.* Its GPUs are .*A100"):
+    with pytest.raises(SpecError, match=r"'A1000' is not in the catalog.* Its GPUs are .*A100"):
         GPUProfiler("A1000")
-    with pytest.raises(SpecError, match="'FP17' is unknown.* The precisions are FP32, FP16, BF16, INT8, INT4"):
+    with pytest.raises(
+        SpecError, match=r"'FP17' is unknown.* The precisions are FP32, FP16, BF16, INT8, INT4"
+    ):
         profiler.profile_model_forward(module, torch.ones(ROWS, WIDTH), "FP17")
     with pytest.raises(SpecError, match="call profile_model_forward first"):
         profiler.roofline_analysis()

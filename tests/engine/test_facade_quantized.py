@@ -30,14 +30,14 @@ def test_one_line_leaves_a_quarter_of_the_bytes_and_the_greedy_text() -> None:
     ids = tokenizer("The future of AI is", return_tensors="pt")["input_ids"]
     model, asked = trained(), {"max_new_tokens": 24, "pad_token_id": 0}
     before, expected = weight_bytes(model), model.generate(ids, **asked)
-    found = quantize(model)
+    found: Any = quantize(model)
     assert found is model
     assert weight_bytes(model) < 0.27 * before
     assert model.generate(ids, **asked).equal(expected)
 
 
 def test_four_bits_and_a_target_are_the_techniques() -> None:
-    model = quantize(tiny_model("llama"), bits=4)
+    model: Any = quantize(tiny_model("llama"), bits=4)
     assert isinstance(model.model.layers[1].mlp.down_proj, Int4Linear)
     plain = tiny_model("llama")
     assert weight_bytes(quantize(tiny_model("llama"), memory_target=0.5)) <= 0.5 * weight_bytes(plain)
@@ -46,7 +46,7 @@ def test_four_bits_and_a_target_are_the_techniques() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_embeddings_stay_when_asked_to(family: str) -> None:
     plain = tiny_model(family)
-    model = make_it_work_hybrid(tiny_model(family), quantize_embeddings=False)
+    model: Any = make_it_work_hybrid(tiny_model(family), quantize_embeddings=False)
     assert model.get_input_embeddings().weight.equal(plain.get_input_embeddings().weight)
     assert not [module for module in model.modules() if isinstance(module, Int8Embedding)]
     tied = plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
@@ -89,8 +89,8 @@ def test_samples_calibrate_the_smoothing(samples: Any, monkeypatch: pytest.Monke
 
 
 def test_smoothing_changes_the_weights_and_is_left_out_without_samples() -> None:
-    smoothed = make_it_work_hybrid(tiny_model("gpt2"), SAMPLES, smoothing_alpha=0.9)
-    plain = make_it_work_hybrid(tiny_model("gpt2"))
+    smoothed: Any = make_it_work_hybrid(tiny_model("gpt2"), SAMPLES, smoothing_alpha=0.9)
+    plain: Any = make_it_work_hybrid(tiny_model("gpt2"))
     one, other = (model.transformer.h[1].mlp.c_fc for model in (smoothed, plain))
     assert isinstance(one, Int8Linear) or not one.high.equal(other.high)
     assert not smoothed.transformer.h[0].ln_1.weight.equal(plain.transformer.h[0].ln_1.weight)

@@ -25,7 +25,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(inputs: int, outputs: int, group: int | None, bias: bool = True) -> QuantizedLinear:
+def quantized(inputs: int, outputs: int, group: int | None, bias: bool = True) -> Any:
     layer = QuantizedLinear(inputs, outputs, bias, group)
     layer.quantize_weights(drawn(outputs, inputs), drawn(outputs, seed=1) if bias else None)
     return layer
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_finite_differences(inputs: int, group: int | Non
     assert gradcheck(layer, (x,))
 
 
-def _padded(x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
+def _padded(x: torch.Tensor, layer: Any) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, layer._padded - x.shape[-1]))
 
 
@@ -79,7 +79,7 @@ def test_gradients_reach_the_factors_of_lora() -> None:
     layer.bias.data = layer.bias.data.double()
     first, second = quantized(32, 32, 32, bias=False), layer
 
-    def adapted(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def adapted(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
         """Two layers, so that the first's factors get their gradient through the second's weights."""
         hidden = torch.tanh(first(x) + x @ a @ b)
         return second(hidden)
@@ -101,7 +101,13 @@ def test_float32_gradients_are_a_product_with_the_weights(monkeypatch: pytest.Mo
 
 def test_gradients_of_the_frozen_weights_are_refused() -> None:
     layer = quantized(32, 4, None)
-    for ask in (layer.requires_grad_, layer.weight.requires_grad_, lambda: layer.weight.grad):
+    loss = layer(drawn(2, 32).requires_grad_()).sum()
+    for ask in (
+        layer.requires_grad_,
+        layer.weight.requires_grad_,
+        lambda: layer.weight.grad,
+        lambda: torch.autograd.grad(loss, layer.weight),
+    ):
         with pytest.raises(UnsupportedError, match=r"frozen and have no gradient; .*LoRA"):
             ask()
     assert not layer.requires_grad_(False).bias.requires_grad
