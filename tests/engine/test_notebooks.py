@@ -14,7 +14,8 @@ LIMIT_S = 300
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
+    return notebook
 
 
 def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
