@@ -37,8 +37,8 @@ class GradientCheckpointing(Technique):
         Expected(Basis.ARITHMETIC, "full: activations of one block, and the input of each"),
         Expected(
             Basis.MEASURED,
-            "selective: 77% of the bytes that full saves for 15% of the time that it adds, on four blocks of GPT-2's width "
-            "on two cores",
+            "selective: 77% of the bytes that full saves for 15% of the time that it adds, on four blocks of GPT-2's "
+            "width on two cores",
             "training.md",
         ),
     )
