@@ -294,7 +294,11 @@ METRICS: dict[str, Metric] = {
         "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
     ),
     "perplexity_delta": Metric("1", Better.LOWER, "perplexity minus that of the fp32 model on the same text"),
-    "accuracy": Metric("1", Better.HIGHER, "share of a multiple-choice test's items answered correctly"),
+    "accuracy": Metric(
+        "1",
+        Better.HIGHER,
+        "share of a multiple-choice test's items, or of labelled images, answered correctly",
+    ),
     "accuracy_loss_percent": Metric("%", Better.LOWER, "accuracy lost, in percent of the fp32 model's"),
     "loss_final": Metric(
         "nat", Better.LOWER, "mean loss over the last quarter of the steps that are compared with fp32's"

@@ -93,14 +93,9 @@ def ablation(
 def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
     """The job, with the device's usual stack where none is named."""
     spec = spec_of(given, default_device, spec_file, plan=plan)
-    return with_default_stack(spec) if "stack" not in given and spec_file is None else spec
-
-
-def with_default_stack(spec: "JobSpec") -> "JobSpec":
-    """The job with the techniques that suit its device on this machine, those that exclude the others beside them."""
+    if "stack" in given or spec_file is not None:
+        return spec
     from optigpu.hardware import probe as probe_machine
-    from optigpu.job.plan import default_beside, default_stack
+    from optigpu.job.plan import with_default_stack
 
-    about = (probe_machine(), spec.device, spec.workload, spec.backend)
-    beside = spec.beside or default_beside(*about, spec.model)
-    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
+    return with_default_stack(spec, probe_machine())

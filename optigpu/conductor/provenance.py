@@ -28,7 +28,8 @@ def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, fac
     What was not recorded is null, with the reason.
     """
     weights, quality = facts.weights or _no_weights(variant), facts.quality
-    dataset = quality.dataset_sha256 if isinstance(quality, TextQuality) else None
+    read = facts.pictures.sha256 if facts.pictures else None
+    dataset = read or (quality.dataset_sha256 if isinstance(quality, TextQuality | ImageQuality) else None)
     values = {
         "model_revision": weights.revision,
         "weight_hash": weights.hash,
@@ -66,10 +67,12 @@ def _no_dataset(quality: TextQuality | ImageQuality | LossQuality | None) -> str
 
 
 def measured(variant: Variant, provenance: Provenance) -> Variant:
-    """The variant with the hash of the files that its weights came from, which its digests then contain.
+    """The variant with the hashes of the files that its weights and its images came from, which its digests then
+    contain.
 
     Random weights leave it as it was: they are the same thing to measure whichever seed or library drew them.
     """
-    if provenance.weight_hash_of != "files":
-        return variant
-    return variant.model_copy(update={"weights": provenance.weight_hash})
+    known = {"weights": provenance.weight_hash if provenance.weight_hash_of == "files" else None}
+    if variant.workload.has_labels:
+        known["dataset"] = provenance.dataset_hash
+    return variant.model_copy(update={name: value for name, value in known.items() if value is not None})

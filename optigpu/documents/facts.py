@@ -121,11 +121,28 @@ class TextQuality(QualityFacts):
 class ImageQuality(QualityFacts):
     """On what images quality was measured, and how precisely."""
 
-    # How many images, and how they were made.
+    # How many images, and how they were made, or which folder they are from.
     images: int
     of: str
+    # SHA-256 of a folder of labelled images; null for images that were made.
+    dataset_sha256: str | None = None
+    # The fp32 model's own figure and the standard error of this one's; null where images have no labels.
+    fp32_accuracy: float | None = None
+    accuracy_standard_error: float | None = None
     # Standard error of kld_mean over images; null for a single image.
     kld_standard_error: float | None = None
+
+
+class PictureFacts(Frozen):
+    """The folder of labelled images that was classified."""
+
+    # Its name under the datasets folder, and SHA-256 of the names, labels and contents of its files.
+    folder: str
+    sha256: str
+    images: int
+    # How labels were matched with the model's classes, and how pixels became inputs.
+    labels: str
+    preprocessing: str
 
 
 class LossQuality(QualityFacts):
@@ -279,10 +296,14 @@ class RunFacts(MeterFacts):
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 
+    # How many tokens a text prompt has; null: prompts are random, as long as the workload says.
+    prompt_tokens: int | None = None
     # MLPerf's scenario; null: the workload is none of them.
     scenario: Literal["SingleStream", "Offline"] | None = None
     # [channels, height, width] of an image; null: the workload takes none.
     image_shape: tuple[int, int, int] | None = None
+    # The folder whose images were classified; null: images are random.
+    pictures: PictureFacts | None = None
     # Which network classified images, so that the edge leaderboard finds it; null: the workload classifies none.
     network: NetworkFacts | None = None
 

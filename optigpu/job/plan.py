@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 from optigpu.documents.result import Environment
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
@@ -32,14 +32,14 @@ class Draft:
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
-    """The variants of a job in the order in which they are measured.
+    """The variants of a job in the order in which they are measured: model by model.
 
     A variant that stands for two things (a ladder's first prefix is its first technique alone) is measured once.
     No two have the same label. Raises SpecError when there are more than the job allows, and for a label that was given
     to two or is another variant's.
     """
     workloads = expand_workload(spec.workload)
-    most = spec.limits.max_variants // len(workloads)
+    most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
     planned = {
         PlanName.SINGLE: _single,
         PlanName.LADDER: _ladder,
@@ -48,13 +48,22 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     }[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
-    every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
+    named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
+    every = product(_named_models(spec), named, zip(drafts, labels, strict=True))
     return tuple(
-        _variant(
-            index, spec, workload, draft, _joined(workload.label, label) if len(workloads) > 1 else label
-        )
-        for index, (workload, draft, label) in enumerate(every)
+        _variant(index, spec, model, workload, draft, _joined((model_name, shape), label))
+        for index, ((model, model_name), (workload, shape), (draft, label)) in enumerate(every)
     )
+
+
+def _named_models(spec: JobSpec) -> list[tuple[str | None, str]]:
+    """Each model, and what labels call it: nothing where it is the only one, its bare name where that tells them
+    apart."""
+    if len(spec.models) < 2:
+        return [(model, "") for model in spec.asked_models]
+    bare = [parse_reference(model).name for model in spec.models]
+    names = bare if len(set(bare)) == len(bare) else spec.models
+    return list(zip(spec.models, names, strict=True))
 
 
 def default_stack(
@@ -80,6 +89,17 @@ def default_beside(
     return tuple(
         Beside(backend=backend, stack=(each,)) for each in found if each and each.fits(workload) is None
     )
+
+
+def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them.
+
+    Of several models, those that are beside each of them.
+    """
+    about = (environment, spec.device, spec.workload, spec.backend)
+    first, *others = (default_beside(*about, model) for model in spec.asked_models)
+    beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
+    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
 
 
 def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
@@ -159,22 +179,29 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
     return list(seen.values())
 
 
-def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, label: str) -> Variant:
+def _variant(
+    index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, label: str
+) -> Variant:
     return Variant(
         index=index,
         role=draft.role,
         label=label,
         rung=draft.rung,
         workload=workload,
-        model=spec.model,
+        model=model,
         backend=draft.backend or spec.backend,
         device=spec.device,
         stack=draft.stack,
     )
 
 
-def _joined(workload: str, label: str) -> str:
-    return workload if label == BASELINE else f"{workload}: {label}"
+def _joined(about: Sequence[str], label: str) -> str:
+    """The label of a stack after what tells its variant from those of other models and workloads, where there are
+    some."""
+    subject = " ".join(filter(None, about))
+    if not subject:
+        return label
+    return subject if label == BASELINE else f"{subject}: {label}"
 
 
 def _labels(drafts: Sequence[Draft], own: str) -> list[str]:

@@ -5,7 +5,7 @@ fp32 model's predictions are made once in a job by `make_reference`, in a separa
 sequences, with no cache and no step of a variant. Of a workload that trains the losses are compared instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRuntime
+from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, Images, ReferenceRuntime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.documents.selftest import Comparison
@@ -21,8 +21,10 @@ from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_r
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import (
+    PICTURES,
     Figures,
     accuracy_figures,
+    answer_figures,
     divergence_figures,
     item_windows,
     perplexity_figures,
@@ -33,12 +35,14 @@ from optigpu.quality.images import (
     IMAGES_RECIPE,
     Classify,
     ImageSetting,
+    batches,
     compare_images,
     image_setting,
     write_image_reference,
 )
 from optigpu.quality.passages import Passage, predictions
 from optigpu.quality.perplexity import windows
+from optigpu.quality.read_pictures import ReadPictures, read_pictures
 from optigpu.quality.reference import (
     Manifest,
     Reference,
@@ -103,7 +107,10 @@ def make_reference(context: MeterContext) -> Reading:
         elif context.workload.classified_images:
             runtime = _image_runtime(context)
             runtime.compute_exactly()
-            made = write_image_reference(folder, _image_setting(context), _classifier(runtime))
+            setting = _image_setting(context)
+            made = write_image_reference(
+                folder, setting, _classifier(runtime), _images(_pictures(context), setting)
+            )
         else:
             made = _written(context, folder)
     except OptiGPUError as error:
@@ -159,13 +166,40 @@ def _training(context: MeterContext) -> tuple[LossSetting, TrainingRuntime, Draw
 
 
 def _compared_images(context: MeterContext) -> Reading:
-    setting = _image_setting(context)
-    agreement = compare_images(context.folder / QUALITY_FOLDER, setting, _classifier(_image_runtime(context)))
-    found = divergence_figures(agreement, np.arange(setting.images))
-    how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, **_precision(found), **found.about)
-    why = "The images are synthetic and have no labels; compare kld_mean and top1_agreement."
-    facts = MeterFacts(quality=how)
-    return Reading(found.values, dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
+    setting, classify = _image_setting(context), _classifier(_image_runtime(context))
+    pictures = _pictures(context)
+    folder, given = context.folder / QUALITY_FOLDER, _images(pictures, setting)
+    compared = compare_images(folder, setting, classify, given)
+    found = divergence_figures(compared.agreement, np.arange(setting.images))
+    missing = dict.fromkeys(_PERPLEXITY, "Images have no perplexity; compare kld_mean and top1_agreement.")
+    if pictures is None:
+        missing |= dict.fromkeys(
+            _ACCURACY, "The images are synthetic and have no labels; name a folder of images."
+        )
+    else:
+        right = [each.argmax(axis=1) == pictures.labels for each in (compared.found, compared.expected)]
+        found |= answer_figures(right[0], right[1], PICTURES)
+    how = ImageQuality(
+        images=setting.images,
+        of=f"the folder {pictures.facts.folder}" if pictures else IMAGES_RECIPE,
+        dataset_sha256=setting.dataset_sha256,
+        **_precision(found),
+        **found.about,
+    )
+    return Reading(found.values, found.reasons | missing, MeterFacts(quality=how))
+
+
+def _pictures(context: MeterContext) -> ReadPictures | None:
+    """The labelled images of the workload; None where it has none."""
+    if not context.workload.has_labels:
+        return None
+    runtime = _image_runtime(context)
+    return read_pictures(runtime, runtime.notes.facts["pictures"].folder)
+
+
+def _images(pictures: ReadPictures | None, setting: ImageSetting) -> Iterator[Images]:
+    """The images to compare, in batches of the timed size."""
+    return pictures.batches(setting.batch_size) if pictures else batches(setting)
 
 
 def _classifier(runtime: ImageRuntime) -> Classify:
@@ -183,7 +217,11 @@ def _image_setting(context: MeterContext) -> ImageSetting:
     batch = context.workload.classified_images or 1
     runtime = _image_runtime(context)
     shape = runtime.notes.facts["image_shape"]
-    return image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
+    made = image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
+    if not context.workload.has_labels:
+        return made
+    facts = runtime.notes.facts["pictures"]
+    return made.model_copy(update={"images": facts.images, "dataset_sha256": facts.sha256})
 
 
 def _image_runtime(context: MeterContext) -> ImageRuntime:

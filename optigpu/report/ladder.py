@@ -17,10 +17,10 @@ FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
     "trained_tokens_per_s": ("trained tokens/s", 1.0),
-    "step_s": ("step (ms)", 1e3),
     "weight_bytes": ("weights (MB)", 1e-6),
     "peak_bytes": ("peak (MB)", 1e-6),
     "top1_agreement": ("top-1 (%)", 100.0),
+    "accuracy": ("accuracy (%)", 100.0),
     "kld_mean": ("KLD (nat)", 1.0),
     "loss_deviation": ("loss deviation", 1.0),
     "j_per_token": ("J/token", 1.0),
@@ -130,7 +130,13 @@ CSV_FIELDS = (
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
     """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
+    return csv_text(CSV_FIELDS, ladder_records(attribution, results))
+
+
+def ladder_records(attribution: Attribution, results: Sequence[Document]) -> list[dict[str, object]]:
+    """The lines of the CSV form, each with a value or None for every one of CSV_FIELDS."""
+    records = (_record(row, attribution.metric) for row in rows_of(attribution, results))
+    return [{field: record.get(field) for field in CSV_FIELDS} for record in records]
 
 
 def _record(row: Row, name: str) -> dict[str, object]:

@@ -87,7 +87,7 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
         raise UnsupportedError(
             f"{workload.kind} {workload.label} is several workloads, and a roofline is of one."
         )
-    shape = workload.work_shape
+    shape = workload.shape_after(facts.prompt_tokens)
     if shape is None:
         raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
     return _work_of_shape(shape, facts)

@@ -63,6 +63,7 @@ class Choice(StrEnum):
     CAPTURE = "what runs is recorded as a CUDA graph once"
     OPTIMIZER = "weights are updated by one optimizer"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):
@@ -259,7 +260,14 @@ class Technique(Frozen):
         return ()
 
     def fits(self, workload: Any) -> str | None:
-        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted."""
+        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted.
+
+        A loop of a technique's own is greedy.
+        """
+        if type(self).loop is not Technique.loop and workload.is_sampled:
+            return (
+                f"{self.name} takes the most likely tokens; leave it out, or leave temperature and top_p out."
+            )
         return None
 
     def chosen(self) -> tuple[Choice, ...]:
