@@ -33,6 +33,7 @@ REFUSED = {
     ("nf4", "resnet"): "nf4",
     ("fp8", "any"): "FP8",
     ("gptq", "any"): "gptq",
+    ("smaller_model", "any"): "needs a model",
     ("awq", "any"): "gptq",
 }
 """What a technique cannot do to a shape, or on this machine to any, and a word of the sentence that says so."""
