@@ -126,7 +126,10 @@ def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outc
     Returns what the baseline measured again at the end if the variants were not all side by side.
     """
     preparation = prepare(session, todo)
-    baseline = next((variant for variant in todo if variant.role is Role.BASELINE), None)
+    # of several models or workloads the first one's, which attribution compares with itself
+    baseline = next(
+        (variant for variant in todo if variant.role is Role.BASELINE and not variant.index), None
+    )
     again: Variant | None = None
     side_by_side = True
     left = tuple(todo)

@@ -1,6 +1,6 @@
-"""Commands that need no service: probe, techniques, models, run, ladder."""
+"""Commands that need no service: probe, techniques, models, run, ladder, ablation."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, show_list
 from optigpu.vocabulary import DeviceKind
 
+if TYPE_CHECKING:
+    from optigpu.job.spec import JobSpec
+
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(probe)
@@ -17,6 +20,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(models)
     add_flagged(app, run, job_panels)
     add_flagged(app, ladder, ladder_panels)
+    add_flagged(app, ablation, ladder_panels)
 
 
 def probe(format_: FormatOption = OutputFormat.TABLE) -> None:
@@ -57,7 +61,7 @@ def run(
 ) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
-    With --plan ladder or --plan grid it measures many.
+    With --plan ladder, --plan ablation or --plan grid it measures many.
     """
     measure_and_show(spec_of(given, default_device, spec_file), format_)
 
@@ -71,10 +75,27 @@ def ladder(
 
     Without --stack, the techniques that suit the device, and beside them those that exclude the others.
     """
-    spec = spec_of(given, default_device, spec_file, plan="ladder")
-    if "stack" not in given and spec_file is None:
-        from optigpu.hardware import probe as probe_machine
-        from optigpu.job.plan import with_default_stack
+    measure_and_show(_with_plan("ladder", given, spec_file), format_)
 
-        spec = with_default_stack(spec, probe_machine())
-    measure_and_show(spec, format_)
+
+def ablation(
+    given: Given,
+    spec_file: SpecFile = None,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Measure a ladder and the whole stack without each technique, so that no order decides what a technique buys.
+
+    Without --stack, the techniques that a ladder takes.
+    """
+    measure_and_show(_with_plan("ablation", given, spec_file), format_)
+
+
+def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
+    """The job, with the device's usual stack where none is named."""
+    spec = spec_of(given, default_device, spec_file, plan=plan)
+    if "stack" in given or spec_file is not None:
+        return spec
+    from optigpu.hardware import probe as probe_machine
+    from optigpu.job.plan import with_default_stack
+
+    return with_default_stack(spec, probe_machine())

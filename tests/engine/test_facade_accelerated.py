@@ -1,11 +1,10 @@
 """accelerate puts the native decoder behind `generate`, which takes and returns what transformers' own does."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, ViTConfig, ViTForImageClassification
 
 from optigpu import accelerate
 from optigpu.facade import accelerated
@@ -143,13 +142,9 @@ def test_a_text_beyond_the_context_is_left_to_transformers(fast: Any) -> None:
         fast.generate(prompt, max_new_tokens=3)
 
 
-@pytest.fixture
-def _small_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_a_model_beyond_the_last_cache_gets_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerated, "last_level_cache_bytes", lambda: 1000)
-    yield
 
-
-def test_a_model_beyond_the_last_cache_gets_four_bits(_small_cache: None) -> None:
     def kinds(model: Any) -> set[str]:
         program = attached(model)
         return {program.head.kind, *(block.up.kind for block in program.blocks)}
@@ -163,7 +158,6 @@ def test_what_cannot_be_accelerated_says_so(fast: Any) -> None:
         accelerate(fast)
     with pytest.raises(SpecError, match=r"weights: .*w3"):
         accelerate(tiny_model("gpt2"), weights="w3")  # type: ignore[arg-type]
+    images = ViTForImageClassification(ViTConfig(hidden_size=32, num_hidden_layers=1))
     with pytest.raises(UnsupportedError, match="not ViTForImageClassification"):
-        from transformers import ViTConfig, ViTForImageClassification
-
-        accelerate(ViTForImageClassification(ViTConfig(hidden_size=32, num_hidden_layers=1)))
+        accelerate(images)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation import EosTokenCriteria, GenerationMode, MaxLengthCriteria
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from optigpu.ops.decode.calls import ProgramDecoder
 from optigpu.ops.decode.program import CacheKind
