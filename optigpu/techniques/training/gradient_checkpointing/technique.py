@@ -20,8 +20,8 @@ _WITH_CACHE = "a block that is computed again would write to the key-value cache
 class GradientCheckpointing(Technique):
     """Of each block the input is kept, and the backward pass computes the block again.
 
-    With `mode` "selective" the results of matrix products and attention are kept as well, and what is cheap to compute
-    is computed again: norms, activation functions, sums.
+    With `mode` "selective" most results of matrix products and attention are kept as well, and what is cheap to compute
+    is computed again: norms, activation functions, sums, and the smallest products.
     """
 
     layer: ClassVar[Layer] = Layer.TRAINING
