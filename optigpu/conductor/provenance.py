@@ -29,7 +29,7 @@ def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, fac
     """
     weights, quality = facts.weights or _no_weights(variant), facts.quality
     read = facts.pictures.sha256 if facts.pictures else None
-    dataset = read or (quality.dataset_sha256 if quality else None)
+    dataset = read or (quality.dataset_sha256 if isinstance(quality, TextQuality | ImageQuality) else None)
     values = {
         "model_revision": weights.revision,
         "weight_hash": weights.hash,

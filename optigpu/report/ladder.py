@@ -15,7 +15,6 @@ from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 
 FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
-    "step_s": ("step (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
     "trained_tokens_per_s": ("trained tokens/s", 1.0),
     "weight_bytes": ("weights (MB)", 1e-6),

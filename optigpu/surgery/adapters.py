@@ -38,17 +38,17 @@ def add_factors(model: Module, places: Sequence[Place], parameters: AdapterParam
 
     Returns what is to be recorded.
     """
+    # A pattern matches whole paths, where a list of names would match their ends as well.
+    paths = "|".join(re.escape(place.path) for place in places)
     config = LoraConfig(
         r=parameters.rank,
         lora_alpha=parameters.alpha,
-        target_modules="|".join(
-            re.escape(place.path) for place in places
-        ),  # peft matches whole paths with it
+        target_modules=paths,
         fan_in_fan_out=any(isinstance(place.layer, Conv1D) for place in places),
     )
     config._register_custom_module({FrozenLinear: LayerWithFactors})
-    with torch.random.fork_rng():
-        torch.manual_seed(FACTOR_SEED)
+    with torch.random.fork_rng(devices=[]):  # peft draws on the host
+        torch.default_generator.manual_seed(FACTOR_SEED)
         inject_adapter_in_model(config, model)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     return {"adapted_layers": len(places), "factor_rank": parameters.rank, "factor_weights": trained}

@@ -58,15 +58,7 @@ class TrainableModel(AppliedModel):
         self.model.train()
         dropout = turn_off_dropout(self.model)
         self._change_model(stack)
-        parts = TrainingParts(
-            arrange=arranging_on(self.model.device, getattr(torch, options.dtype)),
-            loss=loss_of(self.model),
-            optimizer=optimizer_of(rule),
-            rule=rule,
-        )
-        for technique in stack:
-            parts = technique.training(parts, self.model, self.notes)
-        self.trainer = Trainer(self.model, parts, device.value)
+        self.trainer = Trainer(self.model, self._parts(rule, stack, options.dtype), device.value)
         self._record_options(options)
         self._record_training(rule, dropout)
         torch.manual_seed(seed)
@@ -110,6 +102,18 @@ class TrainableModel(AppliedModel):
         for optimizer in self.trainer.optimizers:
             for state in optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    def _parts(self, rule: UpdateRule, stack: tuple[Technique, ...], dtype: str) -> TrainingParts:
+        """The parts of a plain step, as the stack changes them."""
+        parts = TrainingParts(
+            arrange=arranging_on(self.model.device, getattr(torch, dtype)),
+            loss=loss_of(self.model),
+            optimizer=optimizer_of(rule),
+            rule=rule,
+        )
+        for technique in stack:
+            parts = technique.training(parts, self.model, self.notes)
+        return parts
 
     def _record_training(self, rule: UpdateRule, dropout: dict[str, float]) -> None:
         attention: dict[str, Any] = {}
