@@ -173,6 +173,14 @@ def _decoder_like_llama(prefix: str) -> Decoder:
     )
 
 
+_GPT2_KEYS = MappingProxyType(
+    {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    }
+)
 _GPT2 = ModelFamily(
     "gpt2",
     "GPT-2",
@@ -195,14 +203,7 @@ _GPT2 = ModelFamily(
     keys=ConfigKeys(
         inner_size="n_inner",
         activation="activation_function",
-        renamed=MappingProxyType(
-            {
-                "hidden_size": "n_embd",
-                "num_hidden_layers": "n_layer",
-                "num_attention_heads": "n_head",
-                "max_position_embeddings": "n_positions",
-            }
-        ),
+        renamed=_GPT2_KEYS,
         defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
     ),
     conv1d=True,
@@ -236,6 +237,18 @@ _OPT = ModelFamily(
     needs_mask=True,
     gptqmodel_activation="relu",
 )
+_GPTJ = ModelFamily(
+    # Its blocks have one norm before attention and MLP, which take the same inputs: no other family's parts fit.
+    "gptj",
+    "GPT-J",
+    mlps=(Mlp("GPTJMLP", "mlp", "fc_in", "fc_out", "act"),),
+    keys=ConfigKeys(
+        inner_size="n_inner",
+        activation="activation_function",
+        renamed=_GPT2_KEYS,
+        defaults=MappingProxyType({"n_positions": 2048, "vocab_size": 50400, "tie_word_embeddings": False}),
+    ),
+)
 _VIT = ModelFamily(
     "vit",
     "ViT",
@@ -253,6 +266,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         family.name: family
         for family in (
             _GPT2,
+            _GPTJ,
             _OPT,
             _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
