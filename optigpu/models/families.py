@@ -95,6 +95,24 @@ class GgufFamily:
 
 
 @dataclass(frozen=True)
+class SmallTensors:
+    """What a family's decoders hold beside their matrices, for counting bytes without loading a model.
+
+    A block has `norms` norms of `norm_vectors` vectors; `biases` names the linear layers that have one (qkv, output,
+    up, down, head). `more_positions` are rows of the embedding of positions beyond the context. `rotary` says where the
+    tables of a rotary embedding are: once in the model, in each block with a row for each position, or nowhere.
+    `inner_tensors` is how many tensors as wide as the MLP's inner layer its forward pass holds at once.
+    """
+
+    norms: int = 2
+    norm_vectors: int = 1
+    biases: tuple[str, ...] = ()
+    more_positions: int = 0
+    rotary: Literal["model", "blocks"] | None = None
+    inner_tensors: int = 3
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """One family. `name` is transformers' model_type, `title` what people call it.
 
@@ -102,7 +120,8 @@ class ModelFamily:
     transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights are
     [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`: an
     image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
-    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family.
+    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family, and
+    `small` where its tensors are not known.
     """
 
     name: str
@@ -117,6 +136,7 @@ class ModelFamily:
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
     gguf: GgufFamily | None = None
+    small: SmallTensors | None = None
 
     @property
     def mlp(self) -> Mlp | None:
@@ -129,6 +149,7 @@ class ModelFamily:
         return self.decoder is not None and self.decoder.positions is not None
 
 
+_BLOCK_BIASES = ("qkv", "output", "up", "down")
 _SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -138,6 +159,7 @@ def _like_llama(
     prefix: str,
     window_in: Literal["config", "attention"] | None = None,
     gguf: GgufFamily | None = None,
+    biases: tuple[str, ...] = (),
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return ModelFamily(
@@ -149,6 +171,7 @@ def _like_llama(
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
         gguf=gguf,
+        small=SmallTensors(biases=biases, rotary="model"),
     )
 
 
@@ -208,6 +231,7 @@ _GPT2 = ModelFamily(
     ),
     conv1d=True,
     gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
+    small=SmallTensors(norm_vectors=2, biases=_BLOCK_BIASES, inner_tensors=4),
 )
 _OPT = ModelFamily(
     "opt",
@@ -236,6 +260,7 @@ _OPT = ModelFamily(
     ),
     needs_mask=True,
     gptqmodel_activation="relu",
+    small=SmallTensors(norm_vectors=2, biases=_BLOCK_BIASES, more_positions=2, inner_tensors=2),
 )
 _GPTJ = ModelFamily(
     # Its blocks have one norm before attention and MLP, which take the same inputs: no other family's parts fit.
@@ -247,6 +272,9 @@ _GPTJ = ModelFamily(
         activation="activation_function",
         renamed=_GPT2_KEYS,
         defaults=MappingProxyType({"n_positions": 2048, "vocab_size": 50400, "tie_word_embeddings": False}),
+    ),
+    small=SmallTensors(
+        norms=1, norm_vectors=2, biases=("up", "down", "head"), rotary="blocks", inner_tensors=4
     ),
 )
 _VIT = ModelFamily(
@@ -270,7 +298,7 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
             _OPT,
             _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
-            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
+            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention", biases=("qkv",)),
             _blocks_like_llama("phi3", "Phi-3", "Phi3"),
             _blocks_like_llama("qwen3", "Qwen3", "Qwen3"),
             _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3"),

@@ -11,15 +11,10 @@ from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quant
 from bitsandbytes.nn import Linear4bit, Params4bit
 from transformers import PreTrainedModel
 
+from optigpu.ops.layouts import NF4_BLOCK, NF4_NESTED_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
 from optigpu.surgery.places import Place, checked_places
 from optigpu.vocabulary import UnsupportedError
 
-NF4_BLOCK = 64
-"""Weights that share one statistic; a block may reach over the end of a row."""
-NF4_NESTED_BLOCK = 256
-"""Statistics that share one, where they are quantized as well."""
-PACKED_OUTPUTS, PACKED_INPUTS = 32, 64
-"""What the sizes of a layer must be multiples of for the library's fused operator on CPUs."""
 _LIBRARY = torch.ops.bitsandbytes
 
 
@@ -152,7 +147,7 @@ def _fits_fused(weight: torch.Tensor) -> bool:
     """
     outputs, inputs = weight.shape
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return is_alike and not (outputs % PACKED_OUTPUTS or inputs % PACKED_INPUTS) and bool(has_avx512bf16())
+    return is_alike and not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS) and bool(has_avx512bf16())
 
 
 def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.surgery.conflicts import FOUR_BITS
+from optigpu.ops.layouts import int4_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 GroupSize = Literal[32, 64, 128]
 
@@ -83,6 +86,13 @@ class Int4WeightOnly(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Weights are quantized once, and int8_weight_only costs less quality."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """4-bit numbers of every linear layer, and with `head` a copy of a tied head."""
+        layout = partial(
+            int4_bytes, device=device, group=self.group_size, offsets=not self.symmetric, half=weights.half
+        )
+        return weights.with_bytes(layout, head=self.head)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
