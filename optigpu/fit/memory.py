@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
-from optigpu.models.tensors import DecoderShape, StoredWeights
+from optigpu.models.tensors import DecoderShape, Part, StoredWeights
 from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.techniques.base import CacheOptions, LoadOptions, Technique
 from optigpu.vocabulary import DeviceKind
@@ -52,7 +52,7 @@ class DecoderMemory:
 
     def __init__(self, shape: DecoderShape, stack: tuple[Technique, ...], device: DeviceKind) -> None:
         """`stack` is resolved. Raises UnsupportedError for a technique whose bytes depend on more than shapes."""
-        self.shape, self.stack = shape, stack
+        self.shape, self.stack, self.device = shape, stack, device
         self.options: LoadOptions = load_options(stack)
         self.cache: CacheOptions = cache_options(stack)
         width = WIDTHS[self.options.dtype]
@@ -81,7 +81,11 @@ class DecoderMemory:
             last = self.shape.window if options.kind == "static" else self.shape.window - 1
             kept = min(kept, last)
         facts = self.shape.facts
-        row = facts.head_size + KV_SCALE_BYTES if options.int8 else facts.head_size * self.width
+        # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.
+        keys = self.stored.width if self.shape.small.rotary else self.width
+        row = facts.head_size * (keys + self.width) // 2
+        if options.int8:
+            row = facts.head_size + KV_SCALE_BYTES
         return 2 * batch * kept * facts.layers * facts.kv_heads * row
 
     def _prompt(self, load: Load) -> tuple[int, int]:
@@ -98,24 +102,53 @@ class DecoderMemory:
     def _points(self, batch: int, tokens: int, length: int, cache: int) -> Iterator[int]:
         """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`."""
         facts, width = self.shape.facts, self.width
-        hidden = batch * tokens * facts.hidden_size * width
+        hidden = batch * tokens * facts.hidden_size * self.stored.width
         positions = 2 if self.shape.family.learns_positions else 0
-        rotary = 2 * batch * tokens * facts.head_size * width if self.shape.small.rotary else 0
+        rotary = 2 * batch * tokens * facts.head_size * self.stored.width if self.shape.small.rotary else 0
         inner = batch * tokens * (facts.inner_size or 4 * facts.hidden_size) * width
         ids = 2 * INDEX * batch * length
-        yield (4 + positions) * hidden + rotary + self.shape.small.inner_tensors * inner + ids
-        yield (4 + positions) * hidden + rotary + self._attention(batch, tokens, length, cache) + ids
-        yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids
+        around = (4 + positions) * hidden + rotary + ids
+        stored, computed = self._scores(batch, tokens, length)
+        yield around + self.shape.small.inner_tensors * inner + stored
+        if computed:
+            yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
+        else:
+            yield around + self._attention(batch, tokens, length, cache)
+        yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
+
+    def _copied_head(self) -> int:
+        """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU."""
+        head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
+        as_loaded = self.stored.width * head.elements
+        is_copied = self.device is DeviceKind.CPU and self.stored.width == 2
+        return as_loaded if is_copied and head.bytes in (0, as_loaded) else 0
+
+    def _scores(self, batch: int, tokens: int, length: int) -> tuple[int, int]:
+        """Bytes of what eager attention stores: after it, its weights with the mask; within it, scores in float32, and
+        keys and values that are repeated for each of the heads that share them."""
+        if self.options.attention != "eager":
+            return 0, 0
+        facts = self.shape.facts
+        each, mask = batch * facts.heads * tokens * length, batch * tokens * length * self.width
+        repeated = 0
+        if facts.kv_heads != facts.heads:
+            repeated = 2 * batch * length * facts.heads * facts.head_size * self.width
+        within = 2 * self.width
+        if self.shape.small.float_scores and self.width < FLOAT:
+            # A CPU widens scores before their softmax, a GPU within it.
+            within = self.width + (2 * FLOAT if self.device is DeviceKind.CPU else FLOAT)
+        return each * self.width + mask, each * within + mask + repeated
 
     def _attention(self, batch: int, tokens: int, length: int, cache: int) -> int:
-        """Queries, keys and values with their rotated copies; scores where attention stores them; a cache that grows
-        is joined from a copy of one layer's keys or values."""
-        facts, width = self.shape.facts, self.width
+        """Queries, keys and values with their rotated copies, and copies of one layer's cache: a dynamic one is joined
+        from a copy of its keys or values, one of our own from both, and int8 ones are widened."""
+        facts, width, options = self.shape.facts, self.width, self.cache
         queries = batch * tokens * facts.heads * facts.head_size * width
         keys = batch * tokens * facts.kv_heads * facts.head_size * width
-        joined = cache // (2 * facts.layers) if self.cache.kind == "dynamic" else 0
-        widened = 2 * batch * length * facts.kv_heads * facts.head_size * width if self.cache.int8 else 0
-        scores = 0
-        if self.options.attention == "eager":
-            scores = batch * facts.heads * tokens * length * (2 * width + FLOAT)
-        return 2 * queries + 2 * keys + joined + widened + scores
+        layer, joined = cache // facts.layers, 0
+        is_own = options.int8 or options.window is not None
+        if options.kind == "dynamic":
+            joined = layer if is_own else layer // 2
+        copies = 3 if self.device is DeviceKind.CPU else 2
+        widened = copies * batch * length * facts.kv_heads * facts.head_size * width if options.int8 else 0
+        return 2 * queries + 2 * keys + joined + widened

@@ -78,7 +78,7 @@ class Autocast(Technique):
         """A converted copy of every matrix that is multiplied is kept beside it."""
         multiplied = (each for each in weights.matrices if each.part in (Part.LINEAR, Part.HEAD))
         copies = sum(matrix.count * matrix.elements for matrix in multiplied)
-        return weights.but(other_bytes=weights.other_bytes + 2 * copies)
+        return weights.but(widened_bytes=2 * copies)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""
