@@ -13,6 +13,7 @@ from optigpu.cli import (
     compare,
     convert,
     device_sim,
+    fit,
     leaderboard,
     local,
     remote,
@@ -45,6 +46,7 @@ charts.add_commands(app)
 tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
+fit.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

@@ -17,6 +17,8 @@ from optigpu.vocabulary import DeviceKind
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number in the dtypes that models are loaded in."""
 FLOAT, INDEX = 4, 8
+LLAMA_CPP_TOKENS = 512
+"""Tokens of a prompt that llama.cpp computes at once (n_ubatch)."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,18 @@ class MemoryNeed:
 class DecoderMemory:
     """The memory of one decoder with one stack on one kind of device, for any load."""
 
-    def __init__(self, shape: DecoderShape, stack: tuple[Technique, ...], device: DeviceKind) -> None:
-        """`stack` is resolved. Raises UnsupportedError for a technique whose bytes depend on more than shapes."""
+    def __init__(
+        self,
+        shape: DecoderShape,
+        stack: tuple[Technique, ...],
+        device: DeviceKind,
+        backend: str = "torch",
+    ) -> None:
+        """`stack` is resolved. Raises UnsupportedError for a technique whose bytes depend on more than shapes.
+
+        llama.cpp computes prompts in parts of LLAMA_CPP_TOKENS and allocates its cache as a whole, of float16 where
+        weights are quantized.
+        """
         self.shape, self.stack, self.device = shape, stack, device
         self.options: LoadOptions = load_options(stack)
         self.cache: CacheOptions = cache_options(stack)
@@ -62,6 +74,11 @@ class DecoderMemory:
         self.stored = stored
         autocast = mode_options(stack).autocast
         self.width = WIDTHS[autocast] if autocast else width
+        self.at_once: int | None = None
+        if backend == "llama_cpp":
+            self.cache = CacheOptions(kind="static")
+            self.at_once = LLAMA_CPP_TOKENS
+        self.cache_width = 2 if self.options.gguf else self.width
 
     def need(self, load: Load) -> MemoryNeed:
         """The peak, at the worse of the prompt's pass and the last decode step."""
@@ -82,15 +99,16 @@ class DecoderMemory:
             kept = min(kept, last)
         facts = self.shape.facts
         # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.
-        keys = self.stored.width if self.shape.small.rotary else self.width
-        row = facts.head_size * (keys + self.width) // 2
+        keys = self.stored.width if self.width < self.stored.width and self.shape.small.rotary else 0
+        row = facts.head_size * ((keys or self.cache_width) + self.cache_width) // 2
         if options.int8:
             row = facts.head_size + KV_SCALE_BYTES
         return 2 * batch * kept * facts.layers * facts.kv_heads * row
 
     def _prompt(self, load: Load) -> tuple[int, int]:
         cache = self.cache_bytes(load.batch, load.prompt, load.context)
-        return cache, max(self._points(load.batch, load.prompt, load.prompt, cache))
+        tokens = load.prompt if self.at_once is None else min(load.prompt, self.at_once)
+        return cache, max(self._points(load.batch, tokens, load.prompt, cache))
 
     def _last_step(self, load: Load) -> tuple[int, int]:
         """The last token is decoded and not cached any more."""

@@ -1,11 +1,12 @@
 """spec -> variants: single, ladder, grid, and what is measured beside them."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
 from optigpu.documents.result import Environment
+from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference, preset_of
@@ -40,7 +41,7 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // len(workloads)
-    planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
+    planned = _PLANS[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
     every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
@@ -108,6 +109,22 @@ def _grid(spec: JobSpec) -> Iterator[Draft]:
     for size in range(1, len(spec.stack) + 1):
         for chosen in combinations(spec.stack, size):
             yield Draft(Role.SINGLE, resolve(chosen, spec.workload.kind))
+
+
+def _memory_ladder(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline and every rung; one that this machine or this model cannot run ends with the reason."""
+    yield Draft(Role.BASELINE)
+    for rung in MEMORY_LADDER:
+        stack = rung.stack(spec.workload.kind)
+        yield Draft(Role.SINGLE, stack, backend=rung.backend, label=rung.label)
+
+
+_PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
+    PlanName.SINGLE: _single,
+    PlanName.LADDER: _ladder,
+    PlanName.GRID: _grid,
+    PlanName.MEMORY_LADDER: _memory_ladder,
+}
 
 
 def _beside(spec: JobSpec) -> Iterator[Draft]:

@@ -48,6 +48,7 @@ class PlanName(StrEnum):
     SINGLE = "single"
     LADDER = "ladder"
     GRID = "grid"
+    MEMORY_LADDER = "memory-ladder"
 
 
 class Measure(Frozen):
@@ -229,6 +230,7 @@ class JobSpec(Frozen):
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
         _as_value_error(_check_stacks, self)
+        _as_value_error(_check_plan, self)
         _as_value_error(_check_gates, self)
         return self
 
@@ -294,6 +296,21 @@ def _check_gates(spec: JobSpec) -> None:
         )
     if "quality" not in spec.measure.meters:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
+
+
+def _check_plan(spec: JobSpec) -> None:
+    """Refuses a stack for a plan that has its own, and a workload that they do not run."""
+    if spec.plan is not PlanName.MEMORY_LADDER:
+        return
+    if spec.stack:
+        raise SpecError(
+            "stack: the plan memory-ladder has its own stacks; leave stack out, or measure it with beside."
+        )
+    if spec.workload.task is not Task.DECODING:
+        raise SpecError(
+            f"plan: memory-ladder measures models that generate text, not {spec.workload.kind}; it runs "
+            f"{', '.join(kinds_with([Task.DECODING]))}."
+        )
 
 
 def _check_stacks(spec: JobSpec) -> None:

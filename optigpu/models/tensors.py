@@ -124,7 +124,7 @@ class DecoderShape:
         return StoredWeights(
             facts=self.facts,
             matrices=tuple(self._matrices(width)),
-            other_bytes=width * self._norm_numbers() + self._rotary_bytes(width),
+            other_bytes=width * self._norm_numbers() + self._rotary_bytes(),
             width=width,
             half=half,
             tied=self.facts.tied_head,
@@ -168,14 +168,14 @@ class DecoderShape:
         vectors = self.small.norms * self.facts.layers + 1
         return vectors * self.small.norm_vectors * self.facts.hidden_size
 
-    def _rotary_bytes(self, width: int) -> int:
-        """The frequencies and their copy, float32; or each block's sines and cosines of every position."""
+    def _rotary_bytes(self) -> int:
+        """The frequencies and their copy, or each block's sines and cosines of every position; always float32."""
         facts = self.facts
         if self.small.rotary == "model":
             return 2 * _FLOAT * (facts.head_size // 2)
         if self.small.rotary == "blocks":
             size = self.config.get("rotary_dim") or facts.hidden_size
-            return facts.layers * facts.context * size * width
+            return _FLOAT * facts.layers * facts.context * size
         return 0
 
 

@@ -4,6 +4,8 @@ The layouts depend on the device: on a CPU those of our C++ operators, whose til
 those of torch's and of our own kernels. `outputs` and `inner` are the sizes of a weight [outputs, inner].
 """
 
+from typing import Literal
+
 from optigpu.vocabulary import DeviceKind
 
 INT8_TILE = 16
@@ -81,6 +83,35 @@ def llm_int8_bytes(outputs: int, inner: int) -> int:
 def fp8_bytes(outputs: int, inner: int) -> int:
     """e4m3 numbers, a float32 scale for each output, and a scale of one."""
     return _up(outputs, FP8_STEP) * _up(inner, FP8_STEP) + _FLOAT * outputs + _FLOAT
+
+
+GgufBlock = Literal["F32", "F16", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"]
+GGUF_BLOCKS: dict[GgufBlock, tuple[int, int]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q5_0": (32, 22),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q6_K": (256, 210),
+}
+"""Weights of a block of llama.cpp's types, and the bytes of the block: ggml-common.h."""
+GGUF_INSTEAD: dict[GgufBlock, GgufBlock] = {
+    "Q4_K": "Q5_0",
+    "Q6_K": "Q8_0",
+    "Q4_0": "F16",
+    "Q5_0": "F16",
+    "Q8_0": "F16",
+}
+"""What llama.cpp writes where the inputs are not a multiple of a type's block."""
+
+
+def gguf_bytes(outputs: int, inner: int, kind: GgufBlock) -> int:
+    """Of a matrix in a GGUF file."""
+    block, size = GGUF_BLOCKS[kind]
+    if inner % block:
+        return gguf_bytes(outputs, inner, GGUF_INSTEAD[kind])
+    return outputs * inner // block * size
 
 
 def _up(size: int, step: int) -> int:
