@@ -7,6 +7,7 @@ import typer
 
 from optigpu import __version__
 from optigpu.cli import (
+    advise,
     bench,
     charts,
     claims,
@@ -47,6 +48,7 @@ tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
 fit.add_commands(app)
+advise.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

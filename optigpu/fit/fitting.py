@@ -75,6 +75,7 @@ class Asked(Frozen):
     context: int | None = None
     new_tokens: int = 128
     reserve_bytes: int = RESERVE_BYTES
+    device: DeviceKind = DeviceKind.CUDA
 
     def load(self, batch: int, context: int) -> Load:
         """As many sequences of so many tokens, of which as many are new as can be."""
@@ -116,7 +117,7 @@ def fit(
 def _stack_fit(
     shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked, context: int
 ) -> StackFit:
-    host = stack.backend != "torch"
+    host = stack.backend != "torch" and asked.device is DeviceKind.CUDA
     about = StackFit(
         label=stack.label,
         techniques=tuple(each.name for each in stack.techniques),
@@ -125,7 +126,7 @@ def _stack_fit(
     )
     try:
         memory = DecoderMemory(
-            shape, stack.techniques, DeviceKind.CPU if host else DeviceKind.CUDA, backend=stack.backend
+            shape, stack.techniques, DeviceKind.CPU if host else asked.device, backend=stack.backend
         )
     except UnsupportedError as error:
         return about.model_copy(update={"reason": str(error)})

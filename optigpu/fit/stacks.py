@@ -49,8 +49,24 @@ def usual_stacks(card: Device, facts: ModelFacts) -> tuple[NamedStack, ...]:
         (half, "cpu_offload"),
     ]
     stacks = (stack_of(tuple(TECHNIQUES[name](name=name) for name in each)) for each in names)
-    gguf = stack_of((TECHNIQUES["gguf"].model_validate({"name": "gguf", "type": "Q4_K_M"}),), "gguf Q4_K_M")
-    return tuple(stack for stack in (*stacks, gguf) if _applies(stack, facts))
+    return tuple(stack for stack in (*stacks, _gguf()) if _applies(stack, facts))
+
+
+def cpu_stacks() -> tuple[NamedStack, ...]:
+    """Those with operators for a CPU, from 32 bits a weight to 4."""
+    names: tuple[tuple[str, ...], ...] = (
+        (),
+        ("int8_weight_only",),
+        ("int8_hybrid",),
+        ("int4_weight_only",),
+    )
+    plain = (stack_of(tuple(TECHNIQUES[name](name=name) for name in each)) for each in names)
+    return (*plain, _gguf())
+
+
+def _gguf() -> NamedStack:
+    four_bits = TECHNIQUES["gguf"].model_validate({"name": "gguf", "type": "Q4_K_M"})
+    return stack_of((four_bits,), "gguf Q4_K_M")
 
 
 def memory_ladder() -> tuple[NamedStack, ...]:
