@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
-from optigpu.models.tensors import DecoderShape, Part, StoredWeights
+from optigpu.job.spec import Variant
+from optigpu.models.reference import parse_reference
+from optigpu.models.tensors import DecoderShape, Part, StoredWeights, decoder_shape
 from optigpu.ops.layouts import KV_SCALE_BYTES
-from optigpu.techniques.base import CacheOptions, LoadOptions, Technique
-from optigpu.vocabulary import DeviceKind
+from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number in the dtypes that models are loaded in."""
@@ -170,3 +172,14 @@ class DecoderMemory:
         copies = 3 if self.device is DeviceKind.CPU else 2
         widened = copies * batch * length * facts.kv_heads * facts.head_size * width if options.int8 else 0
         return 2 * queries + 2 * keys + joined + widened
+
+
+def predicted_weight_bytes(variant: Variant) -> int | None:
+    """The bytes of a variant's weights; None where they cannot be predicted, or it has no decoder."""
+    if variant.model is None or variant.workload.task not in ON_TEXT:
+        return None
+    try:
+        shape = decoder_shape(parse_reference(variant.model))
+        return DecoderMemory(shape, variant.stack, variant.device, variant.backend).stored.bytes
+    except UnsupportedError:
+        return None

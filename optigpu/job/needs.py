@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from optigpu.documents.views import Want
-from optigpu.job.spec import JobSpec, resolve
+from optigpu.job.spec import JobSpec, PlanName, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
@@ -49,7 +49,8 @@ def needs_of(spec: JobSpec) -> tuple[Need, ...]:
     A worker need not have what only a stack `beside` it asks for: without it that variant alone ends `unsupported`.
     """
     facts = facts_of(parse_reference(spec.model)) if spec.model else None
-    stack = resolve(spec.stack, spec.workload.kind)
+    # A search goes on without the stacks that a worker cannot run.
+    stack = () if spec.plan is PlanName.SEARCH else resolve(spec.stack, spec.workload.kind)
     packages = (package for technique in stack for package in technique.packages(facts))
     asked: dict[Want, tuple[str, ...]] = {
         Want.BACKEND: (spec.backend,),

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 
 from optigpu.documents.result import Environment
 from optigpu.job.memory_ladder import MEMORY_LADDER
+from optigpu.job.search import stacks_of
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference, preset_of
@@ -119,11 +120,19 @@ def _memory_ladder(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.SINGLE, stack, backend=rung.backend, label=rung.label)
 
 
+def _search(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline, then the stacks of the menu, small ones first, as many as the limit allows."""
+    most = spec.limits.max_variants - len(spec.beside)
+    for stack in islice(stacks_of(spec.stack, spec.workload.kind), max(most, 1)):
+        yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
+
+
 _PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
     PlanName.SINGLE: _single,
     PlanName.LADDER: _ladder,
     PlanName.GRID: _grid,
     PlanName.MEMORY_LADDER: _memory_ladder,
+    PlanName.SEARCH: _search,
 }
 
 

@@ -49,6 +49,7 @@ class PlanName(StrEnum):
     LADDER = "ladder"
     GRID = "grid"
     MEMORY_LADDER = "memory-ladder"
+    SEARCH = "search"
 
 
 class Measure(Frozen):
@@ -108,6 +109,11 @@ class Limits(Frozen):
     max_variants: int = Field(32, ge=1, le=256, description="How many variants the plan may have.")
     max_kld: float | None = Field(
         None, ge=0, description="The most that a ranked variant may diverge from fp32 (kld_mean), in nats."
+    )
+    max_bytes: float | None = Field(
+        None,
+        gt=0,
+        description="The most bytes of a stack that a search looks for: of the GPU's peak, on a CPU of the weights.",
     )
     min_top1: float | None = Field(
         None,
@@ -299,7 +305,11 @@ def _check_gates(spec: JobSpec) -> None:
 
 
 def _check_plan(spec: JobSpec) -> None:
-    """Refuses a stack for a plan that has its own, and a workload that they do not run."""
+    """Refuses a stack for a plan that has its own, a workload that they do not run, and a search of nothing."""
+    if spec.limits.max_bytes is not None and spec.plan is not PlanName.SEARCH:
+        raise SpecError("limits.max_bytes: only the plan search has such a bound; leave it out, or search.")
+    if spec.plan is PlanName.SEARCH and len(expand_workload(spec.workload)) > 1:
+        raise SpecError("workload: a search compares stacks of one workload; ask for one size of each shape.")
     if spec.plan is not PlanName.MEMORY_LADDER:
         return
     if spec.stack:
@@ -315,8 +325,10 @@ def _check_plan(spec: JobSpec) -> None:
 
 def _check_stacks(spec: JobSpec) -> None:
     """The job's own stack and those beside it, whose errors begin with their place in the list."""
-    _check_stack(spec, spec.stack)
-    _check_backend(spec, spec.backend, spec.stack)
+    # The stack of a search is a menu, whose techniques may exclude each other.
+    for stack in [(each,) for each in spec.stack] if spec.plan is PlanName.SEARCH else [spec.stack]:
+        _check_stack(spec, stack)
+        _check_backend(spec, spec.backend, stack)
     for index, each in enumerate(spec.beside):
         try:
             _check_stack(spec, each.stack)
