@@ -251,7 +251,8 @@ METRICS: dict[str, Metric] = {
     "peak_bytes": Metric(
         "B",
         Better.LOWER,
-        "peak memory allocated on the accelerator; for an operator on a CPU, peak bytes of its tensors",
+        "peak memory allocated on the accelerator; for an operator or a training step on a CPU, peak bytes of its "
+        "tensors",
     ),
     "peak_reserved_bytes": Metric(
         "B", Better.LOWER, "peak memory that the allocator reserved on the accelerator"
@@ -259,6 +260,9 @@ METRICS: dict[str, Metric] = {
     "weight_bytes": Metric("B", Better.LOWER, "bytes of parameters and buffers; shared ones count once"),
     "host_peak_bytes": Metric("B", Better.LOWER, "peak resident memory of the measuring process"),
     "params_total": Metric("1", Better.LOWER, "number of the model's weights, before the stack is applied"),
+    "params_trainable": Metric(
+        "1", Better.LOWER, "number of weights that training changes, with the stack applied"
+    ),
     "bytes_per_param": Metric("B", Better.LOWER, "weight_bytes divided by params_total"),
     "energy_j": Metric("J", Better.LOWER, "energy of one request above that of the idle device"),
     "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle power included"),
@@ -303,7 +307,7 @@ METRICS: dict[str, Metric] = {
 }
 """Every metric name with its unit and direction."""
 
-COUNTED_METRICS = frozenset({"weight_bytes", "params_total", "bytes_per_param"})
+COUNTED_METRICS = frozenset({"weight_bytes", "params_total", "params_trainable", "bytes_per_param"})
 """What is counted on the model and not measured: its value is exact without an interval."""
 
 

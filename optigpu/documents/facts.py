@@ -27,6 +27,8 @@ class WeightFacts(Frozen):
     bytes: int | None = None
     # Number of weights before the stack changed them.
     parameters: int | None = None
+    # Number of weights that training changes, with the stack applied; null: the workload trains nothing.
+    trainable: int | None = None
     # SHA-256 of the files that the weights came from, or of the recipe that drew random ones.
     hash: str | None = None
     # Which of the two `hash` is.

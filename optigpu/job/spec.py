@@ -268,7 +268,7 @@ def _check_model(spec: JobSpec) -> None:
     if facts is None:
         return
     for_images = isinstance(facts, ImageFacts)
-    if for_images != (workload.task is Task.IMAGES):
+    if workload.task is not Task.TRAINING and for_images != (workload.task is Task.IMAGES):
         does = "classifies images" if for_images else "generates text"
         raise SpecError(
             f"model: {spec.model} {does}, and {workload.kind} needs another model, for example "

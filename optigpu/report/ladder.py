@@ -15,6 +15,8 @@ from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
+    "trained_tokens_per_s": ("trained tokens/s", 1.0),
+    "step_s": ("step (ms)", 1e3),
     "weight_bytes": ("weights (MB)", 1e-6),
     "peak_bytes": ("peak (MB)", 1e-6),
     "top1_agreement": ("top-1 (%)", 100.0),
@@ -26,7 +28,7 @@ FURTHER_METRICS = {
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 METRICS_OF_SOME_WORKLOADS = {
     "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
-    "peak_bytes": ("attention", "normalization"),
+    "peak_bytes": ("attention", "normalization", "train_step"),
 }
 """Metrics that are shown for these workloads only."""
 

@@ -111,6 +111,9 @@ def workload_text(workload: Document, model: str | None) -> str:
 _SHAPES = {
     "batch_size": "x{}",
     "batch_sizes": "x{}",
+    "sequence_tokens": "{} tokens",
+    "shortest_tokens": "from {}",
+    "learning_rate": "at {}",
     "new_tokens": "+{}",
     "image_size": "{} px",
     "heads": "{} heads",

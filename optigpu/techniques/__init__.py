@@ -44,6 +44,11 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.techniques.training.fused_optimizer import FusedOptimizer
+from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
+from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
+from optigpu.techniques.training.mixed_precision import MixedPrecision
+from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
 
 AnyTechnique = Annotated[
     Fp16
@@ -80,7 +85,12 @@ AnyTechnique = Annotated[
     | ExportAot
     | SpeculativeDecoding
     | NativeDecode
-    | MagnitudePruning,
+    | MagnitudePruning
+    | MixedPrecision
+    | GradientCheckpointing
+    | GradientAccumulation
+    | FusedOptimizer
+    | OptimizerInBackward,
     Field(discriminator="name"),
 ]
 """The union that a request's `stack` is made of; the one list of all techniques."""

@@ -62,6 +62,8 @@ class Choice(StrEnum):
     AUTOGRAD = "forward passes run under one autograd mode"
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
+    OPTIMIZER = "weights are updated by one optimizer"
+    WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
 
 
 class Basis(StrEnum):

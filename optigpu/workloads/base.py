@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
+
+if TYPE_CHECKING:
+    from optigpu.backends.training import UpdateRule
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Request(Protocol):
 class Workload(Frozen):
     """One kind of work. Subclasses add `kind: Literal[...]` with a default, and their shapes.
 
-    `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `task` is the task for which
+    `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `for_some` are further ones,
+    which requests of some models have, each with the reason why the others have none. `task` is the task for which
     a model is loaded, if any, and `example_model` names one. A job must have all of its `meters`. `reference` is the
     implementation that others are compared with, where the workload has several.
     """
@@ -47,6 +52,7 @@ class Workload(Frozen):
     summary: ClassVar[str]
     primary: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
+    for_some: ClassVar[Mapping[str, str]] = MappingProxyType({})
     task: ClassVar[Task] = Task.DECODING
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()
@@ -86,6 +92,11 @@ class Workload(Frozen):
     @property
     def work_shape(self) -> WorkShape | None:
         """The shape of one step of a single (expanded) workload; None if a roofline cannot know it."""
+        return None
+
+    @property
+    def update_rule(self) -> "UpdateRule | None":
+        """How a step of training changes the weights; None where nothing is trained."""
         return None
 
     def check(self, model: Any) -> str | None:

@@ -5,7 +5,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from optigpu.backends.training import LabelledImages, Texts, TrainedStep, TrainingBatch, TrainingRuntime
+from optigpu.backends.training import (
+    LabelledImages,
+    Texts,
+    TrainedStep,
+    TrainingBatch,
+    TrainingRuntime,
+    UpdateRule,
+)
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
@@ -26,14 +33,17 @@ class TrainStep(Workload):
     primary: ClassVar[str] = "samples_per_s"
     metrics: ClassVar[tuple[str, ...]] = (
         "samples_per_s",
-        "trained_tokens_per_s",
-        "padded_tokens_per_s",
         "step_s",
         "data_s",
         "forward_s",
         "backward_s",
         "optimizer_s",
     )
+    for_some: ClassVar[Mapping[str, str]] = {
+        "trained_tokens_per_s": "an image classifier has no tokens",
+        "padded_tokens_per_s": "an image classifier has no tokens",
+        "images_per_s": "a language model learns no images",
+    }
     task: ClassVar[Task] = Task.TRAINING
     example_model: ClassVar[str] = "preset:gpt2"
 
@@ -56,6 +66,11 @@ class TrainStep(Workload):
     )
     optimizer: Optimizer = Field("adamw", description="The optimizer.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Its learning rate, the same for all steps.")
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """Its optimizer with its learning rate."""
+        return UpdateRule(self.optimizer, self.learning_rate)
 
     def check(self, model: ModelFacts | ImageFacts) -> str | None:
         """Rows fit the context; a model with an embedding of each place takes images of one size."""
@@ -95,7 +110,7 @@ class TrainStep(Workload):
         return parts | _token_rates(batch, step)
 
 
-def _token_rates(batch: Texts, step: TrainedStep) -> Mapping[str, float]:
+def _token_rates(batch: Texts, step: TrainedStep) -> dict[str, float]:
     tokens = sum(len(document) for document in batch.documents)
     return {
         "trained_tokens_per_s": tokens / step.step_s,

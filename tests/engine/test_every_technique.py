@@ -10,6 +10,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS
 from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
+from tests.engine.training import LLAMA, RESNET, VIT, losses_of, trained
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = ("gpt2", "llama", "qwen2")
@@ -25,6 +26,7 @@ REFUSED = {
     ("fused_qkv", "gpt2"): "one matrix",
     ("fused_attention", "resnet"): "attention",
     ("eager_attention", "resnet"): "attention",
+    ("gradient_checkpointing", "resnet"): "no block",
     ("fused_gelu", "resnet"): "fused_gelu",
     ("fused_qkv", "resnet"): "fused_qkv",
     ("llm_int8", "resnet"): "llm_int8",
@@ -140,7 +142,20 @@ def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     assert bool(passed.logits.isfinite().all())
 
 
+@pytest.mark.parametrize("name", names_for("train_step"))
+@pytest.mark.parametrize("model", [LLAMA, VIT, RESNET])
+def test_it_trains_or_says_why_not(name: str, model: str) -> None:
+    technique: Any = TECHNIQUES[name](name=name)
+    word = refusal(name, "resnet") if model == RESNET else None
+    if word:
+        with pytest.raises(UnsupportedError, match=word):
+            trained(model, technique)
+        return
+    losses = losses_of(trained(model, technique))
+    assert losses[2] < losses[1] < losses[0]
+
+
 def test_the_others_run_on_cuda_alone() -> None:
     of_torch = {name for name, kind in TECHNIQUES.items() if "torch" in kind.backends}
-    others = of_torch - set(names_for("generate"))
+    others = of_torch - set(names_for("generate")) - set(names_for("train_step"))
     assert {TECHNIQUES[name].devices for name in others} == {(DeviceKind.CUDA,)}

@@ -212,7 +212,7 @@ def test_a_service_s_leaderboard_is_read_page_by_page(
     (claim,) = [each for each in document["claims"] if each["id"] == "t4-gpt2-int4"]
     assert claim["measured"]["value"] == 555.0
     assert document["thesis"]["verdict"] == "does not hold here"
-    assert sum("tokens_per_s" in call.path for call in calls) == 2
+    assert sum("metric=tokens_per_s" in call.path for call in calls) == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": 3}', '{"results": [{"variant": 1}]}', "\x00"])

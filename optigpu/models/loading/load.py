@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Module, init
 from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -78,6 +79,19 @@ def load_image_model(
     _settle(model)
     model.eval()
     return model
+
+
+def classifies_images(reference: ModelReference) -> bool:
+    """Whether a model is an image classifier, by its architecture.
+
+    Raises UnsupportedError if its configuration cannot be read here.
+    """
+    preset = preset_of(reference)
+    if preset is not None:
+        return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    with _one_sentence(reference):
+        config = AutoConfig.from_pretrained(_source(reference), **_reading(reference))
+    return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
 def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
