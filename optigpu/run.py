@@ -25,7 +25,16 @@ from optigpu.hardware import probe
 from optigpu.job.attribution import attribute
 from optigpu.job.estimate import Plan, plan_time
 from optigpu.job.plan import variants_of
-from optigpu.job.search import RoundEvents, estimated, limited, round_spec, rounds_of, survivors, too_large, with_round
+from optigpu.job.search import (
+    RoundEvents,
+    estimated,
+    limited,
+    round_spec,
+    rounds_of,
+    survivors,
+    too_large,
+    with_round,
+)
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (
     CancelledError,

@@ -66,7 +66,9 @@ def _kept(spec: "JobSpec") -> "list[Evidence]":
     from optigpu.fit.advice import evidence_of
     from optigpu.runs import kept_runs
 
-    return [each for run in kept_runs() for each in evidence_of(run.results, spec, f"run {run.id}, kept here")]
+    return [
+        each for run in kept_runs() for each in evidence_of(run.results, spec, f"run {run.id}, kept here")
+    ]
 
 
 def _of_service(spec: "JobSpec", url: str, api_key: str | None) -> "list[Evidence]":
@@ -94,7 +96,9 @@ def _predicted(
         gpu = here.accelerators[0]
         known = find(gpu.name)
         own = {"name": gpu.name, "memory_bytes": gpu.memory_bytes}
-        card = known.model_copy(update=own) if known else Device(kind=HardwareKind.GPU, source="driver", **own)
+        card = (
+            known.model_copy(update=own) if known else Device(kind=HardwareKind.GPU, source="driver", **own)
+        )
     stacks = usual_stacks(card, shape.facts) if card else cpu_stacks()
     place = card or Device(
         name=here.cpu_model, kind=HardwareKind.CPU, memory_bytes=here.memory_bytes, source="probe"

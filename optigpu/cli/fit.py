@@ -1,6 +1,5 @@
 """The command `fit`: which stacks of a model fit a GPU, predicted, and which boards hold a converted network."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,10 +32,13 @@ def fit(
     manifest: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MANIFEST]", help="manifest.json, or the folder that `optigpu convert` wrote: for boards."
+            metavar="[MANIFEST]",
+            help="manifest.json, or the folder that `optigpu convert` wrote: for boards.",
         ),
     ] = None,
-    board: Annotated[str | None, typer.Option(help="With MANIFEST: only this board, such as esp32s3-n16r8.")] = None,
+    board: Annotated[
+        str | None, typer.Option(help="With MANIFEST: only this board, such as esp32s3-n16r8.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A decoder: preset:NAME, bundled:tiny, path:DIR or a hub name.")
     ] = None,
@@ -74,7 +76,9 @@ def fit(
         _show_boards(manifest, board, form)
         return
     if model is None or gpu is None:
-        raise SpecError("Give --model and --gpu for a GPU, or the MANIFEST of a converted network for boards.")
+        raise SpecError(
+            "Give --model and --gpu for a GPU, or the MANIFEST of a converted network for boards."
+        )
     from optigpu.fit.cards import gpu_named
     from optigpu.fit.fitting import RESERVE_BYTES, Asked
     from optigpu.fit.fitting import fit as fitted

@@ -53,7 +53,7 @@ class Evidence(Frozen):
 
 
 class Advice(Frozen):
-    """A recommended stack, why, and the code that measures it. `age_s` is that of the measurement; null if predicted."""
+    """A recommended stack, why, and the code that measures it. `age_s` is the measurement's; null if predicted."""
 
     basis: Literal["measured", "predicted"]
     model: str
@@ -173,9 +173,7 @@ def best_predicted(
         backend=row.backend,
         device=device,
         stack=parameters,
-        reason=(
-            f"Nothing was measured there, so this is predicted: {fits}{unknown}"
-        ),
+        reason=(f"Nothing was measured there, so this is predicted: {fits}{unknown}"),
         fit=row,
         code=code_of(spec, row.backend, device, parameters),
     )

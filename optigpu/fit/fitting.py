@@ -114,9 +114,7 @@ def fit(
     return found.model_copy(update={"advice": _advice(found)})
 
 
-def _stack_fit(
-    shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked, context: int
-) -> StackFit:
+def _stack_fit(shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked, context: int) -> StackFit:
     host = stack.backend != "torch" and asked.device is DeviceKind.CUDA
     about = StackFit(
         label=stack.label,
@@ -145,9 +143,7 @@ def _stack_fit(
     if not host:
         figures |= {
             "largest_context": largest(lambda size: need(1, size).peak <= usable, 2, shape.facts.context),
-            "largest_batch": largest(
-                lambda size: need(size, context).peak <= usable, 1, MOST_SEQUENCES
-            ),
+            "largest_batch": largest(lambda size: need(size, context).peak <= usable, 1, MOST_SEQUENCES),
         }
     return about.model_copy(update=figures)
 
@@ -177,7 +173,9 @@ def _advice(found: Fit) -> tuple[str, ...]:
         )
     least = min(on_card, key=lambda row: row.peak_bytes or 0)
     wanted = (least.peak_bytes or 0) + found.reserve_bytes
-    cards = [card for card in devices() if card.kind is HardwareKind.GPU and (card.memory_bytes or 0) >= wanted]
+    cards = [
+        card for card in devices() if card.kind is HardwareKind.GPU and (card.memory_bytes or 0) >= wanted
+    ]
     if cards:
         smallest = min(cards, key=lambda card: card.memory_bytes or 0)
         gib = (smallest.memory_bytes or 0) / 2**30

@@ -11,7 +11,7 @@ from itertools import combinations
 from math import ceil
 
 from optigpu.documents.events import Estimated, Event, Progressed, VariantFinished, VariantStarted
-from optigpu.documents.result import MetricSummary, Outcome, Result
+from optigpu.documents.result import OF_THE_OUTPUT, MetricSummary, Outcome, Result
 from optigpu.job.estimate import plan_time, spoken
 from optigpu.job.spec import JobSpec, Variant, resolve
 from optigpu.techniques.base import Technique
@@ -79,7 +79,11 @@ def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
     share = SHRINK ** (count - 1 - number)
     measure = spec.measure
     kept = {"latency", "memory", *(("quality",) if number == 0 else ()), *spec.workload.meters}
-    limits = spec.limits if "quality" in kept else spec.limits.model_copy(update={"max_kld": None, "min_top1": None})
+    limits = (
+        spec.limits
+        if "quality" in kept
+        else spec.limits.model_copy(update={"max_kld": None, "min_top1": None})
+    )
     most = max(FEWEST_SECONDS, measure.max_seconds / share)
     shorter = {
         "replicates": 1,
@@ -104,15 +108,20 @@ def survivors(spec: JobSpec, outcomes: Sequence[Outcome], earlier: Mapping[int, 
         return ()
     front = pareto(allowed, primary)
     ordered = sorted(front, key=lambda result: _speed(result, primary), reverse=True)
-    beaten = (result for result in allowed if result not in front and not _surely_beaten(result, front, primary))
+    beaten = (
+        result for result in allowed if result not in front and not _surely_beaten(result, front, primary)
+    )
     ordered += sorted(beaten, key=lambda result: _speed(result, primary), reverse=True)
     return tuple(result.variant.index for result in ordered[: ceil(len(outcomes) / SHRINK)])
 
 
 def is_allowed(spec: JobSpec, result: Result) -> bool:
-    """Whether a result is valid and keeps the job's limits of quality and bytes."""
+    """Whether a result's output is right and keeps the job's limits of quality and bytes.
+
+    A disturbance, which the stacks of a round share, decides nothing here; the verdict stays with the result.
+    """
     most, divergence = spec.limits.max_bytes, _value(result, "kld_mean")
-    if not result.verdict.valid or _value(result, spec.workload.primary) is None:
+    if OF_THE_OUTPUT.intersection(result.verdict.reasons) or _value(result, spec.workload.primary) is None:
         return False
     if spec.limits.max_kld is not None and (divergence is None or divergence > spec.limits.max_kld):
         return False
@@ -162,9 +171,7 @@ def _bounds(summary: MetricSummary) -> tuple[float, float]:
 
 def _surely_beaten(result: Result, front: Iterable[Result], primary: str) -> bool:
     """Whether one of the front is surely faster and at least as good in all else."""
-    return any(
-        _compared(best, result, primary) > 0 and _surpasses(best, result, primary) for best in front
-    )
+    return any(_compared(best, result, primary) > 0 and _surpasses(best, result, primary) for best in front)
 
 
 def _with_quality(outcome: Outcome, earlier: Outcome | None) -> Result | None:

@@ -101,7 +101,8 @@ class SmallTensors:
     A block has `norms` norms of `norm_vectors` vectors; `biases` names the linear layers that have one (qkv, output,
     up, down, head). `more_positions` are rows of the embedding of positions beyond the context. `rotary` says where the
     tables of a rotary embedding are: once in the model, in each block with a row for each position, or nowhere.
-    `inner_tensors` is how many tensors as wide as the MLP's inner layer its forward pass holds at once. `float_scores`: eager attention takes its softmax in float32.
+    `inner_tensors` is how many tensors as wide as the MLP's inner layer its forward pass holds at once. `float_scores`:
+    eager attention takes its softmax in float32.
     """
 
     norms: int = 2
@@ -261,7 +262,9 @@ _OPT = ModelFamily(
     ),
     needs_mask=True,
     gptqmodel_activation="relu",
-    small=SmallTensors(norm_vectors=2, biases=_BLOCK_BIASES, more_positions=2, inner_tensors=2, float_scores=False),
+    small=SmallTensors(
+        norm_vectors=2, biases=_BLOCK_BIASES, more_positions=2, inner_tensors=2, float_scores=False
+    ),
 )
 _GPTJ = ModelFamily(
     # Its blocks have one norm before attention and MLP, which take the same inputs: no other family's parts fit.

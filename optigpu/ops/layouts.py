@@ -46,9 +46,7 @@ def int8_dynamic_bytes(outputs: int, inner: int, device: DeviceKind) -> int:
     return numbers + _FLOAT * outputs
 
 
-def int4_bytes(
-    outputs: int, inner: int, device: DeviceKind, *, group: int, offsets: bool, half: bool
-) -> int:
+def int4_bytes(outputs: int, inner: int, device: DeviceKind, *, group: int, offsets: bool, half: bool) -> int:
     """4-bit numbers with bfloat16 scales, and offsets where there are any; `half` says that the model is bfloat16."""
     packed_by_torch = device is DeviceKind.CUDA and half
     if device is DeviceKind.CPU:

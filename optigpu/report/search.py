@@ -3,7 +3,7 @@
 from optigpu.documents.result import Result
 from optigpu.job.search import is_allowed, left_out, pareto
 from optigpu.report.formats import Column, Grid
-from optigpu.report.numbers import scaled, with_interval
+from optigpu.report.numbers import NOT_VALID, scaled, with_interval
 from optigpu.report.rows import heading
 from optigpu.run import Report
 
@@ -38,7 +38,7 @@ def _row(result: Result, primary: str) -> tuple[str, ...]:
     metrics = {name: summary.model_dump(mode="json") for name, summary in result.metrics.items()}
     recorded = result.facts.recorded
     return (
-        result.variant.label,
+        result.variant.label + ("" if result.verdict.valid else NOT_VALID),
         with_interval(metrics.get(primary)),
         scaled(metrics.get("weight_bytes"), 1e-6),
         with_interval(metrics.get("kld_mean")),

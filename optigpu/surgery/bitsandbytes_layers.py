@@ -147,7 +147,11 @@ def _fits_fused(weight: torch.Tensor) -> bool:
     """
     outputs, inputs = weight.shape
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return is_alike and not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS) and bool(has_avx512bf16())
+    return (
+        is_alike
+        and not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS)
+        and bool(has_avx512bf16())
+    )
 
 
 def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:

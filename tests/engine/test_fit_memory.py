@@ -103,9 +103,7 @@ def test_what_depends_on_the_weights_is_not_predicted() -> None:
 
 
 def test_a_draft_is_loaded_beside_the_model() -> None:
-    draft = TECHNIQUES["speculative_decoding"].model_validate(
-        {"name": "speculative_decoding", "draft": QWEN}
-    )
+    draft = TECHNIQUES["speculative_decoding"].model_validate({"name": "speculative_decoding", "draft": QWEN})
     shape = decoder_shape(parse_reference(LLAMA))
     both = DecoderMemory(shape, (draft,), DeviceKind.CPU).stored.bytes
     assert both == memory_of(LLAMA).stored.bytes + memory_of(QWEN).stored.bytes

@@ -33,7 +33,8 @@ def test_the_space_holds_every_stack_without_a_conflict_once() -> None:
     techniques = [TECHNIQUES[name](name=name) for name in MENU]
     stacks = list(stacks_of(techniques, "generate"))
     assert len(stacks) == len(set(stacks)) == 2 * 3 * 2, "weights are quantized once"
-    assert stacks[0] == () and list(map(len, stacks)) == sorted(map(len, stacks))
+    assert stacks[0] == ()
+    assert list(map(len, stacks)) == sorted(map(len, stacks))
 
 
 def test_two_parameters_of_a_technique_are_alternatives() -> None:
@@ -47,7 +48,8 @@ def test_two_parameters_of_a_technique_are_alternatives() -> None:
 def test_a_search_plans_at_most_as_many_variants_as_it_may() -> None:
     limited = search(*MENU, limits={"max_variants": 5})
     planned = variants_of(limited)
-    assert len(planned) == 5 and planned[0].role is Role.BASELINE
+    assert len(planned) == 5
+    assert planned[0].role is Role.BASELINE
 
 
 @pytest.mark.parametrize(("candidates", "rounds"), [(1, 1), (2, 2), (3, 2), (8, 3), (12, 4), (32, 5)])
@@ -60,7 +62,8 @@ def test_rounds_measure_longer_and_the_last_one_as_asked() -> None:
     first, second, last = (round_spec(asked, number, 3) for number in range(3))
     assert [each.measure.max_seconds for each in (first, second, last)] == [10, 30, 90]
     assert [each.measure.replicates for each in (first, second, last)] == [1, 1, 3]
-    assert "quality" in first.measure.meters and "quality" not in second.measure.meters
+    assert "quality" in first.measure.meters
+    assert "quality" not in second.measure.meters
     assert last == asked
 
 
@@ -75,7 +78,8 @@ def test_a_search_ends_with_the_fastest_stack_measured_as_asked(tmp_path: Path) 
     assert best.metrics["tokens_per_s"].replicates == 2
     assert report.attribution.best == best.variant.index
     kinds = [type(event) for event in events]
-    assert kinds[0] is Planned and kinds[-1] is Finished
+    assert kinds[0] is Planned
+    assert kinds[-1] is Finished
     assert kinds.count(VariantFinished) == kinds.count(VariantStarted) == len(report.outcomes) == 8
     fractions = [event.fraction for event in events if isinstance(event, Progressed)]
     assert fractions == sorted(fractions)

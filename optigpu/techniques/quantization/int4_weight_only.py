@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.models.tensors import Part
 from optigpu.ops.layouts import int4_bytes
+from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 

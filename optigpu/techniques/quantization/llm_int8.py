@@ -7,8 +7,8 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.extras import Package
 from optigpu.ops.layouts import llm_int8_bytes
+from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 

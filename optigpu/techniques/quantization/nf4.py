@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
-from optigpu.surgery.extras import Package
 from optigpu.ops.layouts import nf4_bytes
+from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 

@@ -141,7 +141,9 @@ class NativeDecode(Technique):
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
         """Which matrices get more bits depends on the weights and the calibration text."""
-        raise UnsupportedError(f"{self.name} packs weights by what they hold; measure its memory with `optigpu run`.")
+        raise UnsupportedError(
+            f"{self.name} packs weights by what they hold; measure its memory with `optigpu run`."
+        )
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.

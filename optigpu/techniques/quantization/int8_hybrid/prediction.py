@@ -15,9 +15,7 @@ GROUP = 32
 """Of Int4Scheme's default."""
 
 
-def hybrid_bytes(
-    weights: "StoredWeights", bits: int, device: DeviceKind, target: float
-) -> "StoredWeights":
+def hybrid_bytes(weights: "StoredWeights", bits: int, device: DeviceKind, target: float) -> "StoredWeights":
     """The fewest bits for every matrix, and what the target leaves above them as one more entry of `other_bytes`."""
     four = partial(int4_bytes, device=device, group=GROUP, offsets=False, half=weights.half)
     eight = partial(int8_bytes, device=device)

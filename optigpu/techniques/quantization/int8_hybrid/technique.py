@@ -7,8 +7,8 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
-from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique, Trial
+from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
