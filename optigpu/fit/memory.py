@@ -130,6 +130,9 @@ class DecoderMemory:
         around = (4 + positions) * hidden + rotary + ids
         stored, computed = self._scores(batch, tokens, length)
         yield around + self.shape.small.inner_tensors * inner + stored
+        if self.stored.sum_bytes:
+            sums = inner // width * self.stored.sum_bytes
+            yield around + (inner if facts.gated_mlp else 0) + sums + stored
         if computed:
             yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
         else:

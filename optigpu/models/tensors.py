@@ -57,7 +57,8 @@ class StoredWeights:
     """A decoder's tensors. `width` is that of the dtype that it was loaded in, `half` whether that is bfloat16.
 
     `other_bytes` are norms and the tables of rotary embeddings. `tied` says that head and embedding share a matrix.
-    `widened_bytes` is the largest matrix that a layer widens for a product and holds beside its own numbers.
+    `widened_bytes` is the largest matrix that a layer widens for a product and holds beside its own numbers,
+    `sum_bytes` what it holds for each number of its output before that has its dtype.
     """
 
     facts: ModelFacts
@@ -67,6 +68,7 @@ class StoredWeights:
     half: bool
     tied: bool
     widened_bytes: int = 0
+    sum_bytes: int = 0
 
     @property
     def bytes(self) -> int:

@@ -77,6 +77,7 @@ def test_a_hybrid_ends_at_its_target_or_below_by_less_than_a_layer(model: str) -
         ("autocast",),
         ("int8_weight_only",),
         ("bf16", "nf4"),
+        ("bf16", "llm_int8"),
     ],
     ids="+".join,
 )

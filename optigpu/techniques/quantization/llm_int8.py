@@ -68,8 +68,9 @@ class LlmInt8(Technique):
         return False
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """int8 numbers of every layer but the head."""
-        return weights.with_bytes(llm_int8_bytes, head=False, float_bias=False)
+        """int8 numbers of every layer but the head; sums are int32, which a CPU scales in three float32 tensors."""
+        packed = weights.with_bytes(llm_int8_bytes, head=False, float_bias=False)
+        return packed.but(sum_bytes=16 if device is DeviceKind.CPU else 4)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.
