@@ -7,6 +7,7 @@ import typer
 
 from optigpu.cli.claims import MaybeUrl
 from optigpu.cli.measuring import default_device
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat
 from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import DeviceKind
 
@@ -32,7 +33,8 @@ def advise(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt in tokens.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="How many tokens to decode.")] = 128,
     batch_size: Annotated[int, typer.Option(min=1, help="How many sequences at once.")] = 1,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonToo = False,
+    format_: FormatOption = OutputFormat.TABLE,
     url: MaybeUrl = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -59,7 +61,8 @@ def advise(
         there = [each for each in evidence if find_class(each.hardware) == card]
         evidence = [each.model_copy(update={"hardware": card.name}) for each in there]
     advice = best_measured(evidence, spec, hardware, here.software, max_kld=max_kld)
-    _show(advice or _predicted(spec, card, here, hardware, max_kld), json_)
+    as_json = json_ or format_ is OutputFormat.JSON
+    _show(advice or _predicted(spec, card, here, hardware, max_kld), as_json)
 
 
 def _kept(spec: "JobSpec") -> "list[Evidence]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.options import parse_stack
-from optigpu.cli.output import FormatOption, OutputFormat, show_list
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, show_list
 from optigpu.cli.quantities import SIZE, read_quantity
 from optigpu.vocabulary import SpecError
 
@@ -60,7 +60,7 @@ def fit(
     reserve: Annotated[
         str | None, typer.Option(help="Memory that is kept free, such as 1GB. Default: 768MiB.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON; as --format json.")] = False,
+    json_: JsonToo = False,
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Predict whether a model fits: a GPU with each stack of techniques, or a microcontroller's board.
