@@ -77,7 +77,7 @@ def main() -> int:
             f"{name}: added to the rungs before it, it buys {share:.2f} times what leaving it out loses."
         )
     if arguments.output:
-        write(arguments.output, "training", measured.document)
+        write(arguments.output, "training", dict(measured.document))
     return measured.status
 
 
