@@ -63,6 +63,7 @@ class Choice(StrEnum):
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
     OPTIMIZER = "weights are updated by one optimizer"
+    OPERATORS = "operators run one by one, each looked at, or compiled together"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
     ADAPTERS = "a model is adapted once"
 
