@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
     from optigpu.backends.training import TrainingParts
+    from optigpu.models.tensors import StoredWeights
 
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
@@ -300,6 +301,13 @@ class Technique(Frozen):
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """What `modules` and `finish` make of the bytes of a decoder's weights, told from their shapes alone.
+
+        Raises UnsupportedError when that depends on more than shapes.
+        """
+        return weights
 
     def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Changes the layout of the model in place, after all techniques' `modules`."""

@@ -3,17 +3,13 @@
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.engine.brief_jobs import BRIEF
 from tests.pages import LIBRARY, ROOT, blocks
 
-pytestmark = pytest.mark.slow
-BRIEF: dict[str, Any] = {
-    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_lock")]
 
 
 def block_with(text: str) -> str:

@@ -135,7 +135,8 @@ def test_gradient_checkpointing_learns_the_same_from_activations_that_it_compute
         assert (losses_of(runtime) == losses).all()
         assert runtime.notes.facts.get("gradient_checkpointing") == {"mode": mode, "blocks": 2}
         counted = runtime.step_flops(batch_for(runtime))
-        assert (counted.hardware > plain.step_flops(batch_for(plain)).hardware) == (mode == "full")
+        again = counted.hardware / plain.step_flops(batch_for(plain)).hardware - 1
+        assert again > 0.1 if mode == "full" else again < 0.03
 
     assert_needs_hook(GradientCheckpointing(), "training", claim)
 

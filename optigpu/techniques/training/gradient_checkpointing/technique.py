@@ -20,8 +20,8 @@ _WITH_CACHE = "a block that is computed again would write to the key-value cache
 class GradientCheckpointing(Technique):
     """Of each block the input is kept, and the backward pass computes the block again.
 
-    With `mode` "selective" the results of matrix products and attention are kept as well, and what is cheap to compute
-    is computed again: norms, activation functions, sums.
+    With `mode` "selective" most results of matrix products and attention are kept as well, and what is cheap to compute
+    is computed again: norms, activation functions, sums, and the smallest products.
     """
 
     layer: ClassVar[Layer] = Layer.TRAINING
@@ -35,7 +35,12 @@ class GradientCheckpointing(Technique):
     expected: ClassVar[tuple[Expected, ...]] = (
         Expected(Basis.ARITHMETIC, "full: one more forward pass of the blocks, so a third more operations"),
         Expected(Basis.ARITHMETIC, "full: activations of one block, and the input of each"),
-        Expected(Basis.AIM, "selective: at least half of the bytes for at most a third of the extra time"),
+        Expected(
+            Basis.MEASURED,
+            "selective: 77% of the bytes that full saves for 15% of the time that it adds, on four blocks of GPT-2's "
+            "width on two cores",
+            "training.md",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("kv_cache", "static_kv_cache", "int8_kv_cache", "sliding_kv_cache"), _WITH_CACHE
