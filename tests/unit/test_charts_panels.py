@@ -171,7 +171,7 @@ def test_the_table_has_the_rows_that_were_measured() -> None:
     assert table is not None
     cells = {row[0]: row[1:] for row in table.rows}
     assert table.headings[1] == "baseline"
-    assert cells["speedup"][:2] == ("-", "1.44x [1.37, 1.49]")
+    assert cells["speedup"][:2] == ("1", "1.44x [1.37, 1.49]")
     assert cells["weights (MB)"][2] == "282"
     assert "energy (J)" not in cells
 
