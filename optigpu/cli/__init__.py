@@ -8,6 +8,7 @@ import typer
 from optigpu import __version__
 from optigpu.cli import (
     advise,
+    batch_scaling,
     bench,
     charts,
     claims,
@@ -49,6 +50,7 @@ device_sim.add_commands(app)
 convert.add_commands(app)
 fit.add_commands(app)
 advise.add_commands(app)
+batch_scaling.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

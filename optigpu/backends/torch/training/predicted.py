@@ -1,9 +1,9 @@
 """Predicts the peak of a step of training: the very step runs, on tensors that have shapes and no numbers.
 
 torch's FakeTensorMode gives each operator's outputs their shapes, dtypes and device and allocates nothing; a mode
-around it adds up the storages that are alive. So whatever a technique does to a step is in the prediction, recomputation
-and narrower types included, and a model that fits no memory can be predicted. What a library allocates within an operator
-is not counted.
+around it adds up the storages that are alive. So whatever a technique does to a step is in the prediction,
+recomputation and narrower types included, and a model that fits no memory can be predicted. What a library allocates
+within an operator is not counted.
 """
 
 import weakref
