@@ -8,6 +8,7 @@ import typer
 from optigpu import __version__
 from optigpu.cli import (
     advise,
+    batch_scaling,
     bench,
     charts,
     claims,
@@ -51,6 +52,7 @@ convert.add_commands(app)
 recipe.add_commands(app)
 fit.add_commands(app)
 advise.add_commands(app)
+batch_scaling.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

@@ -60,6 +60,9 @@ def fit(
     reserve: Annotated[
         str | None, typer.Option(help="Memory that is kept free, such as 1GB. Default: 768MiB.")
     ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Predict steps of training: --batch rows of --context tokens.")
+    ] = False,
     json_: JsonToo = False,
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
@@ -86,6 +89,9 @@ def fit(
     from optigpu.models.tensors import decoder_shape
     from optigpu.report.fit import fit_grid
 
+    if train:
+        _show_training(model, gpu, batch, context, stack, reserve, form)
+        return
     reference, card = parse_reference(model), gpu_named(gpu)
     shape, preset = decoder_shape(reference), preset_of(reference)
     stacks = _stacks(stack, plan, card, shape.facts)
@@ -94,6 +100,39 @@ def fit(
     found = fitted(shape, preset.parameters if preset else None, card, stacks, asked)
     document = found.model_dump(mode="json")
     show_list(fit_grid(found), document["stacks"], document, form)
+
+
+def _show_training(
+    model: str,
+    gpu: str,
+    batch: int,
+    tokens: int | None,
+    stack: str | None,
+    reserve: str | None,
+    form: OutputFormat,
+) -> None:
+    from optigpu.fit.cards import gpu_named
+    from optigpu.fit.fitting import RESERVE_BYTES
+    from optigpu.fit.training import USUAL, fit_training
+    from optigpu.job.spec import JobSpec
+    from optigpu.report.fit import training_grid
+
+    stacks = [parse_stack(stack)] if stack else [[{"name": name} for name in each] for each in USUAL]
+    length = 512 if tokens is None else tokens
+    workload = {"kind": "train_step", "batch_size": batch, "sequence_tokens": length}
+    # Wrong names, conflicts and shapes are answered as for a job.
+    specs = [JobSpec.model_validate({"workload": workload, "model": model, "stack": each}) for each in stacks]
+    kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
+    found = fit_training(
+        str(specs[0].model),
+        gpu_named(gpu),
+        stacks,
+        batch=batch,
+        sequence_tokens=length,
+        reserve_bytes=kept_free,
+    )
+    document = found.model_dump(mode="json")
+    show_list(training_grid(found), document["stacks"], document, form)
 
 
 def _stacks(
