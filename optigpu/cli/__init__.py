@@ -15,6 +15,7 @@ from optigpu.cli import (
     device_sim,
     leaderboard,
     local,
+    recipe,
     remote,
     runs,
     selftest,
@@ -45,6 +46,7 @@ charts.add_commands(app)
 tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
+recipe.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

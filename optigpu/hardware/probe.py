@@ -103,6 +103,11 @@ def _with_software(hardware: Environment) -> Environment:
     return environment.model_copy(update=prints)
 
 
+def best_device() -> DeviceKind:
+    """CUDA where this machine has a GPU, else the CPU."""
+    return DeviceKind.CUDA if probe().has(DeviceKind.CUDA) else DeviceKind.CPU
+
+
 def hardware_class(environment: Environment, device: DeviceKind) -> str:
     """The class of the hardware of a job on `device`: the CPU with its cores, or one GPU."""
     if device is DeviceKind.CPU:

@@ -44,6 +44,7 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.techniques.training.activation_offload import ActivationOffload
 from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
 from optigpu.techniques.training.compile_training import CompileTraining
@@ -95,6 +96,7 @@ AnyTechnique = Annotated[
     | SpeculativeDecoding
     | NativeDecode
     | MagnitudePruning
+    | SmallerModel
     | MixedPrecision
     | GradientCheckpointing
     | GradientAccumulation

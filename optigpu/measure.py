@@ -1,0 +1,179 @@
+"""run(spec, on_event) -> Report: a job from its request to its results. Loads no torch.
+
+Variants are measured side by side as far as the memory allows; each replicate of a variant is a separate process.
+An error ends only its own variant.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from optigpu.conductor.preparation import prepare
+from optigpu.conductor.processes.groups import Group, measure_again
+from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.quiet_start import wait_for_quiet
+from optigpu.conductor.requirements import require_device
+from optigpu.conductor.session import Session, open_session
+from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
+from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
+from optigpu.hardware import probe
+from optigpu.job.attribution import attribute
+from optigpu.job.estimate import plan_time
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant
+from optigpu.vocabulary import CancelledError, DeviceKind, Frozen, Role, StoppedError, VariantStatus
+
+REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
+"""The program that measures. -P keeps files of the working directory from being taken for modules."""
+
+NONE_DONE: Mapping[int, Outcome] = MappingProxyType({})
+
+
+class Report(Frozen):
+    """The results of a run, how each variant ended, and the gain of each technique.
+
+    It covers the whole job, with the outcomes of earlier attempts that were passed to the run. `stopped` says why the
+    job ended before everything was measured; None if it did not. `cancelled` is whether somebody asked for that.
+    """
+
+    spec: JobSpec
+    results: tuple[Result, ...]
+    outcomes: tuple[Outcome, ...]
+    attribution: Attribution
+    stopped: str | None = None
+    cancelled: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """The report as plain JSON, without raw samples."""
+        return self.model_dump(mode="json", include={"spec", "results", "attribution"})
+
+
+def never() -> str | None:
+    """The default of `cancelled`: no reason to stop."""
+    return None
+
+
+def run(
+    spec: JobSpec | Mapping[str, Any],
+    on_event: Callable[[Event], None],
+    *,
+    cancelled: Callable[[], str | None] = never,
+    done: Mapping[int, Outcome] = NONE_DONE,
+    lock_dir: Path | None = None,
+    threads: int | None = None,
+    program: Sequence[str] = REPLICATE,
+    memory_rule: MakeMemoryRule = MemoryBudget,
+) -> Report:
+    """Measures the variants of a job, a JobSpec or its JSON, while no other job is measured on the device.
+
+    `done` are the outcomes of variants, by their index, that an earlier attempt has measured; these are not measured
+    again. `on_event` is called with each event as it happens. `cancelled` is asked at least once a second for a reason
+    to stop. `threads` is how many the model computes with; None takes every core. `program` is what measures, and
+    `memory_rule` decides how many processes of it are resident at once. The job's time limit counts from when it has
+    the device; the wait for other processes to rest is part of it. When the job is cancelled or its time is up, whole
+    replicates become results, and a variant without one ends with a reason.
+
+    Raises SpecError for a request that is wrong, or a plan with too many variants or too little time, UnsupportedError
+    where this machine has no such device, OptiGPUError if the device cannot be locked, and what `on_event` and
+    `cancelled` raise. No process is left behind in any case.
+    """
+    spec = spec if isinstance(spec, JobSpec) else JobSpec.model_validate(spec)
+    variants = variants_of(spec)
+    if spec.device is not DeviceKind.CPU:
+        require_device(spec, probe())
+    on_event(
+        Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
+    )
+    todo = [variant for variant in variants if variant.index not in done]
+    plan = plan_time(spec, todo)
+    if todo:
+        on_event(plan.estimated())
+    outcomes = dict(done)
+    again: Samples = ()
+    stop: StoppedError | None = None
+    try:
+        with open_session(
+            spec,
+            [variant.index for variant in todo],
+            on_event,
+            program=program,
+            cancelled=cancelled,
+            lock_dir=lock_dir,
+            threads=threads,
+            memory_rule=memory_rule,
+            plan=plan,
+        ) as session:
+            session.progress.limit(spec.limits.timeout_s)
+            if todo:
+                wait_for_quiet(session)
+            again = _measure(session, todo, outcomes)
+    except StoppedError as error:
+        stop = error
+        for variant in todo:
+            if variant.index not in outcomes:
+                outcomes[variant.index] = _unmeasured(variant.index, stop)
+                on_event(VariantFinished(outcome=outcomes[variant.index]))
+    attribution = attribute(spec, variants, outcomes, again)
+    on_event(Finished(attribution=attribution))
+    return _report(spec, outcomes, attribution, stop)
+
+
+def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
+    """Adds each outcome as soon as it is known. Raises StoppedError when the job must stop.
+
+    Returns what the baseline measured again at the end if the variants were not all side by side.
+    """
+    preparation = prepare(session, todo)
+    # of several models or workloads the first one's, which attribution compares with itself
+    baseline = next(
+        (variant for variant in todo if variant.role is Role.BASELINE and not variant.index), None
+    )
+    again: Variant | None = None
+    side_by_side = True
+    left = tuple(todo)
+    while left:
+        group = Group(session, left)
+        try:
+            group.measure(preparation)
+        finally:
+            outcomes |= group.outcomes
+        left = group.waiting
+        side_by_side = side_by_side and group.fit_together and not left
+        if baseline and not side_by_side and outcomes[baseline.index].result:
+            again = baseline
+            session.progress.expect((again.index, session.spec.measure.replicates))
+    return measure_again(session, again) if again else ()
+
+
+def _unmeasured(index: int, stop: StoppedError) -> Outcome:
+    cancelled = isinstance(stop, CancelledError)
+    status = VariantStatus.CANCELLED if cancelled else VariantStatus.FAILED
+    return Outcome(
+        index=index, status=status, reason=f"{stop} No replicate of this variant was whole by then."
+    )
+
+
+def _report(
+    spec: JobSpec, outcomes: Mapping[int, Outcome], attribution: Attribution, stop: StoppedError | None
+) -> Report:
+    ended = tuple(outcomes[index] for index in sorted(outcomes))
+    return Report(
+        spec=spec,
+        results=tuple(outcome.result for outcome in ended if outcome.result),
+        outcomes=ended,
+        attribution=attribution,
+        stopped=f"{stop} {_kept(ended)}" if stop else None,
+        cancelled=isinstance(stop, CancelledError),
+    )
+
+
+def _kept(outcomes: Sequence[Outcome]) -> str:
+    """How much of the job was measured before it stopped."""
+    results = [outcome.result for outcome in outcomes if outcome.result]
+    fewer = sum(VerdictWarning.INCOMPLETE in result.verdict.warnings for result in results)
+    return (
+        f"Variants with all replicates: {len(results) - fewer}, with fewer: {fewer}, "
+        f"with no result: {len(outcomes) - len(results)}."
+    )
