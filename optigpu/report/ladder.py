@@ -26,12 +26,15 @@ FURTHER_METRICS = {
     "j_per_token": ("J/token", 1.0),
     "j_per_image": ("J/image", 1.0),
     "j_per_1000_tokens": ("J/1,000 tokens", 1.0),
+    "mfu": ("MFU (%)", 100.0),
+    "hfu": ("HFU (%)", 100.0),
     "headroom": ("headroom", 1.0),
 }
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 METRICS_OF_SOME_WORKLOADS = {
     "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
     "peak_bytes": ("attention", "normalization", "train_step"),
+    "mfu": ("train_step",),
 }
 """Metrics that are shown for these workloads only."""
 

@@ -37,6 +37,7 @@ REFUSED = {
     **{("sequence_packing", shape): "models of text" for shape in ("vit", "resnet")},
     ("fp8", "any"): "FP8",
     ("gptq", "any"): "gptq",
+    ("smaller_model", "any"): "needs a model",
     ("awq", "any"): "gptq",
 }
 """What a technique cannot do to a shape, or on this machine to any, and a word of the sentence that says so."""

@@ -36,6 +36,11 @@ def test_the_weights_hash_is_the_job_s_model_s_and_the_other_s_is_noted(models_d
     assert smaller.notes.facts["loaded_instead"] == {"model": "path:llama", "hash": llama}
 
 
+def test_a_run_says_so_before_it_is_asked_for_its_weights() -> None:
+    """The self-test refuses a technique that leaves no trace."""
+    assert runtime_of("path:gpt2", OTHER).notes.facts["loaded_instead"] == {"model": "path:llama"}
+
+
 def test_the_rest_of_the_stack_is_applied_to_it() -> None:
     both = runtime_of("path:gpt2", OTHER, Bf16())
     assert {str(weight.dtype) for weight in both.model.parameters()} == {"torch.bfloat16"}

@@ -8,9 +8,11 @@ import pytest
 
 from optigpu.backends.training import TrainingParts
 from optigpu.documents.facts import LossQuality
-from optigpu.job.spec import resolve
+from optigpu.documents.result import VerdictReason
+from optigpu.job.spec import JobSpec, resolve
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
+from optigpu.run import run
 from optigpu.techniques.base import IN_TRAINING, Notes, Phase, Technique
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.mixed_precision import MixedPrecision
@@ -127,3 +129,30 @@ def test_other_shapes_are_another_reference(folders: dict[str, Path], tmp_path: 
     assert "another workload" in measured({"adamw": folders["sgd"]}, ADAMW).reasons["loss_deviation"]
     nowhere = {"adamw": tmp_path}
     assert "no fp32 reference" in measured(nowhere, ADAMW).reasons["loss_deviation"]
+
+
+@pytest.mark.slow
+def test_a_job_compares_losses_and_counts_operations_from_random_weights(tmp_path: Path) -> None:
+    spec = JobSpec(
+        workload={"kind": "train_step"} | SHAPES | ADAMW,
+        model=GPT2,
+        stack=[{"name": "gradient_checkpointing"}],
+        measure={
+            "replicates": 1,
+            "min_seconds": 0.01,
+            "max_seconds": 1,
+            "meters": ["latency", "quality"],
+            "quality": {"steps": 20, "seeds": 2},
+        },
+        limits={"wait_for_quiet_s": 0},
+    )
+    (result,) = run(spec, lambda _: None, lock_dir=tmp_path).results
+    values = {name: summary.value for name, summary in result.metrics.items()}
+    assert values["loss_deviation"] is not None
+    assert values["loss_deviation"] < MOST_HONEST
+    assert VerdictReason.LOSS_DIVERGED not in result.verdict.reasons
+    assert result.facts.training is not None
+    assert result.facts.training.hardware_flops > 1.1 * result.facts.training.model_flops > 0
+    assert result.provenance is not None
+    assert "samples that were made from the seed" in result.provenance.reasons["dataset_hash"]
+    assert set(values) >= {"mfu", "hfu"}

@@ -112,6 +112,8 @@ class DecodingModel(AppliedModel):
         if isinstance(model, str):
             self.reference, self.instead = parse_reference(model), instead_of(options)
             self.model = load_decoder(self.reference, options, device, seed)
+            if self.instead:
+                self.notes.record(loaded_instead={"model": str(self.instead)})
         else:
             self.reference, self.model = None, model
             options = options.but(dtype=str(model.dtype).removeprefix("torch."))

@@ -9,7 +9,11 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Basis, Expected, LoadOptions, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, SpecError
+from optigpu.vocabulary import DeviceKind, Layer, SpecError, UnsupportedError
+
+NO_MODEL = (
+    "smaller_model needs a model; write smaller_model:model=path:DIR, a folder that optigpu recipe made."
+)
 
 
 class SmallerModel(Technique):
@@ -57,7 +61,7 @@ class SmallerModel(Technique):
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
         """It needs a model of the same vocabulary, as far as both are known before they are loaded."""
         if self.model is None:
-            return "smaller_model needs a model; write smaller_model:model=path:DIR, a folder that optigpu recipe made."
+            return NO_MODEL
         smaller = facts_of(parse_reference(self.model))
         if smaller is None or model is None or smaller.vocabulary == model.vocabulary:
             return None
@@ -67,5 +71,7 @@ class SmallerModel(Technique):
         )
 
     def load(self, options: LoadOptions) -> LoadOptions:
-        """Another model is loaded."""
+        """Another model is loaded. Raises UnsupportedError if none is named."""
+        if self.model is None:
+            raise UnsupportedError(NO_MODEL)
         return options.but(instead=self.model)
