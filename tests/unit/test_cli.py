@@ -40,7 +40,8 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling", "runs", "show", "export", "import",
+    "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
+    "runs", "show", "export", "import",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages from the operator that made them until nothing refers to them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
 
