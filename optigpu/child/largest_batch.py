@@ -20,6 +20,7 @@ from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import OptiGPUError
+from optigpu.workloads.base import Workload
 
 READY, FITS, OUT_OF_MEMORY = "ready", "fits", "out of memory"
 
@@ -36,7 +37,7 @@ def main() -> None:
         said = _attempt(backend, lambda: made.append(_prepared(variant, limit_bytes, Path(folder))))
         _say(answers, READY if said == FITS else said)
         for line in sys.stdin:
-            workload = variant.workload.model_copy(update={"batch_size": int(line)})
+            workload: Workload = variant.workload.model_copy(update={"batch_size": int(line)})
             _say(answers, _attempt(backend, lambda: workload.prepare(made[0]).run()))  # noqa: B023 - runs at once
 
 

@@ -1,6 +1,7 @@
 """The largest batch that fits under a limit of memory, found by bisection with processes that really run out of it."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from optigpu.vocabulary import Frozen, ReplicateError
 
 PROGRAM = (sys.executable, "-P", "-m", "optigpu.child.largest_batch")
 MOST = 4096
+EACH_ON_ITS_OWN = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""glibc maps every tensor by itself and gives it back when it is freed: what an attempt leaves behind would else count
+against the next one (man 3 mallopt)."""
 
 
 class LargestBatch(Frozen):
@@ -88,7 +92,12 @@ class _Attempts:
 
     def _start(self) -> str:
         self._process = subprocess.Popen(
-            self._program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | EACH_ON_ITS_OWN,
         )
         said = self._ask(self._order)
         if said == OUT_OF_MEMORY:

@@ -7,18 +7,21 @@ import pytest
 
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
+from optigpu.documents.shapes import ImageFacts
 from optigpu.fit.cards import gpu_named
 from optigpu.fit.training import fit_training
 from optigpu.job.spec import resolve
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.requests.training import DrawnTexts
-from tests.engine.training import GPT2, LLAMA, trained
+from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
+from tests.engine.training import GPT2, LLAMA, RESNET, VIT, trained
 
 RULE = UpdateRule("adamw", 1e-4)
 
 
-def texts(facts: Any, documents: int = 8, length: int = 64) -> TrainingBatch:
+def samples(facts: Any, documents: int = 8, length: int = 64) -> TrainingBatch:
+    if isinstance(facts, ImageFacts):
+        return DrawnImages(facts, facts.image_size, 0).batch(documents)
     return DrawnTexts(facts, 0).batch(documents, length, length)
 
 
@@ -34,13 +37,15 @@ def texts(facts: Any, documents: int = 8, length: int = 64) -> TrainingBatch:
         (LLAMA, ("gradient_accumulation",)),
         (LLAMA, ("optimizer_in_backward",)),
         (LLAMA, ("fused_optimizer",)),
+        (VIT, ()),
+        (RESNET, ()),
     ],
 )
 def test_a_step_s_peak_is_within_a_twentieth_of_the_measured_one(model: str, names: tuple[str, ...]) -> None:
     stack = resolve((TECHNIQUES[name](name=name) for name in names), "train_step")
-    (need,) = predicted_need(RULE, model, stack, (texts,))
-    runtime = trained(model, *stack, batch_size=8, sequence_tokens=64)
-    batch = texts(runtime.facts)
+    (need,) = predicted_need(RULE, model, stack, (samples,))
+    runtime = trained(model, *stack, batch_size=8)
+    batch = samples(runtime.facts)
     runtime.step(batch)
     measured = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
     assert measured is not None
@@ -51,7 +56,7 @@ def test_a_step_s_peak_is_within_a_twentieth_of_the_measured_one(model: str, nam
 def test_a_step_that_depends_on_numbers_is_not_predicted() -> None:
     scaled = TECHNIQUES["mixed_precision"].model_validate({"name": "mixed_precision", "dtype": "float16"})
     with pytest.raises(UnsupportedError, match="training with mixed_precision depends on numbers"):
-        predicted_need(RULE, LLAMA, (scaled,), (texts,))
+        predicted_need(RULE, LLAMA, (scaled,), (samples,))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ LLAMA = "preset:tiny-llama-test"
 
 
 def job(*names: str, **workload: Any) -> JobSpec:
-    training = {"kind": "train_step", "sequence_tokens": 256} | workload
+    training = {"kind": "train_step", "sequence_tokens": 64} | workload
     stack = [{"name": name} for name in names]
     return JobSpec.model_validate({"workload": training, "model": LLAMA, "stack": stack})
 
@@ -21,7 +21,7 @@ def job(*names: str, **workload: Any) -> JobSpec:
 @pytest.mark.slow
 def test_checkpointing_lets_a_larger_batch_fit_under_a_real_limit() -> None:
     plain, checkpointed = (
-        largest_batch(job(*names), 60_000_000, most=32) for names in ((), ("gradient_checkpointing",))
+        largest_batch(job(*names), 60_000_000, most=64) for names in ((), ("gradient_checkpointing",))
     )
     assert 1 <= plain.largest < checkpointed.largest
     assert any(not fits for _, fits in plain.tried), "memory ran out"

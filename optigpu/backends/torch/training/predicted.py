@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages from the operator that made them until nothing refers to them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
 
@@ -50,18 +50,20 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         made = function(*args, **(kwargs or {}))
+        # A view of numpy's memory is the host's: torch allocates nothing for it.
+        is_lent = function is torch.ops.aten.lift_fresh.default
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor):
-                self.count(each)
+                self.count(each, is_lent=is_lent)
         return made
 
-    def count(self, tensor: torch.Tensor) -> None:
-        """Adds a tensor's storage, if it was not counted yet."""
+    def count(self, tensor: torch.Tensor, *, is_lent: bool = False) -> None:
+        """Adds a tensor's storage, if it was not counted yet; memory that is lent takes no bytes."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._sizes:
             return
-        self._sizes[key] = storage.nbytes()
+        self._sizes[key] = 0 if is_lent else storage.nbytes()
         weakref.finalize(storage, self._free, key)
         self.now += self._sizes[key]
         self.peak = max(self.peak, self.now)
