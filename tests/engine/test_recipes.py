@@ -82,7 +82,7 @@ def test_a_narrower_model_computes_what_the_kept_neurons_do(family: str) -> None
     kept = [torch.arange(0, inner_size(teacher), 2) for _ in blocks_of(teacher)]
     for layer in down_layers(teacher):
         with torch.no_grad():
-            weight_of(layer)[:, 1::2] = 0  # type: ignore[arg-type]
+            weight_of(layer)[:, 1::2] = 0
     student = narrower(teacher, kept)
     assert inner_size(student) == len(kept[0])
     assert logits(student, prompt()) == pytest.approx(logits(teacher, prompt()), abs=1e-3)
@@ -92,7 +92,7 @@ def test_a_narrower_model_computes_what_the_kept_neurons_do(family: str) -> None
 def test_neurons_that_do_nothing_go_first(family: str) -> None:
     teacher = tiny_model(family).requires_grad_(False)
     for layer in down_layers(teacher):
-        weight_of(layer)[:, 1::2] = 0  # type: ignore[arg-type]
+        weight_of(layer)[:, 1::2] = 0
     for kept in kept_neurons(teacher, prompt(4, 12), 0.5):
         assert len(kept) == inner_size(teacher) // 2
         assert int((kept % 2).sum()) <= len(kept) // 10, "a few others never fire (ReLU), and do as little"

@@ -18,9 +18,9 @@ from optigpu.vocabulary import Layer, Task
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.training import GPT2, trained
 
-SGD = {"optimizer": "sgd", "learning_rate": 1.0}
-ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3}
-SHAPES = {"batch_size": 8, "sequence_tokens": 32}
+SHAPES: dict[str, Any] = {"batch_size": 8, "sequence_tokens": 32}
+SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3}
 MOST_HONEST = 0.25
 """A quarter of the band: what computes the same but for rounding is far from its edge."""
 

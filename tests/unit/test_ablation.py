@@ -107,7 +107,9 @@ def test_a_whole_that_could_not_run_leaves_nothing_to_compare() -> None:
 
 
 def test_a_ladder_says_nothing_of_what_is_left_out() -> None:
-    ladder = {name: speed for name, speed in SPEEDS.items() if not name.startswith("without")}
+    ladder: dict[str, float | None] = {
+        name: speed for name, speed in SPEEDS.items() if not name.startswith("without")
+    }
     assert left_out(job(*STACK), ladder) == {}
 
 
@@ -158,7 +160,7 @@ def test_the_table_has_the_column_and_says_what_it_means() -> None:
 def test_the_table_says_what_goes_together() -> None:
     spec = ablation("bf16", "static_kv_cache", "torch_compile")
     whole = "bf16 + static_kv_cache + torch_compile"
-    speeds: dict[str, float | None] = dict.fromkeys(labels(spec), 10.0) | {whole: 20.0}
+    speeds: dict[str, float | None] = {label: 20.0 if label == whole else 10.0 for label in labels(spec)}
     attribution, _ = attributed(spec, speeds)
     grid = ladder_grid("An ablation", attribution, [])
     assert "static_kv_cache is left out together with torch_compile, which requires it." in grid.notes

@@ -112,6 +112,7 @@ def _slices(family: ModelFamily, mlp: Mlp) -> list[tuple[str, int]]:
 
 
 def _made(teacher: PreTrainedModel, config: Any, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    student: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    student: Any = AutoModelForCausalLM.from_config(config)
     student.load_state_dict(weights)
-    return student.to(teacher.device).eval()
+    made: PreTrainedModel = student.to(teacher.device).eval()
+    return made
