@@ -54,7 +54,7 @@ def list_workloads(_: Reader) -> Workloads:
                 "kind": name,
                 "summary": kind.summary,
                 "primary": kind.primary,
-                "metrics": list(kind.metrics),
+                "metrics": [*kind.metrics, *kind.for_some],
                 "needs_model": kind.task.needs_model,
                 "backends": [
                     backend.name

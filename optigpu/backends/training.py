@@ -6,7 +6,7 @@ Outside of a step all arrays are numpy arrays; within it the parts below are tor
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class Texts:
     documents: tuple[NDArray[np.int64], ...]
     length: int
 
+    def split(self, parts: int) -> "list[Texts]":
+        """So many parts with as many documents each, which `parts` must divide."""
+        return [Texts(self.documents[part], self.length) for part in _slices(len(self.documents), parts)]
+
 
 @dataclass(frozen=True)
 class LabelledImages:
@@ -37,6 +41,17 @@ class LabelledImages:
 
     images: Images
     labels: NDArray[np.int64]
+
+    def split(self, parts: int) -> "list[LabelledImages]":
+        """So many parts with as many images each, which `parts` must divide."""
+        return [
+            LabelledImages(self.images[part], self.labels[part]) for part in _slices(len(self.labels), parts)
+        ]
+
+
+def _slices(samples: int, parts: int) -> list[slice]:
+    size = samples // parts
+    return [slice(first, first + size) for first in range(0, samples, size)]
 
 
 TrainingBatch = Texts | LabelledImages
@@ -74,6 +89,15 @@ class StepFlops:
 
     model: float
     hardware: float
+
+
+@dataclass(frozen=True)
+class TrainingNeed:
+    """Bytes of a step: of weights and buffers, of all that is held between steps, and of the peak."""
+
+    weight_bytes: int
+    held_bytes: int
+    peak_bytes: int
 
 
 class TrainingRuntime(Runtime, Protocol):
@@ -124,18 +148,28 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
+class UpdateRule:
+    """The optimizer that the workload asks for; all that is not named here is torch's default of that optimizer."""
+
+    name: Literal["adamw", "sgd"]
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class TrainingParts:
     """What a step of training is made of; a technique's hook `training` returns it with its changes.
 
-    `around` are entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that
-    gradients do not vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most
-    that the norm of the whole gradient may be. With `in_backward` each weight is updated, and its gradient freed, as
-    soon as the gradient is there.
+    `optimizer` follows `rule`, which is for techniques that put another implementation in its place. `around` are
+    entered around each forward pass, the last one innermost. `loss_scaling` multiplies losses so that gradients do not
+    vanish in float16, and leaves a step out whose gradients are not finite. `clip_norm` is the most that the norm of
+    the whole gradient may be. With `in_backward` each weight is updated as soon as its gradient is there, which is then
+    freed.
     """
 
     arrange: Arrange
     loss: LossOf
     optimizer: MakeOptimizer
+    rule: UpdateRule
     around: tuple[Around, ...] = field(default=())
     loss_scaling: bool = False
     clip_norm: float | None = None

@@ -53,8 +53,6 @@ def beside(claim: Claim, measured: Iterable[Measured]) -> list[Measured]:
 
 def why_never(claim: Claim) -> str | None:
     """Why no measured figure can be of the same thing as a claim, in a sentence; None if one can."""
-    if claim.workload == "train_step":
-        return "OptiGPU measures no training."
     derived = claim.ratio_of or claim.saving_of
     if claim.metric == "speedup" and not derived:
         return "A ratio without its two figures; `optigpu ladder` measures ratios."
@@ -137,6 +135,7 @@ def _same_work(claim: Claim, workload: Document) -> bool:
         "sizes": claim.size,
         "lengths": claim.sequence,
         "positions": claim.sequence,
+        "sequence_tokens": claim.sequence,
         "image_size": claim.image_size,
     }
     return all(

@@ -63,8 +63,10 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name as a parameter: --min-vram is `min_vram`."""
-        return self.field.replace(".", "_").removesuffix(self.unit.suffix if self.unit else "")
+        """Its name as a parameter: --min-vram is `min_vram`. One that would say nothing without its unit keeps it."""
+        whole = self.field.replace(".", "_")
+        short = whole.removesuffix(self.unit.suffix if self.unit else "")
+        return whole if short in ("max", "min") else short
 
     def parameter(self, panel: str) -> Parameter:
         """The flag as typer reads it; `panel` is its heading in the help."""
@@ -97,6 +99,7 @@ def job_flags() -> list[Flag]:
     helps = {
         "workload": _workload_help(),
         "model": f"{schemas['model'].description} {_default_models()}",
+        "models": f"{_clause(schemas['models'])}, comma separated, for example preset:gpt2,preset:opt-125m.",
         "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
         "stack": f"{_clause(schemas['stack'])}, comma separated, "
         "for example int8_weight_only,torch_compile:mode=max-autotune.",

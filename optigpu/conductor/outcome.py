@@ -36,7 +36,7 @@ def outcome_of(
     """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
     spec = session.spec
     evidence = evidence_of(session, replicates)
-    measurements = _measurements(replicates)
+    measurements = _measurements(variant, replicates)
     facts = _facts(replicates, together)
     metrics = _metrics(evidence, measurements)
     verdict = judge(spec, variant, evidence, metrics)
@@ -109,11 +109,14 @@ def _metrics(evidence: Sequence[Evidence], measurements: Sequence[Measurement]) 
     }
 
 
-def _measurements(replicates: Sequence[Replicate]) -> list[Measurement]:
-    names = replicates[0].samples
+def _measurements(variant: Variant, replicates: Sequence[Replicate]) -> list[Measurement]:
+    names, for_some = replicates[0].samples, variant.workload.for_some
     requests = [
         Measurement(name=name, samples=tuple(replicate.samples[name] for replicate in replicates))
         for name in names
+    ]
+    requests += [
+        Measurement(name=name, reason=reason) for name, reason in for_some.items() if name not in names
     ]
     loads = tuple((replicate.ready.load_s,) for replicate in replicates)
     compiles = [replicate.ready.compile_s for replicate in replicates]

@@ -27,15 +27,15 @@ class JobReport(Shown):
 
     >>> import optigpu
     >>> report = optigpu.run(
-    ...     {"kind": "matmul", "sizes": [32, 64]},
+    ...     {"kind": "matmul", "sizes": [32]},
     ...     device="cpu",
     ...     measure={"replicates": 1, "min_seconds": 0.1, "max_seconds": 1, "meters": ["latency"]},
     ...     limits={"wait_for_quiet_s": 0},
     ... )
     >>> report
-    JobReport(matmul: 2 variants, 2 results)
+    JobReport(matmul: 1 variant, 1 result)
     >>> [row.label for row in report.rows]
-    ['float32 32', 'float32 64']
+    ['baseline']
     >>> report.plot("ladder", "matmul.svg")
     Picture(matmul.svg)
     """

@@ -130,7 +130,7 @@ def job_spec(
     """The job that `run` measures. Raises SpecError with a line for each field that is wrong."""
     asked = _named("kind", workload)
     kind = WORKLOADS.get(str(asked.get("kind")))
-    if model is None and kind is not None and kind.task.needs_model:
+    if model is None and "models" not in fields and kind is not None and kind.task.needs_model:
         model = kind.example_model
     device = {} if "device" in fields else {"device": best_device()}
     techniques = [_named("name", each) for each in stack]

@@ -35,6 +35,7 @@ PACKAGES = (
     "torchao",
     "bitsandbytes",
     "gptqmodel",
+    "peft",
     "gguf",
     "llama-cpp-python",
     "ai-edge-litert",

@@ -1,11 +1,13 @@
-"""spec -> variants: single, ladder, grid, and what is measured beside them."""
+"""spec -> variants: single, ladder, ablation, grid, and what is measured beside them."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, islice, product
 
 from optigpu.documents.result import Environment
+from optigpu.job.memory_ladder import MEMORY_LADDER
+from optigpu.job.search import stacks_of
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference, preset_of
@@ -19,9 +21,9 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Draft:
-    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label that was given.
+    """A variant before it is numbered: why it is there, its resolved stack, a label that was given.
 
-    `backend` is None for the job's own.
+    `rung` is the technique that it adds or leaves out. `backend` is None for the job's own.
     """
 
     role: Role
@@ -32,24 +34,33 @@ class Draft:
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
-    """The variants of a job in the order in which they are measured.
+    """The variants of a job in the order in which they are measured: model by model.
 
     A variant that stands for two things (a ladder's first prefix is its first technique alone) is measured once.
     No two have the same label. Raises SpecError when there are more than the job allows, and for a label that was given
     to two or is another variant's.
     """
     workloads = expand_workload(spec.workload)
-    most = spec.limits.max_variants // len(workloads)
-    planned = {PlanName.SINGLE: _single, PlanName.LADDER: _ladder, PlanName.GRID: _grid}[spec.plan]
+    most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
+    planned = _PLANS[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
-    every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
+    named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
+    every = product(_named_models(spec), named, zip(drafts, labels, strict=True))
     return tuple(
-        _variant(
-            index, spec, workload, draft, _joined(workload.label, label) if len(workloads) > 1 else label
-        )
-        for index, (workload, draft, label) in enumerate(every)
+        _variant(index, spec, model, workload, draft, _joined((model_name, shape), label))
+        for index, ((model, model_name), (workload, shape), (draft, label)) in enumerate(every)
     )
+
+
+def _named_models(spec: JobSpec) -> list[tuple[str | None, str]]:
+    """Each model, and what labels call it: nothing where it is the only one, its bare name where that tells them
+    apart."""
+    if len(spec.models) < 2:
+        return [(model, "") for model in spec.asked_models]
+    bare = [parse_reference(model).name for model in spec.models]
+    names = bare if len(set(bare)) == len(bare) else spec.models
+    return list(zip(spec.models, names, strict=True))
 
 
 def default_stack(
@@ -78,9 +89,13 @@ def default_beside(
 
 
 def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
-    """The job with the techniques that suit its device on that machine, those that exclude the others beside them."""
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them.
+
+    Of several models, those that are beside each of them.
+    """
     about = (environment, spec.device, spec.workload, spec.backend)
-    beside = spec.beside or default_beside(*about, spec.model)
+    first, *others = (default_beside(*about, model) for model in spec.asked_models)
+    beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
     return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
 
 
@@ -109,12 +124,59 @@ def _ladder(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.CUMULATIVE, resolve(named[:length], kind), named[length - 1].name)
 
 
+def _ablation(spec: JobSpec) -> Iterator[Draft]:
+    """A ladder, then the whole stack without each of its techniques: what that loses depends on no order."""
+    yield from _ladder(spec)
+    for technique in spec.stack:
+        left, stack = without(spec, technique)
+        label = f"without {', '.join(each.name for each in left)}"
+        yield Draft(Role.LEFT_OUT, stack, technique.name, label=label)
+
+
+def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...], tuple[Technique, ...]]:
+    """The techniques that are left out with this one, itself the first, and the whole stack without them.
+
+    What requires it would bring it back, so that it is left out as well.
+    """
+    kind = spec.workload.kind
+    left = [
+        each for each in spec.stack if technique.name in (needed.name for needed in resolve((each,), kind))
+    ]
+    others = (each for each in left if each != technique)
+    return (technique, *others), resolve((each for each in spec.stack if each not in left), kind)
+
+
 def _grid(spec: JobSpec) -> Iterator[Draft]:
     """Every combination of the stack's techniques, the empty one first as the baseline."""
     yield Draft(Role.BASELINE)
     for size in range(1, len(spec.stack) + 1):
         for chosen in combinations(spec.stack, size):
             yield Draft(Role.SINGLE, resolve(chosen, spec.workload.kind))
+
+
+def _memory_ladder(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline and every rung; one that this machine or this model cannot run ends with the reason."""
+    yield Draft(Role.BASELINE)
+    for rung in MEMORY_LADDER:
+        stack = rung.stack(spec.workload.kind)
+        yield Draft(Role.SINGLE, stack, backend=rung.backend, label=rung.label)
+
+
+def _search(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline, then the stacks of the menu, small ones first, as many as the limit allows."""
+    most = spec.limits.max_variants - len(spec.beside)
+    for stack in islice(stacks_of(spec.stack, spec.workload.kind), max(most, 1)):
+        yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
+
+
+_PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
+    PlanName.SINGLE: _single,
+    PlanName.LADDER: _ladder,
+    PlanName.ABLATION: _ablation,
+    PlanName.GRID: _grid,
+    PlanName.MEMORY_LADDER: _memory_ladder,
+    PlanName.SEARCH: _search,
+}
 
 
 def _beside(spec: JobSpec) -> Iterator[Draft]:
@@ -139,22 +201,29 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
     return list(seen.values())
 
 
-def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, label: str) -> Variant:
+def _variant(
+    index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, label: str
+) -> Variant:
     return Variant(
         index=index,
         role=draft.role,
         label=label,
         rung=draft.rung,
         workload=workload,
-        model=spec.model,
+        model=model,
         backend=draft.backend or spec.backend,
         device=spec.device,
         stack=draft.stack,
     )
 
 
-def _joined(workload: str, label: str) -> str:
-    return workload if label == BASELINE else f"{workload}: {label}"
+def _joined(about: Sequence[str], label: str) -> str:
+    """The label of a stack after what tells its variant from those of other models and workloads, where there are
+    some."""
+    subject = " ".join(filter(None, about))
+    if not subject:
+        return label
+    return subject if label == BASELINE else f"{subject}: {label}"
 
 
 def _labels(drafts: Sequence[Draft], own: str) -> list[str]:

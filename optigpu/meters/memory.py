@@ -30,6 +30,7 @@ class MemoryMeter:
     metrics: ClassVar[tuple[str, ...]] = (
         "weight_bytes",
         "params_total",
+        "params_trainable",
         "bytes_per_param",
         "host_peak_bytes",
         "peak_bytes",
@@ -84,16 +85,19 @@ class ResidentPeak:
 def _weights(runtime: Runtime) -> Reading:
     facts = runtime.weights()
     if facts is None:
-        names = ("weight_bytes", "params_total", "bytes_per_param")
+        names = ("weight_bytes", "params_total", "params_trainable", "bytes_per_param")
         return Reading(reasons=dict.fromkeys(names, "this workload runs no model"))
     values = {"weight_bytes": facts.bytes, "params_total": facts.parameters}
     if facts.parameters == 0:
-        return Reading({name: 0.0 for name in values}, {"bytes_per_param": "the model has no weights"})
+        return Reading(dict.fromkeys(values, 0.0), {"bytes_per_param": "the model has no weights"})
     known = {name: float(value) for name, value in values.items() if value is not None}
     if len(known) == len(values):
         known["bytes_per_param"] = known["weight_bytes"] / known["params_total"]
     why = "the engine does not say how many bytes or weights its model has"
-    return Reading(known, {name: why for name in (*values, "bytes_per_param") if name not in known})
+    reasons = {name: why for name in (*values, "bytes_per_param") if name not in known}
+    if facts.trainable is None:
+        return Reading(known, reasons | {"params_trainable": "this workload trains nothing"})
+    return Reading(known | {"params_trainable": float(facts.trainable)}, reasons)
 
 
 def _peaks(runtime: Runtime, request: Request) -> Reading:

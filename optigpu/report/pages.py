@@ -47,7 +47,12 @@ def techniques_page() -> str:
 def metrics_page() -> str:
     metrics = ((f"`{name}`", m.unit, f"{m.better} is better", m.meaning) for name, m in METRICS.items())
     workloads = (
-        (f"`{name}`", kind.summary, f"`{kind.primary}`", ", ".join(f"`{metric}`" for metric in kind.metrics))
+        (
+            f"`{name}`",
+            kind.summary,
+            f"`{kind.primary}`",
+            ", ".join(f"`{metric}`" for metric in (*kind.metrics, *kind.for_some)),
+        )
         for name, kind in WORKLOADS.items()
     )
     return (

@@ -16,6 +16,7 @@ HEADINGS = {
     "scored_tokens_per_s": "scored tokens/s",
     "requests_per_s": "requests/s",
     "images_per_s": "images/s",
+    "samples_per_s": "samples/s",
     "tflops": "TFLOP/s",
     "gb_per_s": "GB/s",
 }

@@ -20,6 +20,7 @@ MODELS: dict[Task, tuple[str, ...]] = {
     Task.DECODING: TEXT_MODELS,
     Task.PREFILL: TEXT_MODELS,
     Task.IMAGES: IMAGE_MODELS,
+    Task.TRAINING: TEXT_MODELS,
 }
 PLAIN_BACKEND = "torch"
 """Runs the unmodified model that all others are compared with."""

@@ -1,14 +1,17 @@
-"""Checks techniques: the logits and tokens of a model with each, beside those of the unmodified model."""
+"""Checks techniques: the logits and tokens of a model with each, or the losses of its steps, beside those of the plain
+model."""
 
 from collections.abc import Iterator, Mapping
 from typing import cast
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.runtime import DecodingRuntime, PassRuntime, Runtime
+from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
+from optigpu.selftest.learned import Learned
 from optigpu.selftest.outputs import Decoded, Passed
 from optigpu.selftest.setting import MODELS, PLAIN_BACKEND, Setting
 from optigpu.techniques import TECHNIQUES
@@ -17,13 +20,15 @@ from optigpu.vocabulary import ReplicateError, Task, UnsupportedError
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.prefill import Prefill
+from optigpu.workloads.train_step import TrainStep
 
 PROMPT_TOKENS, NEW_TOKENS, BATCH = 12, 16, 2
 OF = "the largest logit"
+OF_A_LOSS = "the loss of a plain step"
 _SAYS_NOTHING = "decode_loop"
 """A fact that follows from a hook's being there, whatever the hook does."""
 
-TrialWorkload = Generate | Prefill | Classify
+TrialWorkload = Generate | Prefill | Classify | TrainStep
 
 
 def technique_checks() -> Iterator[SelfCheck]:
@@ -48,7 +53,7 @@ def case_of(trial: Trial) -> str:
 
 
 def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
-    """The largest error of a logit.
+    """The largest error of a logit, or of the loss of a step.
 
     Raises UnsupportedError where the technique or its backend says that it cannot run, and ReplicateError where it
     changes nothing.
@@ -69,16 +74,21 @@ def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
     error = _error(expected, changed, own_loop=type(technique).loop is not Technique.loop)
     bound = technique.error_bound if trial.error_bound is None else trial.error_bound
     _require_change(plain, changed, error, bound, same_engine=backend == PLAIN_BACKEND)
-    return Comparison(error, bound, OF, how=model)
+    of = OF_A_LOSS if isinstance(workload, TrainStep) else OF
+    return Comparison(error, bound, of, how=model)
 
 
 def workload_for(technique: Technique) -> TrialWorkload:
-    """Decoding if the technique matters to it, else a pass; of one sequence if it takes no more."""
+    """Decoding if the technique matters to it, else a pass or a step; decoding of one sequence if it takes no more."""
     if Task.DECODING in technique.tasks:
         several = Generate(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, batch_size=BATCH)
         return several.model_copy(update={"batch_size": 1}) if technique.fits(several) else several
     if Task.PREFILL in technique.tasks:
         return Prefill(prompt_tokens=PROMPT_TOKENS + NEW_TOKENS, batch_size=BATCH)
+    if Task.TRAINING in technique.tasks:
+        return TrainStep(
+            batch_size=2 * BATCH, sequence_tokens=PROMPT_TOKENS + NEW_TOKENS, shortest_tokens=PROMPT_TOKENS
+        )
     return Classify(batch_size=BATCH)
 
 
@@ -99,13 +109,21 @@ def _model_for(stack: tuple[Technique, ...], workload: TrialWorkload, setting: S
     raise UnsupportedError(reason or f"There is no small model for {workload.kind}.")
 
 
-def _expected(plain: Runtime, workload: TrialWorkload) -> Decoded | Passed:
+Expectation = Decoded | Passed | Learned
+
+
+def _expected(plain: Runtime, workload: TrialWorkload) -> Expectation:
     if isinstance(workload, Generate):
         return Decoded(cast(DecodingRuntime, plain), workload)
+    if isinstance(workload, TrainStep):
+        trained = cast(TrainingRuntime, plain)
+        return Learned(trained, workload, cast(ModelFacts, trained.facts))
     return Passed(cast(PassRuntime, plain), workload)
 
 
-def _error(expected: Decoded | Passed, changed: Runtime, *, own_loop: bool) -> float:
+def _error(expected: Expectation, changed: Runtime, *, own_loop: bool) -> float:
+    if isinstance(expected, Learned):
+        return expected.error_of(cast(TrainingRuntime, changed))
     if isinstance(expected, Decoded):
         return expected.error_of(cast(DecodingRuntime, changed), own_loop=own_loop)
     return expected.error_of(cast(PassRuntime, changed))
@@ -119,7 +137,7 @@ def _require_change(
         raise ReplicateError("It changed nothing: a run with it records the same facts as one without it.")
     if bound > EXACT and error == 0:
         raise ReplicateError(
-            "It rounds, and yet every logit is exactly the unmodified model's: it had no effect."
+            "It rounds, and yet every logit or loss is exactly the unmodified model's: it had no effect."
         )
 
 

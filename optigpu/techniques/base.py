@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
     from optigpu.backends.training import TrainingParts
+    from optigpu.models.tensors import StoredWeights
 
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
@@ -61,6 +62,10 @@ class Choice(StrEnum):
     AUTOGRAD = "forward passes run under one autograd mode"
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
+    OPTIMIZER = "weights are updated by one optimizer"
+    OPERATORS = "operators run one by one, each looked at, or compiled together"
+    WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):
@@ -112,7 +117,8 @@ class LoadOptions:
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
     technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `gguf` is the
-    number format of a GGUF file, for llama.cpp; None asks for float32.
+    number format of a GGUF file, for llama.cpp; None asks for float32. `instead` is the reference of a smaller model
+    that is loaded in the place of the job's.
     """
 
     dtype: str = "float32"
@@ -120,6 +126,7 @@ class LoadOptions:
     placement: Literal["device", "host"] = "device"
     packed: Literal["gptq", "awq"] | None = None
     gguf: GgufType | None = None
+    instead: str | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
         """A copy with changes."""
@@ -255,7 +262,14 @@ class Technique(Frozen):
         return ()
 
     def fits(self, workload: Any) -> str | None:
-        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted."""
+        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted.
+
+        A loop of a technique's own is greedy.
+        """
+        if type(self).loop is not Technique.loop and workload.is_sampled:
+            return (
+                f"{self.name} takes the most likely tokens; leave it out, or leave temperature and top_p out."
+            )
         return None
 
     def chosen(self) -> tuple[Choice, ...]:
@@ -288,6 +302,13 @@ class Technique(Frozen):
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """What `modules` and `finish` make of the bytes of a decoder's weights, told from their shapes alone.
+
+        Raises UnsupportedError when that depends on more than shapes.
+        """
+        return weights
 
     def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Changes the layout of the model in place, after all techniques' `modules`."""

@@ -19,6 +19,7 @@ from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
+from optigpu.workloads.train_step import TrainStep
 
 AnyWorkload = Annotated[
     Generate
@@ -27,6 +28,7 @@ AnyWorkload = Annotated[
     | BatchSweep
     | Quality
     | Classify
+    | TrainStep
     | Matmul
     | Attention
     | Normalization,

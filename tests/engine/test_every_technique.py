@@ -10,6 +10,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS
 from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
+from tests.engine.training import LLAMA, RESNET, VIT, losses_of, trained
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 SHAPES = ("gpt2", "llama", "qwen2")
@@ -25,10 +26,15 @@ REFUSED = {
     ("fused_qkv", "gpt2"): "one matrix",
     ("fused_attention", "resnet"): "attention",
     ("eager_attention", "resnet"): "attention",
+    ("gradient_checkpointing", "resnet"): "no block",
     ("fused_gelu", "resnet"): "fused_gelu",
     ("fused_qkv", "resnet"): "fused_qkv",
     ("llm_int8", "resnet"): "llm_int8",
     ("nf4", "resnet"): "nf4",
+    **{(name, "resnet"): "no other linear layer" for name in ("lora", "qlora", "int8_finetune")},
+    ("optimizer_8bit", "resnet"): "no larger one",
+    **{("chunked_cross_entropy", shape): "a head" for shape in ("vit", "resnet")},
+    **{("sequence_packing", shape): "models of text" for shape in ("vit", "resnet")},
     ("fp8", "any"): "FP8",
     ("gptq", "any"): "gptq",
     ("awq", "any"): "gptq",
@@ -48,7 +54,10 @@ ELSEWHERE = {
 PARAMETERS = {("torch_compile", "resnet"): {"backend": "eager"}}
 """TorchInductor's code for a pass of images is tested on ViT; what a shape decides is whether it is one graph."""
 
-SLOW = ("torch_compile", "export_aot")
+IN_TRAINING = {"compile_training": {"backend": "aot_eager"}, "activation_offload": {"target": "disk"}}
+"""TorchInductor takes a minute for a step, and a CPU's activations go to a disk alone."""
+
+SLOW = ("torch_compile", "export_aot", "compile_training")
 """What compiles takes seconds for each shape."""
 
 
@@ -140,7 +149,20 @@ def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     assert bool(passed.logits.isfinite().all())
 
 
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("train_step")])
+@pytest.mark.parametrize(("model", "shape"), [(LLAMA, "llama"), (VIT, "vit"), (RESNET, "resnet")])
+def test_it_trains_or_says_why_not(name: str, model: str, shape: str) -> None:
+    technique: Any = TECHNIQUES[name](name=name, **IN_TRAINING.get(name, {}))
+    word = refusal(name, shape)
+    if word:
+        with pytest.raises(UnsupportedError, match=word):
+            trained(model, technique)
+        return
+    losses = losses_of(trained(model, technique))
+    assert losses[2] < losses[1] < losses[0]
+
+
 def test_the_others_run_on_cuda_alone() -> None:
     of_torch = {name for name, kind in TECHNIQUES.items() if "torch" in kind.backends}
-    others = of_torch - set(names_for("generate"))
+    others = of_torch - set(names_for("generate")) - set(names_for("train_step"))
     assert {TECHNIQUES[name].devices for name in others} == {(DeviceKind.CUDA,)}

@@ -10,7 +10,7 @@ import pytest
 from optigpu import facade
 from optigpu.exports import EXPORTS
 
-MODULES = [f"{facade.__name__}.{each.name}" for each in pkgutil.iter_modules(facade.__path__)]
+MODULES = [each.name for each in pkgutil.walk_packages(facade.__path__, f"{facade.__name__}.")]
 
 
 @pytest.mark.slow

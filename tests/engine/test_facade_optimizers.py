@@ -14,15 +14,11 @@ from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Linear
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import ignore
 
 LLAMA = "preset:tiny-llama-test"
 PROMPT = torch.arange(6)[None]
-BRIEF: dict[str, Any] = {
-    "device": "cpu",
-    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
 
 
 def loaded(precision: str) -> Any:
@@ -80,14 +76,11 @@ def test_what_cannot_be_loaded_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
         QuantizationOptimizer.load("gpt2", precision="fp32", device="cpu")
 
 
-@pytest.mark.slow
-def test_attention_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    report = KernelOptimizer.benchmark_attention(lengths=[32], **BRIEF)
-    assert {result.variant.workload["implementations"][0] for result in report.results} == {
-        "standard",
-        "fused",
-    }
-    assert "attention" in capsys.readouterr().out
+def test_the_fields_of_a_kernel_s_job_are_checked() -> None:
+    with pytest.raises(SpecError, match=r"workload\.lengths\.0"):
+        KernelOptimizer.benchmark_attention(lengths=[0], device="cpu")
+    with pytest.raises(SpecError, match=r"workload\.dtype"):
+        KernelOptimizer.benchmark_layernorm(dtype="float8", device="cpu")
 
 
 def test_memory_is_printed_after_its_label(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +139,8 @@ def test_an_unknown_mode_lists_those_that_there_are() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_lock")
 def test_compiling_is_measured_beside_eager(capsys: pytest.CaptureFixture[str]) -> None:
-    report = CompileOptimizer.benchmark("preset:tiny-vit-test", backend="eager", **BRIEF)
+    report = CompileOptimizer.benchmark("preset:tiny-vit-test", backend="eager", device="cpu", **BRIEF)
     assert [row.label for row in report.rows] == ["baseline", "torch_compile"]
     assert "torch_compile" in capsys.readouterr().out

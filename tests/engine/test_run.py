@@ -91,7 +91,7 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     (outcome,) = conductor.outcomes
     tokens = result.metrics["tokens_per_s"]
     assert tokens.value == pytest.approx(20.005)
-    assert tokens.n == sum(len(process) for process in outcome.samples["tokens_per_s"])
+    assert tokens.n == sum(len(process) for process in outcome.counted("tokens_per_s"))
     assert tokens.replicates == 2
     assert tokens.ci is not None
     assert tokens.ci[0] < 20.005 < tokens.ci[1]

@@ -39,7 +39,8 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "compare", "replay", "claims", "chart", "convert", "fit", "runs", "show", "export", "import",
+    "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
+    "runs", "show", "export", "import",
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def cells(grid: Grid, row: int = 0) -> dict[str, str]:
         ("batch_sweep", "preset:gpt2", "batch_sweep preset:gpt2 x1/2/4/8 64 +64"),
         ("quality", "bundled:tiny", "quality bundled:tiny 128 x1"),
         ("classify", "preset:vit-base", "classify preset:vit-base x1"),
+        ("train_step", "preset:gpt2", "train_step preset:gpt2 x4 128 tokens adamw at 0.0001"),
         ("matmul", None, "matmul 1024/2048 float32"),
         (
             "attention",
@@ -61,7 +62,7 @@ def test_a_workload_is_one_line(kind: str, model: str | None, text: str) -> None
 
 
 def test_each_workload_above_is_all_there_are() -> None:
-    assert len(WORKLOADS) == 9
+    assert len(WORKLOADS) == 10
 
 
 def test_a_size_of_images_has_its_unit() -> None:
@@ -72,7 +73,7 @@ def test_a_size_of_images_has_its_unit() -> None:
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_a_primary_metric_has_a_heading_that_people_read(kind: str) -> None:
     assert heading(WORKLOADS[kind].primary) in {
-        "tokens/s", "prompt tokens/s", "scored tokens/s", "images/s", "TFLOP/s", "GB/s", "tpot_s (s)",
+        "tokens/s", "prompt tokens/s", "scored tokens/s", "images/s", "samples/s", "TFLOP/s", "GB/s", "tpot_s (s)",
     }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class PassModel(AppliedModel):
         progress("loading")
         options, self.modes = load_options(stack), mode_options(stack)
         self.dtype = options.dtype
-        self.model = _load(task, self.reference, options, device, seed)
+        self.model = load_for(task, self.reference, options, device, seed)
         self.weights = count_weights(self.model)
         progress("applying")
         self._mode = mode_of(self.modes, device)
@@ -134,9 +134,10 @@ class ImagePass:
         return logits
 
 
-def _load(
+def load_for(
     task: Task, reference: ModelReference, options: LoadOptions, device: DeviceKind, seed: int
 ) -> PreTrainedModel:
+    """A classifier for images, and a decoder for every other task, loaded as a stack asks for."""
     if task is not Task.IMAGES:
         return load_decoder(reference, options, device, seed)
     place = place_of(options, device)

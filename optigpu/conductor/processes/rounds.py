@@ -162,6 +162,9 @@ class TimedRounds:
 
     def _collect(self, found: Round) -> None:
         lengths = {len(values) for values in found.samples.values()}
+        if not self._rounds:
+            some = [name for name in self._workload.for_some if name in found.samples]
+            self._collected |= {name: [] for name in some}
         if set(found.samples) != set(self._collected) or len(lengths) != 1 or 0 in lengths:
             got = ", ".join(f"{name} ({len(values)})" for name, values in found.samples.items())
             raise ReplicateError(

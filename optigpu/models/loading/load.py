@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Module, init
 from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -80,6 +81,19 @@ def load_image_model(
     return model
 
 
+def classifies_images(reference: ModelReference) -> bool:
+    """Whether a model is an image classifier, by its architecture.
+
+    Raises UnsupportedError if its configuration cannot be read here.
+    """
+    preset = preset_of(reference)
+    if preset is not None:
+        return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    with _one_sentence(reference):
+        config = AutoConfig.from_pretrained(source_of(reference), **reading_of(reference))
+    return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+
 def _require_attention(config: PretrainedConfig, attention: str | None) -> None:
     if attention and not hasattr(config, "num_attention_heads"):
         raise UnsupportedError(
@@ -98,7 +112,7 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
     with _one_sentence(reference):
-        return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
+        return AutoTokenizer.from_pretrained(source_of(reference), **reading_of(reference))
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
@@ -184,7 +198,7 @@ def _read(
     attention: str | None,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    source, reading = _source(reference), _reading(reference)
+    source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         model: PreTrainedModel = kind.from_pretrained(
@@ -212,14 +226,14 @@ def _read(
         return model
 
 
-def _source(reference: ModelReference) -> str:
+def source_of(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(model_directory(reference.name)) if reference.kind == "path" else reference.name
 
 
-def _reading(reference: ModelReference) -> dict[str, Any]:
+def reading_of(reference: ModelReference) -> dict[str, Any]:
     """Never remote code, and the network for the hub alone."""
     return {
         "revision": reference.revision or "main",

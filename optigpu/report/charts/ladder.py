@@ -36,12 +36,12 @@ def ladder_chart(title: str, results: Sequence[Document], path: Path) -> None:
         axes.grid(axis="x")
         note(
             axes,
-            "Grey, crossed: the baseline. Light, with a grid: one technique alone. Dark: all others. "
-            "Striped: not valid. Lines: 95% intervals.",
+            "Grey, crossed: the baseline. Light, with a grid: one technique alone. Orange: the whole without one. "
+            "Dark: all others. Striped: not valid. Lines: 95% intervals.",
         )
 
 
-_SERIES = {"alone": 4, "baseline": 7}
+_SERIES = {"alone": 4, "left_out": 5, "baseline": 7}
 """The look of a role's bars; that of all others is the first."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from optigpu.techniques.base import ON_MODELS, Basis, Expected, LoadOptions, Phase, Technique
+from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Basis, Expected, LoadOptions, Phase, Technique
 from optigpu.vocabulary import Layer, Task
 
 
@@ -12,7 +12,7 @@ class EagerAttention(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = (*ON_MODELS, *IN_TRAINING)
     summary: ClassVar[str] = "attention as separate operators; what fused_attention is compared with"
     citation: ClassVar[str] = "Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762"
     expected: ClassVar[tuple[Expected, ...]] = (

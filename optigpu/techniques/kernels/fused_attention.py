@@ -6,6 +6,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
 from optigpu.techniques.base import (
+    IN_TRAINING,
     ON_MODELS,
     AttentionKernel,
     Basis,
@@ -36,7 +37,7 @@ class FusedAttention(Technique):
 
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = (*ON_MODELS, *IN_TRAINING)
     summary: ClassVar[str] = "softmax(QK^T)V in one kernel that never stores the scores"
     citation: ClassVar[str] = (
         "Dao et al., FlashAttention, 2022, arXiv:2205.14135; Shah et al., FlashAttention-3, 2024, arXiv:2407.08608"

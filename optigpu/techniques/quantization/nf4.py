@@ -1,16 +1,20 @@
 """nf4: 4-bit NormalFloat weights of bitsandbytes, whose statistics may be quantized as well."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.ops.layouts import nf4_bytes
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 
 class Nf4(Technique):
@@ -66,14 +70,23 @@ class Nf4(Technique):
         """It is for memory, and costs quality."""
         return False
 
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """4-bit numbers of every layer but the head; a product of several tokens widens its matrix."""
+        half = weights.half and self.packing
+        layout = partial(nf4_bytes, device=device, nested=self.double_quantization, half=half)
+        widest = max(matrix.elements for matrix in weights.linear)
+        widened = 0 if device is DeviceKind.CPU and half else widest * weights.width
+        packed = weights.with_bytes(layout, head=False, float_bias=False)
+        return packed.but(widened_bytes=widened)
+
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place, and records which kernel each kind of layer has.
 
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
         has weights that are NaN or infinite.
         """
-        from optigpu.surgery.bitsandbytes_layers import Nf4Linear, places_but_the_head
-        from optigpu.surgery.places import weight_of
+        from optigpu.surgery.bitsandbytes_layers import Nf4Linear
+        from optigpu.surgery.places import places_but_the_head, weight_of
 
         places = places_but_the_head(model, self.name)
         layers = []

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
-from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Tf32(Technique):
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
-    tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    tasks: ClassVar[tuple[Task, ...]] = (*ON_MODELS, *IN_TRAINING)
     summary: ClassVar[str] = (
         "float32 matrix products on tensor cores with 10 bits of mantissa; weights keep their size"
     )

@@ -1,0 +1,135 @@
+"""A model with the whole stack applied, ready to be trained."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from optigpu.backends.torch.applied import AppliedModel
+from optigpu.backends.torch.attention import only_kernel
+from optigpu.backends.torch.clock import clock_for
+from optigpu.backends.torch.passes import load_for
+from optigpu.backends.torch.stack import load_options, mode_options
+from optigpu.backends.torch.training.arranging import arranging_on, loss_of
+from optigpu.backends.torch.training.dropout import turn_off_dropout
+from optigpu.backends.torch.training.optimizers import optimizer_of
+from optigpu.backends.torch.training.step import Trainer
+from optigpu.backends.training import TrainedStep, TrainingBatch, TrainingParts, UpdateRule
+from optigpu.models.facts import Facts
+from optigpu.models.loading.load import classifies_images, count_weights, loaded_facts, loaded_image_facts
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, Task
+
+_NOT_OF_ATTENTION = re.compile(r"log_?soft_?max|^autograd::|Backward\d$", re.IGNORECASE)
+"""The softmax of the loss, and autograd's own names of what runs under another."""
+
+
+class TrainableModel(AppliedModel):
+    """A decoder or an image classifier with a resolved stack applied, hook by hook in the order of the phases.
+
+    All its weights require gradients when techniques' `modules` are called, which may freeze some.
+    """
+
+    def __init__(
+        self,
+        rule: UpdateRule,
+        model: str,
+        stack: tuple[Technique, ...],
+        device: DeviceKind,
+        seed: int,
+        progress: Callable[[str], None],
+    ) -> None:
+        super().__init__(device, seed)
+        self._parts_clock = clock_for(device)
+        self.reference = parse_reference(model)
+        progress("loading")
+        options = load_options(stack)
+        self.modes = mode_options(stack).but(autograd="grad")
+        for_images = classifies_images(self.reference)
+        task = Task.IMAGES if for_images else Task.PREFILL
+        self.model = load_for(task, self.reference, options, device, seed)
+        self.facts: Facts = loaded_image_facts(self.model) if for_images else loaded_facts(self.model)
+        self.weights = count_weights(self.model)
+        progress("applying")
+        for weight in self.model.parameters():
+            weight.requires_grad_(weight.is_floating_point())
+        self.model.train()
+        dropout = turn_off_dropout(self.model)
+        self._change_model(stack)
+        self.trainer = Trainer(self.model, self._parts(rule, stack, options.dtype), device.value)
+        self._record_options(options)
+        self._record_training(rule, dropout)
+        torch.manual_seed(seed)
+
+    @property
+    def trainable(self) -> int:
+        """The number of weights that training changes."""
+        return sum(weight.numel() for weight in self.trainer.weights)
+
+    def step(self, batch: TrainingBatch) -> TrainedStep:
+        """One timed step. A profiler that takes the clock's place sees where the step begins and ends."""
+        clock = self.clock
+        with only_kernel(self.modes.attention_kernel):
+            begin = clock.mark()
+            done = self.trainer.step(batch, self._parts_clock)
+            clock.seconds([begin, clock.mark()])
+        return done
+
+    def restart(self) -> None:
+        """As before the first step, random numbers included."""
+        self.trainer.restart()
+        torch.manual_seed(self.seed)
+
+    def gradient_norm(self, batch: TrainingBatch) -> float:
+        """Of the mean loss."""
+        with only_kernel(self.modes.attention_kernel):
+            return self.trainer.gradient_norm(batch)
+
+    def observe(self, batch: TrainingBatch) -> None:
+        """Records which attention kernels run, forward and backward, for these samples."""
+        names = self.attention_kernels(lambda: self.gradient_norm(batch))
+        self.notes.record(attention_kernels=[name for name in names if not _NOT_OF_ATTENTION.search(name)])
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """What lies in memory between two steps: weights, buffers, gradients, and the states of the optimizer."""
+        for weight in self.model.parameters():
+            yield weight.detach()
+            if weight.grad is not None:
+                yield weight.grad
+        yield from self.model.buffers()
+        for optimizer in self.trainer.optimizers:
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    def _parts(self, rule: UpdateRule, stack: tuple[Technique, ...], dtype: str) -> TrainingParts:
+        """The parts of a plain step, as the stack changes them."""
+        parts = TrainingParts(
+            arrange=arranging_on(self.model.device, getattr(torch, dtype)),
+            loss=loss_of(self.model),
+            optimizer=optimizer_of(rule),
+            rule=rule,
+        )
+        for technique in stack:
+            parts = technique.training(parts, self.model, self.notes)
+        return parts
+
+    def _record_training(self, rule: UpdateRule, dropout: dict[str, float]) -> None:
+        attention: dict[str, Any] = {}
+        if hasattr(self.model.config, "num_attention_heads"):
+            attention["attn_implementation"] = self.model.config._attn_implementation
+        elif self.device is DeviceKind.CUDA:
+            attention["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
+        self.notes.record(
+            optimizer={
+                "name": rule.name,
+                "learning_rate": rule.learning_rate,
+                "implementation": self.trainer.implementation,
+            },
+            dropout={"now": 0.0, "of the model": dropout},
+            reasons={
+                "footprint": "A training step reads the weights several times; its operations are counted."
+            },
+            **attention,
+        )

@@ -1,0 +1,186 @@
+"""A step of training: arranges, computes losses and gradients, and changes the weights, each part timed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from optigpu.backends.torch.clock import Clock
+from optigpu.backends.torch.training.optimizers import UpdatesInBackward, implementation_of
+from optigpu.backends.training import MicroBatch, TrainedStep, TrainingBatch, TrainingParts
+from optigpu.vocabulary import UnsupportedError
+
+_HALVINGS = 40
+"""How often the scale of a loss is halved until its gradient is finite."""
+
+
+class Trainer:
+    """Trains a model with the parts that its stack has left."""
+
+    def __init__(self, model: Module, parts: TrainingParts, device: str) -> None:
+        """Raises UnsupportedError if no weight can be trained, or if parts cannot go together."""
+        self.parts, self._device = parts, device
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if not self.weights:
+            raise UnsupportedError(
+                "No weight of this model requires a gradient, so that nothing would be trained; add adapters (lora) "
+                "to a model whose weights are frozen."
+            )
+        if parts.in_backward and (parts.loss_scaling or parts.clip_norm is not None):
+            raise UnsupportedError(
+                "Loss scaling and clipping need the whole gradient, and updates within the backward pass free it "
+                "piece by piece; leave optimizer_in_backward out."
+            )
+        changing = [*self.weights, *_running_statistics(model)]
+        self._kept = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in changing]
+        self._in_backward: UpdatesInBackward | None = None
+        self._begin()
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The one of all weights, or those of each."""
+        return self._in_backward.optimizers if self._in_backward else [self._optimizer]
+
+    @property
+    def implementation(self) -> str:
+        """How the optimizer updates weights."""
+        return implementation_of(self.optimizers[0])
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied with now; 1 without loss scaling."""
+        return float(self._scaler.get_scale())
+
+    def restart(self) -> None:
+        """Weights, buffers and optimizer are again as they were."""
+        with torch.no_grad():
+            for tensor, kept in self._kept:
+                tensor.copy_(kept)
+        self._free_gradients()
+        self._begin()
+
+    def step(self, batch: TrainingBatch, clock: Clock) -> TrainedStep:
+        """One timed step. Its loss is read after the last mark, since that waits for the device."""
+        times = _PartTimes(clock)
+        times.enter("data")
+        rows = self.parts.arrange(batch)
+        targets, losses = _targets(rows), []
+        for each in rows:
+            times.enter("forward")
+            loss = self.forward(each)
+            times.enter("backward")
+            self._scaler.scale(loss / targets).backward()
+            losses.append(loss.detach())
+        times.enter("optimizer")
+        self.update()
+        seconds = times.seconds()
+        return TrainedStep(
+            loss=float(sum(losses)) / targets,
+            data_s=seconds["data"],
+            forward_s=seconds["forward"],
+            backward_s=seconds["backward"],
+            optimizer_s=seconds["optimizer"],
+            computed_tokens=sum(
+                each.inputs["input_ids"].numel() for each in rows if "input_ids" in each.inputs
+            ),
+        )
+
+    def forward(self, rows: MicroBatch) -> torch.Tensor:
+        """The summed loss of a micro-batch, within the contexts of the stack."""
+        with ExitStack() as contexts:
+            for around in self.parts.around:
+                contexts.enter_context(around())
+            return self.parts.loss(rows)
+
+    def gradient_norm(self, batch: TrainingBatch) -> float:
+        """The 2-norm of the gradient of the mean loss; with scaling, at the largest scale at which it is finite."""
+        scale = self.loss_scale
+        for _ in range(_HALVINGS):
+            norm = self.with_gradients(batch, self._norm, scale) / scale
+            if norm < float("inf") or not self.parts.loss_scaling:
+                return norm
+            scale /= 2
+        return float("inf")
+
+    def with_gradients(self, batch: TrainingBatch, read: Callable[[], float], scale: float = 1.0) -> float:
+        """What `read` finds when the gradients of the mean loss times `scale` are there; no weight changes."""
+        if self._in_backward:
+            self._in_backward.paused = True
+        try:
+            rows = self.parts.arrange(batch)
+            targets = _targets(rows)
+            for each in rows:
+                (self.forward(each) * (scale / targets)).backward()
+            return read()
+        finally:
+            self._free_gradients()
+            if self._in_backward:
+                self._in_backward.paused = False
+
+    def _begin(self) -> None:
+        """A new optimizer and a new loss scale."""
+        if self._in_backward:
+            self._in_backward.remove()
+        self._scaler = GradScaler(self._device, enabled=self.parts.loss_scaling)
+        if self.parts.in_backward:
+            self._in_backward = UpdatesInBackward(self.weights, self.parts.optimizer)
+        else:
+            self._optimizer = self.parts.optimizer(self.weights)
+
+    def update(self) -> None:
+        """Changes the weights by their gradients, and frees these."""
+        if self._in_backward:
+            return
+        if self.parts.clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            clip_grad_norm_(self.weights, self.parts.clip_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _norm(self) -> float:
+        return float(get_total_norm([weight.grad for weight in self.weights if weight.grad is not None]))
+
+    def _free_gradients(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+
+@dataclass
+class _PartTimes:
+    """Adds up the seconds of the parts of a step."""
+
+    clock: Clock
+    _marks: list[Any] = field(default_factory=list)
+    _parts: list[str] = field(default_factory=list)
+
+    def enter(self, part: str) -> None:
+        """A part begins, and with it ends the one before."""
+        self._parts.append(part)
+        self._marks.append(self.clock.mark())
+
+    def seconds(self) -> dict[str, float]:
+        """The last part ends; waits for the device."""
+        self._marks.append(self.clock.mark())
+        found = dict.fromkeys(self._parts, 0.0)
+        for part, seconds in zip(self._parts, self.clock.seconds(self._marks), strict=True):
+            found[part] += seconds
+        return found
+
+
+def _running_statistics(model: Module) -> Iterator[torch.Tensor]:
+    """The buffers that batch norms change while a model trains."""
+    for module in model.modules():
+        if isinstance(module, _NormBase):
+            yield from module.buffers(recurse=False)
+
+
+def _targets(rows: Sequence[MicroBatch]) -> int:
+    return sum(each.targets for each in rows)

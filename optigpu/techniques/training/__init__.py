@@ -1,0 +1,1 @@
+"""Training: the same steps in less time or memory. A module or a package for each technique."""

@@ -1,0 +1,87 @@
+"""mixed_precision: matrix products in half precision, while weights, their gradients and the optimizer stay float32."""
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
+from optigpu.techniques.base import (
+    IN_TRAINING,
+    Basis,
+    Choice,
+    Expected,
+    Notes,
+    Phase,
+    Technique,
+    Trial,
+)
+from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from optigpu.backends.training import TrainingParts
+
+
+class MixedPrecision(Technique):
+    """Forward passes under torch.autocast.
+
+    float16 ends at 65,504 and loses what is below 6e-8: losses are scaled up, a step whose gradients are not finite is
+    left out, and the norm of the gradient is clipped. bfloat16 has the range of float32 and needs none of that.
+    """
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.TRAINING
+    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    summary: ClassVar[str] = "matrix products in bfloat16 or float16, weights and updates in float32"
+    citation: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC, "half the bytes of stored activations; those of weights and optimizer stay"
+        ),
+        Expected(Basis.LITERATURE, "2x to 3x on GPUs with tensor cores"),
+        Expected(Basis.AIM, "slower on CPUs without bf16"),
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
+    error_bound: ClassVar[float] = 0.01
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        # The first step may be left out, until the scale of the loss is small enough.
+        Trial({"dtype": "float16"}, devices=(DeviceKind.CUDA,), error_bound=0.05),
+    )
+
+    name: Literal["mixed_precision"] = "mixed_precision"
+    dtype: Literal["bfloat16", "float16"] = Field(
+        "bfloat16", description="The type that matrix products compute in."
+    )
+    clip_norm: float = Field(
+        1.0, gt=0, description="The most that the norm of the gradient may be; with float16 alone."
+    )
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """float16 is for GPUs."""
+        if device is DeviceKind.CPU and self.dtype == "float16":
+            return "mixed_precision in float16 needs a GPU, since CPUs compute float16 slowly; set dtype to bfloat16."
+        return None
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """Most CPUs have no bf16 units."""
+        return device is DeviceKind.CUDA
+
+    def chosen(self) -> tuple[Choice, ...]:
+        """Loss scaling and clipping look at the whole gradient before a weight changes."""
+        return (*self.choices, Choice.WHOLE_GRADIENT) if self.dtype == "float16" else self.choices
+
+    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
+        """Autocast around each forward pass; with float16 loss scaling and clipping too."""
+        import torch
+
+        notes.record(autocast=self.dtype)
+        autocast = partial(torch.autocast, model.device.type, dtype=getattr(torch, self.dtype))
+        parts = parts.but(around=(*parts.around, autocast))
+        if self.dtype == "bfloat16":
+            return parts
+        notes.record(loss_scaling=True, clip_norm=self.clip_norm)
+        return parts.but(loss_scaling=True, clip_norm=self.clip_norm)

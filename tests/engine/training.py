@@ -1,0 +1,75 @@
+"""Runtimes that train small models, and samples to train them with."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.backends.base import Order
+from optigpu.backends.torch.prepare import prepare
+from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.backends.training import LabelledImages, Texts
+from optigpu.documents.shapes import ImageFacts
+from optigpu.hardware import probe
+from optigpu.job.spec import resolve
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
+from optigpu.workloads.train_step import TrainStep
+from tests.engine.tiny_models import ignore
+
+LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"
+RESNET, VIT = "preset:tiny-resnet-test", "preset:tiny-vit-test"
+
+
+def trained(
+    model: str, *stack: Technique, device: DeviceKind = DeviceKind.CPU, **workload: Any
+) -> TorchTrainingRuntime:
+    """What trains the model with the stack applied; `workload` are fields of TrainStep."""
+    step = TrainStep(**workload)
+    order = Order(
+        model=model,
+        stack=resolve(stack, step.kind),
+        workload=step,
+        device=device,
+        seed=0,
+        threads=1,
+        folder=Path("unused"),
+        environment=probe(),
+    )
+    runtime = prepare(order, model, ignore)
+    assert isinstance(runtime, TorchTrainingRuntime)
+    return runtime
+
+
+def texts_for(
+    runtime: TorchTrainingRuntime, documents: int = 4, length: int = 16, shortest: int = 6, seed: int = 0
+) -> Texts:
+    """Documents of different lengths in the language that the workload draws."""
+    assert not isinstance(runtime.facts, ImageFacts)
+    return DrawnTexts(runtime.facts, seed).batch(documents, length, shortest)
+
+
+def images_for(runtime: TorchTrainingRuntime, images: int = 4, seed: int = 0) -> LabelledImages:
+    """Images of the model's size."""
+    assert isinstance(runtime.facts, ImageFacts)
+    return DrawnImages(runtime.facts, runtime.facts.image_size, seed).batch(images)
+
+
+def batch_for(runtime: TorchTrainingRuntime, samples: int = 4, seed: int = 0) -> Texts | LabelledImages:
+    """Samples of what the model learns."""
+    if isinstance(runtime.facts, ImageFacts):
+        return images_for(runtime, samples, seed)
+    return texts_for(runtime, samples, seed=seed)
+
+
+def weights_of(runtime: TorchTrainingRuntime) -> list[Any]:
+    """Copies of the weights that are trained, in the model's order."""
+    return [weight.detach().clone() for weight in runtime.training.trainer.weights]
+
+
+def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> NDArray[np.float64]:
+    """The losses of steps over always the same samples."""
+    batch = batch_for(runtime)
+    return np.array([runtime.step(batch).loss for _ in range(steps)])
