@@ -126,7 +126,7 @@ def test_wrong_requests_are_one_sentence() -> None:
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(SpecError, match="no device 'tpu'; the devices are cpu, cuda"):
         DeepLearningBenchmark("tpu")
-    with pytest.raises(SpecError, match="N_steps must be more than the 5"):
+    with pytest.raises(SpecError, match="n_steps must be more than the 5"):
         bench.benchmark_training_step("model", model, optimizer, nn.MSELoss(), labelled, n_steps=5)
     with pytest.raises(SpecError, match="two things, inputs and labels"):
         bench.benchmark_training_step("model", model, optimizer, nn.MSELoss(), rows, show=False)  # type: ignore[arg-type]
