@@ -5,7 +5,9 @@ An error ends only its own variant.
 """
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,12 +20,32 @@ from optigpu.conductor.requirements import require_device
 from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
 from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
+from optigpu.fit.memory import predicted_weight_bytes
 from optigpu.hardware import probe
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import plan_time
+from optigpu.job.estimate import Plan, plan_time
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import CancelledError, DeviceKind, Frozen, Role, StoppedError, VariantStatus
+from optigpu.job.search import (
+    RoundEvents,
+    estimated,
+    limited,
+    round_spec,
+    rounds_of,
+    survivors,
+    too_large,
+    with_round,
+)
+from optigpu.job.spec import JobSpec, PlanName, Variant
+from optigpu.vocabulary import (
+    CancelledError,
+    DeadlineError,
+    DeviceKind,
+    Frozen,
+    Role,
+    SpecError,
+    StoppedError,
+    VariantStatus,
+)
 
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
@@ -87,37 +109,124 @@ def run(
         Planned(variants=tuple(PlannedVariant(index=v.index, role=v.role, label=v.label) for v in variants))
     )
     todo = [variant for variant in variants if variant.index not in done]
-    plan = plan_time(spec, todo)
-    if todo:
-        on_event(plan.estimated())
-    outcomes = dict(done)
+    outcomes: dict[int, Outcome] = dict(done)
     again: Samples = ()
-    stop: StoppedError | None = None
+    how = _How(program, cancelled, lock_dir, threads, memory_rule)
+    if spec.plan is PlanName.SEARCH:
+        on_event(estimated(spec, todo))
+        stop = _searched(spec, todo, outcomes, on_event, how)
+    else:
+        plan = plan_time(spec, todo)
+        if todo:
+            on_event(plan.estimated())
+        stop, again = _measured(spec, todo, outcomes, on_event, how, plan)
+    attribution = attribute(spec, variants, outcomes, again)
+    on_event(Finished(attribution=attribution))
+    return _report(spec, outcomes, attribution, stop)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What `run` was told of how to measure."""
+
+    program: Sequence[str]
+    cancelled: Callable[[], str | None]
+    lock_dir: Path | None
+    threads: int | None
+    memory_rule: MakeMemoryRule
+
+
+def _measured(
+    spec: JobSpec,
+    todo: Sequence[Variant],
+    outcomes: dict[int, Outcome],
+    on_event: Callable[[Event], None],
+    how: _How,
+    plan: Plan | None = None,
+) -> tuple[StoppedError | None, Samples]:
+    """Measures variants in one session and adds an outcome for each.
+
+    Returns why it had to stop, if it had, and what the baseline measured again.
+    """
+    again: Samples = ()
     try:
         with open_session(
             spec,
             [variant.index for variant in todo],
             on_event,
-            program=program,
-            cancelled=cancelled,
-            lock_dir=lock_dir,
-            threads=threads,
-            memory_rule=memory_rule,
-            plan=plan,
+            program=how.program,
+            cancelled=how.cancelled,
+            lock_dir=how.lock_dir,
+            threads=how.threads,
+            memory_rule=how.memory_rule,
+            plan=plan or plan_time(spec, todo),
         ) as session:
             session.progress.limit(spec.limits.timeout_s)
             if todo:
                 wait_for_quiet(session)
             again = _measure(session, todo, outcomes)
-    except StoppedError as error:
-        stop = error
+    except StoppedError as stop:
         for variant in todo:
             if variant.index not in outcomes:
                 outcomes[variant.index] = _unmeasured(variant.index, stop)
                 on_event(VariantFinished(outcome=outcomes[variant.index]))
-    attribution = attribute(spec, variants, outcomes, again)
-    on_event(Finished(attribution=attribution))
-    return _report(spec, outcomes, attribution, stop)
+        return stop, again
+    return None, again
+
+
+def _searched(
+    spec: JobSpec,
+    todo: Sequence[Variant],
+    outcomes: dict[int, Outcome],
+    on_event: Callable[[Event], None],
+    how: _How,
+) -> StoppedError | None:
+    """Measures a search round by round, and adds the outcome of the last round that each variant took part in.
+
+    That one alone is an event: a variant whose search goes on has not ended. Returns why it had to stop, if it had.
+    """
+    ends_at = time.monotonic() + spec.limits.timeout_s
+    left, held = _within_bytes(spec, todo, outcomes, on_event), dict[int, Outcome]()
+    count = rounds_of(len(left))
+    stop: StoppedError | None = None
+    for number in range(count if left else 0):
+        rounds = RoundEvents(on_event, number, count)
+        seconds = max(1.0, ends_at - time.monotonic())
+        found: dict[int, Outcome] = {}
+        try:
+            shorter = limited(round_spec(spec, number, count), seconds)
+            stop, _ = _measured(shorter, left, found, rounds, how)
+        except SpecError as error:
+            stop = DeadlineError(str(error))
+        for index, outcome in found.items():
+            # What a stopped round did not measure keeps the outcome of the round before.
+            if index not in held or outcome.result is not None:
+                held[index] = with_round(outcome, number, count)
+        chosen = survivors(spec, list(found.values()), held)
+        if stop or number == count - 1 or not chosen:
+            break
+        left = [variant for index in chosen for variant in left if variant.index == index]
+    for outcome in held.values():
+        outcomes[outcome.index] = outcome
+        on_event(VariantFinished(outcome=outcome))
+    return stop
+
+
+def _within_bytes(
+    spec: JobSpec, todo: Sequence[Variant], outcomes: dict[int, Outcome], on_event: Callable[[Event], None]
+) -> list[Variant]:
+    """The variants whose predicted weights keep the limit; the others end at once with the reason."""
+    left = []
+    for variant in todo:
+        reason = too_large(spec, variant, predicted_weight_bytes(variant))
+        if reason is None:
+            left.append(variant)
+            continue
+        outcomes[variant.index] = Outcome(
+            index=variant.index, status=VariantStatus.UNSUPPORTED, reason=reason
+        )
+        on_event(VariantFinished(outcome=outcomes[variant.index]))
+    return left
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:

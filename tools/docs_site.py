@@ -7,7 +7,7 @@ The reference of the library has an entry for each public name.
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -47,7 +47,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"{folder}/README.md", content=_list_of(folder)))
     for source in sorted(_linked_sources()):
         files.append(File.generated(config, _page_of(source), content=_shown(ROOT / source)))
+    config.nav = with_the_others(
+        config.nav or [], [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    )
     return files
+
+
+def with_the_others(nav: list[object], pages: Sequence[str]) -> list[object]:
+    """The navigation with a section "More" of the pages that it does not name; a folder's list names a decision."""
+    named = set(_named(nav))
+    others = sorted(page for page in pages if page not in named and not page.startswith("decisions/"))
+    return [*nav, {"More": others}] if others else nav
+
+
+def _named(nav: object) -> Iterator[str]:
+    """The pages in a navigation, at any depth."""
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        yield from _named(list(nav.values()))
+    elif isinstance(nav, list):
+        for each in nav:
+            yield from _named(each)
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:

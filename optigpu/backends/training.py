@@ -91,6 +91,15 @@ class StepFlops:
     hardware: float
 
 
+@dataclass(frozen=True)
+class TrainingNeed:
+    """Bytes of a step: of weights and buffers, of all that is held between steps, and of the peak."""
+
+    weight_bytes: int
+    held_bytes: int
+    peak_bytes: int
+
+
 class TrainingRuntime(Runtime, Protocol):
     """The runtime of a workload that trains."""
 

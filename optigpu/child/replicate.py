@@ -137,7 +137,10 @@ def refusal(assignment: Assignment) -> str | None:
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
         return f"This machine has no {variant.device} device; ask for another device or another worker."
-    missing = BACKENDS[variant.backend].missing(environment)
+    backend = BACKENDS[variant.backend]
+    if variant.device not in backend.devices:
+        return f"{variant.backend} runs on {', '.join(backend.devices)}, not on {variant.device}."
+    missing = backend.missing(environment)
     if missing:
         return missing
     workload: Workload = variant.workload

@@ -7,12 +7,15 @@ import typer
 
 from optigpu import __version__
 from optigpu.cli import (
+    advise,
+    batch_scaling,
     bench,
     charts,
     claims,
     compare,
     convert,
     device_sim,
+    fit,
     leaderboard,
     local,
     recipe,
@@ -47,6 +50,9 @@ tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
 recipe.add_commands(app)
+fit.add_commands(app)
+advise.add_commands(app)
+batch_scaling.add_commands(app)
 
 
 def _show_version(asked: bool) -> None:

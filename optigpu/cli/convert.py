@@ -1,4 +1,4 @@
-"""The commands `convert` and `fit`: a network as INT8 TensorFlow Lite, and which boards hold it."""
+"""The command `convert`: a network as INT8 TensorFlow Lite. Which boards hold it, `fit` shows."""
 
 import json
 from pathlib import Path
@@ -66,16 +66,10 @@ PythonOption = Annotated[
     Path | None, typer.Option("--python", help="A Python that has TensorFlow. Default: this one.")
 ]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="The most time that it may take, such as 30m.")]
-BoardOption = Annotated[str | None, typer.Option("--board", help="Only this board, such as esp32s3-n16r8.")]
-ManifestPath = Annotated[
-    Path,
-    typer.Argument(metavar="MANIFEST", help="manifest.json, or the folder that `optigpu convert` wrote."),
-]
 
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(convert)
-    app.command()(fit)
 
 
 def convert(
@@ -129,23 +123,6 @@ def convert(
             typer.echo("The conversion was stopped, and nothing was written.", err=True)
             raise typer.Exit(stop.status) from None
     _show_converted(converted.manifest, [str(converted.folder / each) for each in converted.files], format_)
-
-
-def fit(
-    manifest: ManifestPath, board: BoardOption = None, format_: FormatOption = OutputFormat.TABLE
-) -> None:
-    """Show which ESP32-S3 boards hold a converted model, and how fast published figures say that it is there.
-
-    Exit status 1 if --board names one that cannot hold it.
-    """
-    from optigpu.documents.manifest import read_manifest
-    from optigpu.edge.fit import fit as judge
-    from optigpu.report.edge import fit_grid, fit_records
-
-    found = judge(read_manifest(manifest), board)
-    show_list(fit_grid(found), fit_records(found), found.model_dump(mode="json"), format_)
-    if board is not None and not found.boards[0].fits:
-        raise typer.Exit(1)
 
 
 def _show_converted(manifest: "ModelManifest", files: list[str], form: OutputFormat) -> None:

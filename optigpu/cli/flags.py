@@ -63,8 +63,10 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name as a parameter: --min-vram is `min_vram`."""
-        return self.field.replace(".", "_").removesuffix(self.unit.suffix if self.unit else "")
+        """Its name as a parameter: --min-vram is `min_vram`. One that would say nothing without its unit keeps it."""
+        whole = self.field.replace(".", "_")
+        short = whole.removesuffix(self.unit.suffix if self.unit else "")
+        return whole if short in ("max", "min") else short
 
     def parameter(self, panel: str) -> Parameter:
         """The flag as typer reads it; `panel` is its heading in the help."""

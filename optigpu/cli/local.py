@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flagged import Given, add_flagged, job_panels, ladder_panels
-from optigpu.cli.measuring import default_device, measure_and_show
+from optigpu.cli.measuring import default_device, measure, measure_and_show, show
 from optigpu.cli.options import SpecFile, spec_of
-from optigpu.cli.output import FormatOption, OutputFormat, show_list
+from optigpu.cli.output import FormatOption, OutputFormat, show_grid, show_list
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def add_commands(app: typer.Typer) -> None:
     add_flagged(app, run, job_panels)
     add_flagged(app, ladder, ladder_panels)
     add_flagged(app, ablation, ladder_panels)
+    add_flagged(app, search, ladder_panels)
 
 
 def probe(format_: FormatOption = OutputFormat.TABLE) -> None:
@@ -88,6 +89,41 @@ def ablation(
     Without --stack, the techniques that a ladder takes.
     """
     measure_and_show(_with_plan("ablation", given, spec_file), format_)
+
+
+def search(
+    given: Given,
+    spec_file: SpecFile = None,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Search the stacks of a menu of techniques for the best: every stack briefly, the better third for longer.
+
+    The menu is --stack, whose techniques may exclude each other; without it, those that suit the device, int4 and the
+    int8 cache. --max-kld and --max-bytes bound what is looked for, --max-variants how many stacks are tried.
+    """
+    from optigpu.report.search import pareto_grid
+
+    spec = spec_of(given, default_device, spec_file, plan="search")
+    if "stack" not in given and spec_file is None:
+        spec = with_default_menu(spec)
+    measured = measure(spec)
+    show(measured, format_)
+    if format_ in (OutputFormat.TABLE, OutputFormat.MARKDOWN):
+        show_grid(pareto_grid(measured.report), format_)
+    if measured.status:
+        raise typer.Exit(measured.status)
+
+
+def with_default_menu(spec: "JobSpec") -> "JobSpec":
+    """The job with what suits its device as its menu, and with two techniques that save memory and cost quality."""
+    from optigpu.hardware import probe as probe_machine
+    from optigpu.job.plan import default_stack
+    from optigpu.techniques import TECHNIQUES
+
+    suiting = default_stack(probe_machine(), spec.device, spec.workload, spec.backend)
+    more = (TECHNIQUES[name](name=name) for name in ("int4_weight_only", "int8_kv_cache"))
+    fitting = (each for each in more if spec.workload.task in each.tasks and each not in suiting)
+    return spec.model_copy(update={"stack": (*suiting, *fitting)})
 
 
 def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":

@@ -27,6 +27,9 @@ class OutputFormat(StrEnum):
 
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="The form of the output.")]
 
+JsonToo = Annotated[bool, typer.Option("--json", hidden=True)]
+"""What other programs call `--format json`; the help names one of the two."""
+
 
 def show_job(document: Document, attribution: "Attribution", form: OutputFormat) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}."""

@@ -35,7 +35,7 @@ def unit_of(field: str) -> Unit | None:
 def read_quantity(value: FlagValue, unit: Unit, flag: str) -> float:
     """The number in the field's unit. Raises SpecError for what is not a sum of numbers with units."""
     text = str(value).replace(" ", "")
-    parts = re.findall(r"([0-9.]+)([A-Za-z]*)", text)
+    parts = re.findall(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text)
     factors = {name.lower(): factor for name, factor in unit.factors.items()}
     try:
         if not parts or "".join(number + name for number, name in parts) != text:

@@ -1,6 +1,6 @@
 """accelerate(model): the native decoder behind `model.generate`, in one line."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from optigpu.documents.fields import refusing
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
@@ -49,9 +49,10 @@ def accelerate(
 
     if isinstance(vars(model).get("generate"), NativeGenerate):
         raise SpecError("accelerate: this model is accelerated already; call model.generate.")
-    chosen: dict[str, Any] = {"weights": weights or _weights_for(model), "group": group, "kv": kv}
     with refusing(NativeDecode):
-        technique = NativeDecode(**chosen, head=head, calibration=calibration)
+        technique = NativeDecode(
+            weights=weights or _weights_for(model), group=group, kv=kv, head=head, calibration=calibration
+        )
     technique.modules(model, Notes())
     vars(model)["generate"] = NativeGenerate(model, technique.kv)
     return model

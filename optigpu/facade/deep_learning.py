@@ -239,4 +239,4 @@ def _speedup(first: BenchmarkResult, each: BenchmarkResult) -> str:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise SpecError(f"{what[0].upper()}{what[1:]}.")
+        raise SpecError(f"{what}.")

@@ -152,7 +152,7 @@ class BenchmarkEngine(Shown):
             written[1].write_text("\n".join(map(markdown, self.grids())), encoding="utf-8")
             for name, kind, results in self._charts():
                 with suppress(SpecError):  # nothing of that kind to draw
-                    written += _draw(kind, Report(name, results), place / name)
+                    written += _draw(kind, Report(TITLE, results), place / name)
         except OSError as error:
             raise OptiGPUError(
                 f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from optigpu.facade.in_process import device_of
 from optigpu.facade.job_report import JobReport
 from optigpu.facade.measuring import job_spec, printed
 from optigpu.hardware import best_device
@@ -59,6 +60,7 @@ class KernelOptimizer:
 
         Without `lengths` it takes those of `optigpu bench`.
         """
-        usual = SIZES[best_device(), BenchMode.QUICK].lengths
+        device = device_of(str(fields.get("device", best_device())))
+        usual = SIZES[device, BenchMode.QUICK].lengths
         workload = {"kind": "attention", "lengths": lengths or usual, "dtype": dtype}
         return printed(job_spec(workload, None, (), {**brief(BenchMode.QUICK), **fields}), progress)

@@ -99,7 +99,8 @@ class Leaderboard(Shown):
         return frame(leaderboard_records(self.page))
 
     def __repr__(self) -> str:
-        return f"Leaderboard({len(self.page.boards)} boards)"
+        count = len(self.page.boards)
+        return f"Leaderboard({count} board{'' if count == 1 else 's'})"
 
 
 def leaderboard(

@@ -1,7 +1,7 @@
 """quantize(model) in one line, and make_it_work_hybrid with everything that can be chosen."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from optigpu.documents.fields import refusing
 from optigpu.techniques.base import Notes
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    Samples = torch.Tensor | Mapping[str, Any] | Sequence["torch.Tensor | Mapping[str, Any]"]
+    Samples = (
+        torch.Tensor | Mapping[str, torch.Tensor] | Sequence["torch.Tensor | Mapping[str, torch.Tensor]"]
+    )
     """Token ids, int64 [sequences, length] or [length]; what a tokenizer returns with them; or several of these."""
 
 DEFAULT_ALPHA = 0.5
@@ -73,13 +75,21 @@ def make_it_work_hybrid(
     """
     ids = None if sample_inputs is None else _ids(sample_inputs, model)
     alpha = DEFAULT_ALPHA if smoothing_alpha is None and ids is not None else smoothing_alpha
-    chosen = {"memory_target": memory_target, "quantize_embeddings": quantize_embeddings, "smoothing": alpha}
-    return _quantized(model, ids, bits=bits, **chosen)
+    return _quantized(
+        model,
+        ids,
+        bits=bits,
+        memory_target=memory_target,
+        quantize_embeddings=quantize_embeddings,
+        smoothing=alpha,
+    )
 
 
-def _quantized(model: "PreTrainedModel", ids: "torch.Tensor | None", **parameters: Any) -> "PreTrainedModel":
+def _quantized(
+    model: "PreTrainedModel", ids: "torch.Tensor | None", **parameters: object
+) -> "PreTrainedModel":
     with refusing(Int8Hybrid):
-        technique = Int8Hybrid(**parameters)
+        technique = Int8Hybrid.model_validate(parameters)
     try:
         technique.apply(model, Notes(), ids)
     except ValueError as error:  # what smoothing says of ids that do not fit

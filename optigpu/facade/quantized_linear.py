@@ -1,6 +1,7 @@
 """QuantizedLinear: a drop-in for torch.nn.Linear with frozen 4-bit weights that gradients flow through."""
 
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Self, TypeVar
 
 import torch
 
@@ -146,7 +147,7 @@ class QuantizedLinear(torch.nn.Module):
         packed = pack_int4(Int4Weights(weights.q, scale, None), readable)
         self.numbers, self.scale = packed.numbers, packed.scale
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
         """4-bit numbers, two in a byte, and scales as bfloat16 [out_features, groups], whatever layout is held."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.numbers is not None:
@@ -157,9 +158,9 @@ class QuantizedLinear(torch.nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: Any,
+        state_dict: dict[str, torch.Tensor],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: object,
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
@@ -191,7 +192,13 @@ class FrozenWeight(torch.Tensor):
     plain tensor."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func is torch.autograd.grad:
             raise _frozen()
         with torch._C.DisableTorchFunctionSubclass():

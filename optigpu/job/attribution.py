@@ -137,6 +137,8 @@ class _Comparison:
     def rung_before(self, variant: Variant) -> Variant | None:
         """The last prefix of the stack that was measured before the one that this variant is, if it is one. A prefix
         whose output is wrong is passed over if there is another."""
+        if self.spec.plan is PlanName.SEARCH:
+            return None
         measured: list[Variant] = []
         for length in range(len(self.spec.stack) + 1):
             rung = self._of(resolve(self.spec.stack[:length], self.spec.workload.kind))

@@ -7,7 +7,6 @@ same precision by the layers of a compiled model.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from optigpu.documents.result import Environment
 from optigpu.job.plan import default_beside
@@ -43,7 +42,7 @@ LAYERS: Mapping[Precision, str] = MappingProxyType(
     {Precision.BF16: "bf16", Precision.INT8: "int8_weight_only", Precision.INT4: "int4_weight_only"}
 )
 """The technique that stores a library's layers in each precision."""
-MEASURE: Mapping[BenchMode, Mapping[str, Any]] = MappingProxyType(
+MEASURE: Mapping[BenchMode, Mapping[str, object]] = MappingProxyType(
     {
         BenchMode.QUICK: {"replicates": 1, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.1},
         BenchMode.FULL: {"replicates": 3, "min_seconds": 2, "max_seconds": 10, "rel_ci": 0.05},
@@ -51,7 +50,7 @@ MEASURE: Mapping[BenchMode, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def brief(mode: BenchMode) -> dict[str, Mapping[str, Any]]:
+def brief(mode: BenchMode) -> dict[str, Mapping[str, object]]:
     """The fields of a job that say how to measure so briefly."""
     return {"measure": MEASURE[mode], "limits": {"wait_for_quiet_s": 10}}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from optigpu.documents.views import Want
-from optigpu.job.spec import JobSpec, resolve
+from optigpu.job.spec import JobSpec, PlanName, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
@@ -48,7 +48,8 @@ def needs_of(spec: JobSpec) -> tuple[Need, ...]:
 
     A worker need not have what only a stack `beside` it asks for: without it that variant alone ends `unsupported`.
     """
-    stack = resolve(spec.stack, spec.workload.kind)
+    # A search goes on without the stacks that a worker cannot run.
+    stack = () if spec.plan is PlanName.SEARCH else resolve(spec.stack, spec.workload.kind)
     facts = [facts_of(parse_reference(model)) if model else None for model in spec.asked_models]
     packages = (package for known in facts for technique in stack for package in technique.packages(known))
     asked: dict[Want, tuple[str, ...]] = {

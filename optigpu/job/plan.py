@@ -1,11 +1,13 @@
 """spec -> variants: single, ladder, ablation, grid, and what is measured beside them."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, product
+from itertools import chain, combinations, islice, product
 
 from optigpu.documents.result import Environment
+from optigpu.job.memory_ladder import MEMORY_LADDER
+from optigpu.job.search import stacks_of
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference, preset_of
@@ -40,12 +42,7 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     """
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
-    planned = {
-        PlanName.SINGLE: _single,
-        PlanName.LADDER: _ladder,
-        PlanName.ABLATION: _ablation,
-        PlanName.GRID: _grid,
-    }[spec.plan]
+    planned = _PLANS[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
     named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
@@ -155,6 +152,31 @@ def _grid(spec: JobSpec) -> Iterator[Draft]:
     for size in range(1, len(spec.stack) + 1):
         for chosen in combinations(spec.stack, size):
             yield Draft(Role.SINGLE, resolve(chosen, spec.workload.kind))
+
+
+def _memory_ladder(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline and every rung; one that this machine or this model cannot run ends with the reason."""
+    yield Draft(Role.BASELINE)
+    for rung in MEMORY_LADDER:
+        stack = rung.stack(spec.workload.kind)
+        yield Draft(Role.SINGLE, stack, backend=rung.backend, label=rung.label)
+
+
+def _search(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline, then the stacks of the menu, small ones first, as many as the limit allows."""
+    most = spec.limits.max_variants - len(spec.beside)
+    for stack in islice(stacks_of(spec.stack, spec.workload.kind), max(most, 1)):
+        yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
+
+
+_PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
+    PlanName.SINGLE: _single,
+    PlanName.LADDER: _ladder,
+    PlanName.ABLATION: _ablation,
+    PlanName.GRID: _grid,
+    PlanName.MEMORY_LADDER: _memory_ladder,
+    PlanName.SEARCH: _search,
+}
 
 
 def _beside(spec: JobSpec) -> Iterator[Draft]:

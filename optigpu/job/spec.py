@@ -49,6 +49,8 @@ class PlanName(StrEnum):
     LADDER = "ladder"
     ABLATION = "ablation"
     GRID = "grid"
+    MEMORY_LADDER = "memory-ladder"
+    SEARCH = "search"
 
 
 class Measure(Frozen):
@@ -108,6 +110,11 @@ class Limits(Frozen):
     max_variants: int = Field(32, ge=1, le=256, description="How many variants the plan may have.")
     max_kld: float | None = Field(
         None, ge=0, description="The most that a ranked variant may diverge from fp32 (kld_mean), in nats."
+    )
+    max_bytes: float | None = Field(
+        None,
+        gt=0,
+        description="The most bytes of a stack that a search looks for: of the GPU's peak, on a CPU of the weights.",
     )
     min_top1: float | None = Field(
         None,
@@ -254,6 +261,7 @@ class JobSpec(Frozen):
         _as_value_error(_check_model, self)
         _as_value_error(_check_meters, self)
         _as_value_error(_check_stacks, self)
+        _as_value_error(_check_plan, self)
         _as_value_error(_check_gates, self)
         return self
 
@@ -347,10 +355,31 @@ def _check_gates(spec: JobSpec) -> None:
         raise SpecError("limits: max_kld and min_top1 need the meter 'quality'; add it to measure.meters.")
 
 
+def _check_plan(spec: JobSpec) -> None:
+    """Refuses a stack for a plan that has its own, a workload that they do not run, and a search of nothing."""
+    if spec.limits.max_bytes is not None and spec.plan is not PlanName.SEARCH:
+        raise SpecError("limits.max_bytes: only the plan search has such a bound; leave it out, or search.")
+    if spec.plan is PlanName.SEARCH and len(expand_workload(spec.workload)) > 1:
+        raise SpecError("workload: a search compares stacks of one workload; ask for one size of each shape.")
+    if spec.plan is not PlanName.MEMORY_LADDER:
+        return
+    if spec.stack:
+        raise SpecError(
+            "stack: the plan memory-ladder has its own stacks; leave stack out, or measure it with beside."
+        )
+    if spec.workload.task is not Task.DECODING:
+        raise SpecError(
+            f"plan: memory-ladder measures models that generate text, not {spec.workload.kind}; it runs "
+            f"{', '.join(kinds_with([Task.DECODING]))}."
+        )
+
+
 def _check_stacks(spec: JobSpec) -> None:
     """The job's own stack and those beside it, whose errors begin with their place in the list."""
-    _check_stack(spec, spec.stack)
-    _check_backend(spec, spec.backend, spec.stack)
+    # The stack of a search is a menu, whose techniques may exclude each other.
+    for stack in [(each,) for each in spec.stack] if spec.plan is PlanName.SEARCH else [spec.stack]:
+        _check_stack(spec, stack)
+        _check_backend(spec, spec.backend, stack)
     for index, each in enumerate(spec.beside):
         try:
             _check_stack(spec, each.stack)

@@ -1,13 +1,17 @@
 """Facts about a model that are known without loading it."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
 from optigpu.documents.shapes import ImageFacts, ModelFacts
-from optigpu.models.bundled import bundled_config
+from optigpu.models.bundled import BUNDLED, bundled_config
 from optigpu.models.families import family_of
-from optigpu.models.presets import IMAGE_PRESETS
+from optigpu.models.held import CONFIGURATION, model_directory
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.models.reference import ModelReference, preset_of
+from optigpu.vocabulary import UnsupportedError
 
 Facts = ModelFacts | ImageFacts
 _USUAL_SIZE = 224
@@ -31,6 +35,39 @@ def facts_of(reference: ModelReference) -> ModelFacts | None:
     if preset is None or reference.name in IMAGE_PRESETS:
         return None
     return facts_from_config(preset.model_type, preset.config)
+
+
+def config_of(reference: ModelReference) -> tuple[str, Mapping[str, Any]]:
+    """The model_type and the configuration of a model: of a folder or the hub's cache as their config.json says.
+
+    Raises UnsupportedError where that is not on this machine or cannot be read.
+    """
+    preset = preset_of(reference)
+    if preset is not None:
+        return preset.model_type, preset.config
+    try:
+        config: dict[str, Any] = json.loads(_config_file(reference).read_text("utf-8"))
+        return str(config["model_type"]), config
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedError(
+            f"The configuration of {reference} cannot be read ({type(error).__name__}); check its config.json."
+        ) from error
+
+
+def _config_file(reference: ModelReference) -> Path:
+    if reference.kind == "bundled":
+        return BUNDLED[reference.name] / CONFIGURATION
+    if reference.kind == "path":
+        return model_directory(reference.name) / CONFIGURATION
+    from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
+
+    found = try_to_load_from_cache(reference.name, CONFIGURATION, revision=reference.revision or "main")
+    if isinstance(found, str):
+        return Path(found)
+    raise UnsupportedError(
+        f"The hub's cache does not hold {reference}; name one of the presets {', '.join(PRESETS)}, or load the model "
+        "once."
+    )
 
 
 def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:

@@ -95,6 +95,26 @@ class GgufFamily:
 
 
 @dataclass(frozen=True)
+class SmallTensors:
+    """What a family's decoders hold beside their matrices, for counting bytes without loading a model.
+
+    A block has `norms` norms of `norm_vectors` vectors; `biases` names the linear layers that have one (qkv, output,
+    up, down, head). `more_positions` are rows of the embedding of positions beyond the context. `rotary` says where the
+    tables of a rotary embedding are: once in the model, in each block with a row for each position, or nowhere.
+    `inner_tensors` is how many tensors as wide as the MLP's inner layer its forward pass holds at once. `float_scores`:
+    eager attention takes its softmax in float32.
+    """
+
+    norms: int = 2
+    norm_vectors: int = 1
+    biases: tuple[str, ...] = ()
+    more_positions: int = 0
+    rotary: Literal["model", "blocks"] | None = None
+    inner_tensors: int = 3
+    float_scores: bool = True
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """One family. `name` is transformers' model_type, `title` what people call it.
 
@@ -102,7 +122,8 @@ class ModelFamily:
     transformers have its MLP, the newest first. `conv1d`: its linear layers are transformers' Conv1D, whose weights are
     [inputs, outputs]. `needs_mask`: a decode step over a static cache needs an attention mask. `fixed_image_size`: an
     image classifier with an embedding for each place. `gptqmodel_activation` is the only activation with which
-    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family.
+    GPTQModel's AWQ scales it correctly, None for any. `gguf` is None where no GGUF file is written of the family, and
+    `small` where its tensors are not known.
     """
 
     name: str
@@ -117,6 +138,7 @@ class ModelFamily:
     fixed_image_size: bool = False
     gptqmodel_activation: str | None = None
     gguf: GgufFamily | None = None
+    small: SmallTensors | None = None
 
     @property
     def mlp(self) -> Mlp | None:
@@ -129,6 +151,7 @@ class ModelFamily:
         return self.decoder is not None and self.decoder.positions is not None
 
 
+_BLOCK_BIASES = ("qkv", "output", "up", "down")
 _SEPARATE_QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -138,6 +161,7 @@ def _like_llama(
     prefix: str,
     window_in: Literal["config", "attention"] | None = None,
     gguf: GgufFamily | None = None,
+    biases: tuple[str, ...] = (),
 ) -> ModelFamily:
     """A family whose classes differ from Llama's by the first part of their names alone."""
     return ModelFamily(
@@ -149,6 +173,7 @@ def _like_llama(
         mlps=(Mlp(f"{prefix}MLP", "mlp", "up_proj", "down_proj", "act_fn", gate="gate_proj"),),
         keys=ConfigKeys(inner_size="intermediate_size"),
         gguf=gguf,
+        small=SmallTensors(biases=biases, rotary="model"),
     )
 
 
@@ -173,6 +198,14 @@ def _decoder_like_llama(prefix: str) -> Decoder:
     )
 
 
+_GPT2_KEYS = MappingProxyType(
+    {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    }
+)
 _GPT2 = ModelFamily(
     "gpt2",
     "GPT-2",
@@ -195,18 +228,12 @@ _GPT2 = ModelFamily(
     keys=ConfigKeys(
         inner_size="n_inner",
         activation="activation_function",
-        renamed=MappingProxyType(
-            {
-                "hidden_size": "n_embd",
-                "num_hidden_layers": "n_layer",
-                "num_attention_heads": "n_head",
-                "max_position_embeddings": "n_positions",
-            }
-        ),
+        renamed=_GPT2_KEYS,
         defaults=MappingProxyType({"n_positions": 1024, "vocab_size": 50257, "tie_word_embeddings": True}),
     ),
     conv1d=True,
     gguf=GgufFamily("gpt2", "layer_norm_epsilon"),
+    small=SmallTensors(norm_vectors=2, biases=_BLOCK_BIASES, inner_tensors=4, float_scores=False),
 )
 _OPT = ModelFamily(
     "opt",
@@ -235,6 +262,24 @@ _OPT = ModelFamily(
     ),
     needs_mask=True,
     gptqmodel_activation="relu",
+    small=SmallTensors(
+        norm_vectors=2, biases=_BLOCK_BIASES, more_positions=2, inner_tensors=2, float_scores=False
+    ),
+)
+_GPTJ = ModelFamily(
+    # Its blocks have one norm before attention and MLP, which take the same inputs: no other family's parts fit.
+    "gptj",
+    "GPT-J",
+    mlps=(Mlp("GPTJMLP", "mlp", "fc_in", "fc_out", "act"),),
+    keys=ConfigKeys(
+        inner_size="n_inner",
+        activation="activation_function",
+        renamed=_GPT2_KEYS,
+        defaults=MappingProxyType({"n_positions": 2048, "vocab_size": 50400, "tie_word_embeddings": False}),
+    ),
+    small=SmallTensors(
+        norms=1, norm_vectors=2, biases=("up", "down", "head"), rotary="blocks", inner_tensors=4
+    ),
 )
 _VIT = ModelFamily(
     "vit",
@@ -253,10 +298,11 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         family.name: family
         for family in (
             _GPT2,
+            _GPTJ,
             _OPT,
             _like_llama("llama", "Llama", "Llama", gguf=GgufFamily("llama", "rms_norm_eps", True)),
             _like_llama("mistral", "Mistral", "Mistral", window_in="config"),
-            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention"),
+            _like_llama("qwen2", "Qwen2", "Qwen2", window_in="attention", biases=("qkv",)),
             _blocks_like_llama("phi3", "Phi-3", "Phi3"),
             _blocks_like_llama("qwen3", "Qwen3", "Qwen3"),
             _blocks_like_llama("smollm3", "SmolLM3", "SmolLM3"),

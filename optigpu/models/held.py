@@ -12,7 +12,7 @@ DEEPEST = 4
 """How many folders below that directory a model is looked for."""
 MOST_FOLDERS = 1000
 """How many folders of one depth are looked at."""
-_CONFIGURATION = "config.json"
+CONFIGURATION = "config.json"
 TFLITE = ".tflite"
 """How the names of files end that the backend litert runs; a reference names the file: path:edge/model.tflite."""
 
@@ -77,7 +77,7 @@ def _folders() -> Iterator[str]:
     level = [root]
     for _ in range(DEEPEST + 1):
         for folder in level:
-            if os.access(folder / _CONFIGURATION, os.R_OK):
+            if os.access(folder / CONFIGURATION, os.R_OK):
                 yield f"path:{folder.relative_to(root)}"
             yield from (f"path:{file.relative_to(root)}" for file in _tflite_files(folder, root))
         level = [inner for folder in level for inner in _inner(folder, root)][:MOST_FOLDERS]
@@ -122,7 +122,7 @@ def _cached() -> Iterator[str]:
     for repository in repositories:
         for revision in repository.revisions if repository.repo_type == "model" else ():
             files = {file.file_name for file in revision.files}
-            if _CONFIGURATION in files and any(name.endswith(".safetensors") for name in files):
+            if CONFIGURATION in files and any(name.endswith(".safetensors") for name in files):
                 name = f"hub:{repository.repo_id}"
                 if "main" in revision.refs:
                     yield name

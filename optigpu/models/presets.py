@@ -63,6 +63,13 @@ PRESETS: dict[str, Preset] = {
         {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}
         | {"vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 768},
     ),
+    "gpt-j-6b": Preset(
+        "gptj",
+        "EleutherAI/gpt-j-6b",
+        6_050_882_784,
+        {"n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64, "n_positions": 2048}
+        | {"vocab_size": 50400, "tie_word_embeddings": False},
+    ),
     "llama-3.2-1b": _llama(
         "meta-llama/Llama-3.2-1B", "llama", 1_235_814_400, 2048, 8192, 16, 32,
         num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=131072,
@@ -72,6 +79,30 @@ PRESETS: dict[str, Preset] = {
         "meta-llama/Llama-3.1-8B", "llama", 8_030_261_248, 4096, 14336, 32, 32,
         num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072,
         rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "llama-3.1-70b": _llama(
+        "meta-llama/Llama-3.1-70B", "llama", 70_553_706_496, 8192, 28672, 80, 64,
+        num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "llama-3.1-405b": _llama(
+        "meta-llama/Llama-3.1-405B", "llama", 405_853_388_800, 16384, 53248, 126, 128,
+        num_key_value_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "llama-7b": _llama(
+        "huggyllama/llama-7b", "llama", 6_738_415_616, 4096, 11008, 32, 32,
+        vocab_size=32000, max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=False,
+    ),
+    "llama-2-13b": _llama(
+        "meta-llama/Llama-2-13b-hf", "llama", 13_015_864_320, 5120, 13824, 40, 40,
+        vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    ),
+    "mistral-7b-v0.1": _llama(
+        "mistralai/Mistral-7B-v0.1", "mistral", 7_241_732_096, 4096, 14336, 32, 32,
+        num_key_value_heads=8, vocab_size=32000, max_position_embeddings=32768, sliding_window=4096,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
     "mistral-7b": _llama(
         "mistralai/Mistral-7B-v0.3", "mistral", 7_248_023_552, 4096, 14336, 32, 32,

@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, Row, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.result import Environment, Result
+from optigpu.documents.result import Result
+from optigpu.documents.versions import compared, versions_of
 from optigpu.documents.views import Standing
 from optigpu.store.statements import take_turns
 from optigpu.store.tables import LeaderboardEntry
@@ -22,16 +23,6 @@ from optigpu.vocabulary import METRICS, Better, DeviceKind, Document
 
 Place = tuple[str, str, str, str]
 """A place: the workload's digest, the variant's digest, the hardware class, the source."""
-
-VERSIONED = {
-    "torch": ("torch", "transformers"),
-    "llama_cpp": ("llama-cpp-python",),
-    "litert": ("ai-edge-litert",),
-}
-"""The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
-
-A package that only some machines have is not among them: it would make the results of those machines the later ones.
-"""
 
 
 def enter(session: Session, result: Result) -> None:
@@ -75,7 +66,7 @@ def age(backend: str, versions: Document) -> tuple[tuple[int, ...], ...]:
     Only the numbers of a release are read: 2.13.0+cpu, 2.13.0+cu130 and 2.13.0rc1 are the same version. Commits have no
     order, so results of different commits of one version are measured with the same versions.
     """
-    return tuple(_release(versions.get(package, "")) for package in _compared(backend))
+    return tuple(_release(versions.get(package, "")) for package in compared(backend))
 
 
 _SUPPORT = (
@@ -92,10 +83,6 @@ def _support(entry: Row[str, str, dict[str, Any], str, int, datetime]) -> tuple[
     """What the best supported result has the most of, the weightiest first."""
     versions = age(entry.backend, entry.versions)
     return versions, not entry.warnings, entry.replicates, entry.measured_at, entry.result_id
-
-
-def _compared(backend: str) -> tuple[str, ...]:
-    return ("optigpu", *VERSIONED.get(backend, ()))
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -124,7 +111,7 @@ def _entry(result: Result) -> LeaderboardEntry:
         replicates=primary.replicates if primary else 0,
         warnings=" ".join(verdict.warnings),
         reasons=" ".join(verdict.reasons),
-        versions=_versions(variant.backend, result.environment),
+        versions=versions_of(variant.backend, result.environment.software),
         score=_score(metrics, variant.primary_metric),
         size_bytes=_value(metrics, "peak_bytes" if variant.device is DeviceKind.CUDA else "weight_bytes"),
         summary={
@@ -149,12 +136,6 @@ def _for_the_edge(facts: RunFacts) -> dict[str, Any]:
         "weight_hash": facts.weights.hash if facts.weights else None,
         "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
     }
-
-
-def _versions(backend: str, environment: Environment) -> dict[str, str]:
-    """The installed versions of what is compared."""
-    software = environment.software
-    return {package: software[package] for package in _compared(backend) if package in software}
 
 
 def _score(metrics: dict[str, Any], primary: str) -> float | None:

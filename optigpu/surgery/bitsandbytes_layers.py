@@ -10,12 +10,8 @@ import torch
 from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
 
-NF4_BLOCK = 64
-"""Weights that share one statistic; a block may reach over the end of a row."""
-NF4_NESTED_BLOCK = 256
-"""Statistics that share one, where they are quantized as well."""
-PACKED_OUTPUTS, PACKED_INPUTS = 32, 64
-"""What the sizes of a layer must be multiples of for the library's fused operator on CPUs."""
+from optigpu.ops.layouts import NF4_BLOCK, NF4_NESTED_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
+
 _LIBRARY = torch.ops.bitsandbytes
 
 
@@ -130,7 +126,11 @@ def _fits_fused(weight: torch.Tensor) -> bool:
     """
     outputs, inputs = weight.shape
     is_alike = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return is_alike and not (outputs % PACKED_OUTPUTS or inputs % PACKED_INPUTS) and bool(has_avx512bf16())
+    return (
+        is_alike
+        and not (outputs % NF4_PACKED_OUTPUTS or inputs % NF4_PACKED_INPUTS)
+        and bool(has_avx512bf16())
+    )
 
 
 def _as_fused(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:

@@ -1,7 +1,7 @@
 """Quantized layers within a model that is trained: their weights stay, and gradients pass through to their inputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,7 +19,7 @@ class WideningLayer(Protocol):
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [outputs, inner]."""
 
-    def buffers(self) -> Any:
+    def buffers(self) -> Iterator[torch.Tensor]:
         """What it stores."""
 
 
@@ -45,8 +45,7 @@ class FrozenLinear(torch.nn.Module):
 
     @property
     def qweight(self) -> torch.Tensor:
-        found: torch.Tensor = next(iter(self.layer.buffers()))
-        return found
+        return next(self.layer.buffers())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kind = x.device.type

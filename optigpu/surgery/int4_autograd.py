@@ -1,6 +1,6 @@
 """The product with frozen 4-bit weights, with a gradient for what goes in and for the bias."""
 
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -21,9 +21,19 @@ def int4_product(x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None)
     return y
 
 
+class _Context(Protocol):
+    """What torch keeps between a forward and a backward pass."""
+
+    packed: PackedInt4
+    bias_dtype: torch.dtype | None
+    needs_input_grad: tuple[bool, ...]
+
+
 class _Int4Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: _Context, x: torch.Tensor, packed: PackedInt4, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.packed, ctx.bias_dtype = packed, None if bias is None else bias.dtype
         if x.dtype is not torch.float64:
             return int4_linear(x, packed, None if bias is None else bias.float())
@@ -33,7 +43,9 @@ class _Int4Product(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
+    def backward(
+        ctx: _Context, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
         (gradient,) = gradients
         of_x = _through_weights(gradient, ctx.packed) if ctx.needs_input_grad[0] else None
         of_bias = None

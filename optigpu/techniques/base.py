@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
     from optigpu.backends.training import TrainingParts
+    from optigpu.models.tensors import StoredWeights
 
 DECODING = (Task.DECODING,)
 """Workloads that decode: through the cache, the step and the loop of a stack."""
@@ -62,6 +63,7 @@ class Choice(StrEnum):
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
     OPTIMIZER = "weights are updated by one optimizer"
+    OPERATORS = "operators run one by one, each looked at, or compiled together"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
     ADAPTERS = "a model is adapted once"
 
@@ -300,6 +302,13 @@ class Technique(Frozen):
 
         Raises UnsupportedError, with the model left as it was, when there is nothing it can replace.
         """
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """What `modules` and `finish` make of the bytes of a decoder's weights, told from their shapes alone.
+
+        Raises UnsupportedError when that depends on more than shapes.
+        """
+        return weights
 
     def finish(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Changes the layout of the model in place, after all techniques' `modules`."""

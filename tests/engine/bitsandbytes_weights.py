@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from optigpu.surgery.bitsandbytes_layers import NF4_BLOCK
+from optigpu.ops.layouts import NF4_BLOCK
 from optigpu.surgery.places import linear_places
 from tests.engine.rounding import DRAWS, SAFETY, logits_of
 

@@ -67,15 +67,18 @@ def test_what_a_cpu_has_not_is_said_and_not_zero(capsys: pytest.CaptureFixture[s
     assert "Power:      not measured" in shown
 
 
-def test_inputs_may_be_named_or_several() -> None:
-    class Two(nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return a + 2 * b
+class Two(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + 2 * b
 
+
+@pytest.mark.parametrize(
+    "inputs", [{"a": rows(), "b": rows()}, (rows(), rows())], ids=["by name", "by place"]
+)
+def test_inputs_may_be_several(inputs: Any) -> None:
     bench = DeepLearningBenchmark("cpu")
-    for inputs in ({"a": rows(), "b": rows()}, (rows(), rows())):
-        result = bench.benchmark_inference("two", Two(), lambda made=inputs: made, 1, 5, show=False)
-        assert len(result.latencies_s) == 5
+    result = bench.benchmark_inference("two", Two(), lambda: inputs, n_warmup=1, n_runs=5, show=False)
+    assert len(result.latencies_s) == 5
     assert result.params_total == 0
 
 
@@ -123,7 +126,7 @@ def test_wrong_requests_are_one_sentence() -> None:
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(SpecError, match="no device 'tpu'; the devices are cpu, cuda"):
         DeepLearningBenchmark("tpu")
-    with pytest.raises(SpecError, match="N_steps must be more than the 5"):
+    with pytest.raises(SpecError, match="n_steps must be more than the 5"):
         bench.benchmark_training_step("model", model, optimizer, nn.MSELoss(), labelled, n_steps=5)
     with pytest.raises(SpecError, match="two things, inputs and labels"):
         bench.benchmark_training_step("model", model, optimizer, nn.MSELoss(), rows, show=False)  # type: ignore[arg-type]

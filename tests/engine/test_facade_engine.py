@@ -11,12 +11,9 @@ from optigpu import BenchmarkEngine, QuantizationOptimizer
 from optigpu.facade.beside_card import beside_card
 from optigpu.models.bundled import bundled_parameters
 from optigpu.vocabulary import OptiGPUError, SpecError
+from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import tiny_model
 
-BRIEF: dict[str, Any] = {
-    "measure": {"replicates": 1, "min_seconds": 0.1, "max_seconds": 1, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
 FOUNDING = """
 from optigpu import BenchmarkEngine, QuantizationOptimizer, MemoryOptimizer
 # ── Benchmark matmul vs RTX 5090 ──────────────────────────────
@@ -41,7 +38,7 @@ with MemoryOptimizer.optimized_inference():
 
 
 @pytest.fixture(scope="module")
-def engine() -> BenchmarkEngine:
+def engine(own_lock: None) -> BenchmarkEngine:
     """With a small product, a trained model and a preset."""
     made = BenchmarkEngine(device="cpu")
     made.run_matmul_suite(sizes=[64], **BRIEF)
@@ -163,6 +160,7 @@ def test_a_model_keeps_its_own_decoding_settings(engine: BenchmarkEngine) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_lock")
 def test_the_founding_code_runs_as_it_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

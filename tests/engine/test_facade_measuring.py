@@ -17,15 +17,11 @@ from optigpu.measure import Report
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError, UnsupportedError
 from optigpu.workloads.matmul import Matmul
-
-BRIEF = {
-    "measure": {"replicates": 1, "min_seconds": 0.1, "max_seconds": 1, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
+from tests.engine.brief_jobs import BRIEF
 
 
 @pytest.fixture(scope="module")
-def report() -> JobReport:
+def report(own_lock: None) -> JobReport:
     return optigpu.run(Matmul(sizes=(32, 64)), device="cpu", **BRIEF)
 
 

@@ -14,15 +14,11 @@ from optigpu.surgery.int4_layers import Int4Linear
 from optigpu.surgery.int8_layers import Int8Linear
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+from tests.engine.brief_jobs import BRIEF
 from tests.engine.tiny_models import ignore
 
 LLAMA = "preset:tiny-llama-test"
 PROMPT = torch.arange(6)[None]
-BRIEF: dict[str, Any] = {
-    "device": "cpu",
-    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
 
 
 def loaded(precision: str) -> Any:
@@ -143,7 +139,8 @@ def test_an_unknown_mode_lists_those_that_there_are() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_lock")
 def test_compiling_is_measured_beside_eager(capsys: pytest.CaptureFixture[str]) -> None:
-    report = CompileOptimizer.benchmark("preset:tiny-vit-test", backend="eager", **BRIEF)
+    report = CompileOptimizer.benchmark("preset:tiny-vit-test", backend="eager", device="cpu", **BRIEF)
     assert [row.label for row in report.rows] == ["baseline", "torch_compile"]
     assert "torch_compile" in capsys.readouterr().out

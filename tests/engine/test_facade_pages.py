@@ -3,17 +3,13 @@
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.engine.brief_jobs import BRIEF
 from tests.pages import LIBRARY, ROOT, blocks
 
-pytestmark = pytest.mark.slow
-BRIEF: dict[str, Any] = {
-    "measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 0.5, "meters": ["latency"]},
-    "limits": {"wait_for_quiet_s": 0},
-}
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_lock")]
 
 
 def block_with(text: str) -> str:
@@ -30,10 +26,11 @@ def test_the_example_of_any_module_works(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_example_of_loaded_models_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In less time, and without the products, which the founding code measures in another test."""
+    """In less time, and without the products, which the founding code measures in another test, and one precision."""
     source = block_with("BenchmarkEngine")
     for written, less in (
         ("engine.run_matmul_suite()\n", ""),
+        ('("fp32", "int8", "native")', '("int8", "native")'),
         ("label=precision)", "label=precision, new_tokens=8, seconds=0.05)"),
     ):
         assert written in source

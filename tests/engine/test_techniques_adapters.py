@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.ops.four_bits.scheme import Int4Scheme
@@ -20,7 +21,7 @@ from optigpu.techniques.base import Technique
 from optigpu.techniques.training.int8_finetune import Int8Finetune
 from optigpu.techniques.training.lora import Lora
 from optigpu.techniques.training.qlora import Qlora
-from optigpu.vocabulary import SpecError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from tests.engine.saved_tensors import saved_by
 from tests.engine.tiny_models import assert_needs_hook
 from tests.engine.training import GPT2, LLAMA, RESNET, VIT, batch_for, losses_of, trained, weights_of
@@ -121,6 +122,12 @@ def test_the_products_of_frozen_layers_count_as_operations() -> None:
 def test_a_model_whose_only_linear_layer_is_its_head_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="lora leaves the head as it is"):
         trained(RESNET, Lora())
+
+
+@pytest.mark.parametrize("technique", ADAPTERS, ids=label)
+def test_without_peft_the_reason_names_what_installs_it(technique: Lora | Qlora | Int8Finetune) -> None:
+    bare = probe().model_copy(update={"software": {}})
+    assert "pip install -e '.[train]'" in str(technique.check(bare, DeviceKind.CPU, None))
 
 
 @pytest.mark.parametrize("other", [Qlora(), Int8Finetune()], ids=label)

@@ -7,10 +7,8 @@ import pytest
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.ops.layouts import NF4_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
 from optigpu.surgery.bitsandbytes_layers import (
-    NF4_BLOCK,
-    PACKED_INPUTS,
-    PACKED_OUTPUTS,
     Nf4Linear,
 )
 from optigpu.surgery.places import linear_places, weight_of
@@ -210,7 +208,7 @@ def fits_fused(layer: Any) -> bool:
     from bitsandbytes.functional import has_avx512bf16
 
     outputs, inputs = weight_of(layer).shape
-    return bool(has_avx512bf16()) and outputs % PACKED_OUTPUTS == 0 and inputs % PACKED_INPUTS == 0
+    return bool(has_avx512bf16()) and outputs % NF4_PACKED_OUTPUTS == 0 and inputs % NF4_PACKED_INPUTS == 0
 
 
 def bias_bytes(layer: Any) -> int:

@@ -1,5 +1,6 @@
 """activation_offload moves what a forward pass saves and brings it back; optimizer_8bit keeps states of 8 bits."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def saved_by(run: Callable[[torch.nn.Linear, torch.Tensor], Any], smallest: int 
     """What a forward pass of a layer gives to the store."""
     layer, x = torch.nn.Linear(16, 16), torch.randn(4, 16, requires_grad=True)
     store = Remembering()
-    with OffloadedSaving(layer, store, smallest, Notes())():
+    with OffloadedSaving(layer, lambda: store, smallest, Notes())():
         run(layer, x)
     return store.given
 
@@ -113,26 +114,31 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
-def test_a_file_brings_back_the_same_values_and_goes_with_its_tensor(
-    temporary: Path, dtype: torch.dtype
-) -> None:
+def test_a_file_without_a_name_brings_back_the_same_values(temporary: Path) -> None:
     store = DiskStore()
-    values = (torch.randn(7, 5) * 9).to(dtype).T
-    restore = store.put(values)
-    assert [path.stat().st_size for path in temporary.rglob("*") if path.is_file()] == [values.nbytes]
-    assert torch.equal(restore(), values)
-    assert restore().dtype is dtype
-    del restore
-    assert [path for path in temporary.rglob("*") if path.is_file()] == []
-    del store
+    kept = [
+        (torch.randn(7, 5) * 9).to(dtype).T
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    ]
+    restored = [store.put(tensor) for tensor in kept]
     assert list(temporary.iterdir()) == []
+    for tensor, restore in reversed(list(zip(kept, restored, strict=True))):
+        assert restore().dtype is tensor.dtype
+        assert torch.equal(restore(), tensor)
 
 
-def test_no_file_is_left_after_a_step(temporary: Path) -> None:
+def test_the_files_of_a_step_are_closed_after_it(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = []
+    new_file = tempfile.TemporaryFile
+
+    def remembered() -> Any:
+        files.append(new_file())
+        return files[-1]
+
     runtime = trained(LLAMA, TO_DISK)
+    monkeypatch.setattr(tempfile, "TemporaryFile", remembered)
     runtime.step(batch_for(runtime))
-    assert [path for path in temporary.rglob("*") if path.is_file()] == []
+    assert [file.closed for file in files] == [True]
 
 
 def test_a_cpu_s_activations_go_to_a_disk_alone() -> None:

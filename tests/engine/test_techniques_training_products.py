@@ -1,9 +1,11 @@
 """fp8_training rounds products, here by torch's operator for CPUs; compile_training compiles a step."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from optigpu.backends.training import MicroBatch
 from optigpu.documents.result import Accelerator
@@ -200,7 +202,28 @@ def test_a_step_with_a_graph_break_needs_several_graphs() -> None:
     assert notes.facts["graph_breaks"] == 1
 
 
-def test_a_step_that_torch_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+class NoContexts:
+    """Contexts of a checkpoint, made by an object's method, which torch.compile does not know."""
+
+    def pair(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), nullcontext()
+
+
+def test_what_torch_compile_does_not_know_is_refused() -> None:
+    torch._dynamo.reset()
+    contexts = NoContexts().pair
+
+    def recomputed(micro: MicroBatch) -> torch.Tensor:
+        loss: torch.Tensor = checkpoint(
+            torch.sum, micro.inputs["x"], use_reentrant=False, context_fn=contexts
+        )
+        return loss
+
+    with pytest.raises(UnsupportedError, match="does not know what another technique does"):
+        CompiledLoss(UNCOMPILED, recomputed, Notes())(micro_batch())
+
+
+def test_a_step_that_torch_does_not_compile_is_refused() -> None:
     with torch.compiler.set_stance("force_eager"), pytest.raises(UnsupportedError, match="made no graph"):
         CompiledLoss(UNCOMPILED, lambda micro: micro.inputs["x"].sum(), Notes())(micro_batch())
 

@@ -42,7 +42,7 @@ def _row(place: int) -> AttributionRow:
         status=VariantStatus.SUCCEEDED,
         technique="static_kv_cache" if place == 4 else label.rsplit(" + ", 1)[-1],
         speedup=None if role is Role.BASELINE else gain(rate / 15.1),
-        added=gain(1.62) if role is Role.CUMULATIVE else None,
+        added=gain(1.62) if role is Role.CUMULATIVE or place == 1 else None,
     )
 
 

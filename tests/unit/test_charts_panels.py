@@ -29,6 +29,7 @@ from optigpu.report.canvas import (
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.files import write_charts
 from optigpu.report.charts.marks import ChartData, Mark
+from optigpu.report.charts.metrics import rungs_of
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 from tests.unit.made_reports import (
     ATTENTION_REPORT,
@@ -38,7 +39,7 @@ from tests.unit.made_reports import (
     REPORTS,
     with_metrics,
 )
-from tests.unit.test_charts import report_of
+from tests.unit.test_charts import THREE, report_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,18 +95,38 @@ def test_the_four_panels_are_of_the_rungs_and_relative_to_the_baseline() -> None
         "Cumulative speedup", "Memory", "Utilization", "Speedup over the loss of quality",
     ]  # fmt: skip
     speedup, memory, use, loss = (panel.marks for panel in data.panels)
-    assert [round(each.value, 2) for each in speedup] == [1.0, 2.91, 4.72]
-    assert speedup[2].ci == pytest.approx((4.486, 4.911), abs=1e-3)
-    assert [round(each.value, 1) for each in memory] == [100.0, 28.3, 28.3]
+    assert [round(each.value, 2) for each in speedup] == [1.0, 1.44, 2.91, 4.72]
+    assert speedup[3].ci == pytest.approx((4.486, 4.911), abs=1e-3)
+    assert [round(each.value, 1) for each in memory] == [100.0, 50.0, 28.3, 28.3]
     assert {each.series for each in use} == {"mbu", "mfu"}
-    assert [each.text for each in loss] == ["0%", "2.90%", "3.00%"]
+    assert [each.text for each in loss] == ["0%", "0.69%", "2.90%", "3.00%"]
     assert "0.1% lost" in data.note
 
 
 def test_a_speedup_without_an_attribution_has_no_interval() -> None:
     data = CHARTS["overview"].data(replace(LADDER_REPORT, attribution=None))
-    assert [round(each.value, 2) for each in data.panels[0].marks] == [1.0, 2.91, 4.72]
-    assert [each.ci for each in data.panels[0].marks] == [None, None, None]
+    assert [round(each.value, 2) for each in data.panels[0].marks] == [1.0, 1.44, 2.91, 4.72]
+    assert {each.ci for each in data.panels[0].marks} == {None}
+
+
+def test_the_rungs_are_of_one_workload_and_begin_with_the_technique_that_was_added_first() -> None:
+    labels = [each["variant"]["label"] for each in rungs_of(LADDER_REPORT)]
+    assert labels == ["baseline", "bf16", THREE, f"{THREE} + torch_compile"]
+    without_first = replace(
+        LADDER_REPORT, results=[each for each in LADDER_RESULTS if each["variant"]["index"] != 1]
+    )
+    assert [each["variant"]["label"] for each in rungs_of(without_first)] == ["baseline", *labels[2:]]
+    other = [each | {"variant": each["variant"] | {"workload_digest": "other"}} for each in LADDER_RESULTS]
+    assert rungs_of(replace(LADDER_REPORT, results=[*LADDER_RESULTS, *other])) == rungs_of(LADDER_REPORT)
+    assert rungs_of(replace(LADDER_REPORT, results=LADDER_RESULTS[1:])) == []
+
+
+@pytest.mark.slow
+def test_bars_of_which_none_is_valid_still_name_their_series(tmp_path: Path) -> None:
+    wrong = {"valid": False, "reasons": ["drift"], "warnings": [], "notes": ["n"]}
+    report = replace(LADDER_REPORT, results=[each | {"verdict": wrong} for each in LADDER_RESULTS])
+    CHARTS["overview"].draw(report, tmp_path / "c.svg")
+    assert "<!-- mbu -->" in (tmp_path / "c.svg").read_text()
 
 
 @pytest.mark.slow
@@ -137,10 +158,12 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
 
 def test_the_waterfall_begins_each_rung_at_the_one_before() -> None:
     (panel,) = data_of("waterfall").panels
-    assert [each.label for each in panel.marks] == ["baseline", "+ static_kv_cache", "+ torch_compile"]
-    assert [each.start for each in panel.marks] == [0.0, 1.0, panel.marks[1].value]
-    assert "added 1.62x [1.54, 1.68]" in panel.marks[2].text
-    assert panel.marks[2].ci is not None
+    assert [each.label for each in panel.marks] == [
+        "baseline", "+ bf16", "+ static_kv_cache", "+ torch_compile",
+    ]  # fmt: skip
+    assert [each.start for each in panel.marks] == [0.0, 1.0, *(each.value for each in panel.marks[1:3])]
+    assert "added 1.62x [1.54, 1.68]" in panel.marks[3].text
+    assert panel.marks[3].ci is not None
 
 
 def test_the_table_has_the_rows_that_were_measured() -> None:
@@ -148,7 +171,7 @@ def test_the_table_has_the_rows_that_were_measured() -> None:
     assert table is not None
     cells = {row[0]: row[1:] for row in table.rows}
     assert table.headings[1] == "baseline"
-    assert cells["speedup"][:2] == ("-", "1.44x [1.37, 1.49]")
+    assert cells["speedup"][:2] == ("1", "1.44x [1.37, 1.49]")
     assert cells["weights (MB)"][2] == "282"
     assert "energy (J)" not in cells
 

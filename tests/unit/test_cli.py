@@ -39,7 +39,8 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "runs", "show", "export", "import",
+    "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
+    "runs", "show", "export", "import",
 )  # fmt: skip
 
 
@@ -373,7 +374,7 @@ def test_parameters_follow_the_technique() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"stack": "zzz"}, "stack.0.name: Unknown name 'zzz'. Valid: autocast, awq, bf16,"),
+        ({"stack": "zzz"}, "stack.0.name: Unknown name 'zzz'. Valid: activation_offload, autocast, awq, bf16,"),
         ({"stack": "torch_compile:mode"}, "write the parameter as torch_compile:mode=VALUE"),
         ({"stack": "torch_compile:mode=warp"}, "stack.0.mode: Unknown value 'warp'. Valid: default,"),
         (

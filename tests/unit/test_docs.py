@@ -49,7 +49,7 @@ ARCHITECTURE, DESIGN, CONTRIBUTING = (
 )
 STEPS = ("posted", "claimed", "planned", "prepared", "measured", "judged", "recorded", "read")
 ADDED_BY_THE_EXAMPLE = "optigpu/techniques/compilation/regional_compile.py"
-NOT_HOOKS = {"identity", "check", "packages", "fits", "chosen", "suits", "as_alternative"}
+NOT_HOOKS = {"identity", "check", "packages", "fits", "chosen", "suits", "as_alternative", "stored"}
 OWN_COMMANDS = [
     line.split(" > ")[0] for page in CODED for line in commands(page) if line.startswith("optigpu ")
 ]
@@ -220,7 +220,9 @@ def folders_in(lines: list[str]) -> tuple[list[str], list[str]]:
 def test_the_folders_that_the_design_lists_are_those_that_there_are() -> None:
     top, inner = folders_in(block_of(part(DESIGN, "Folders")))
     assert sorted(inner) == sorted(path.parent.name for path in (ROOT / "optigpu").glob("*/__init__.py"))
-    assert sorted(top) == sorted([*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs"])
+    assert sorted(top) == sorted(
+        [*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs", "names"]
+    )
 
 
 def test_the_folders_that_the_index_lists_exist() -> None:
@@ -246,7 +248,7 @@ def test_the_hooks_that_the_design_lists_are_a_technique_s() -> None:
 def test_the_design_names_every_workload_plan_and_backend() -> None:
     meanings = dict(rows_of(part(DESIGN, "Words")))
     for word, names in (("workload", list(WORKLOADS)), ("plan", list(PlanName)), ("backend", list(BACKENDS))):
-        assert re.findall(r"`(\w+)`", meanings[word]) == names
+        assert re.findall(r"`([\w-]+)`", meanings[word]) == names
 
 
 def test_plain_english_has_ten_good_and_bad_pairs() -> None:

@@ -12,6 +12,7 @@ from optigpu.exports import EXPORTS
 from optigpu.vocabulary import Document, Layer
 from tests.pages import ROOT
 from tools.docs_doctests import fenced
+from tools.docs_site import with_the_others
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 RESULTS = ROOT / "docs" / "results"
@@ -127,3 +128,9 @@ def test_an_example_of_a_docstring_becomes_a_block_of_code() -> None:
         "What it does.\n\n```python\n>>> import optigpu\n>>> optigpu.run(\n...     {})\n['float32 32']\n```\n\nMore.\n"
     )
     assert fenced("No example: a > b.") == "No example: a > b."
+
+
+def test_a_page_that_the_navigation_does_not_name_stands_under_more() -> None:
+    nav: list[object] = ["README.md", {"Guides": [{"All": "guides/README.md"}]}]
+    assert with_the_others(nav, ["README.md", "guides/README.md", "decisions/0001-a.md"]) == nav
+    assert with_the_others(nav, ["README.md", "new.md", "guides/README.md"]) == [*nav, {"More": ["new.md"]}]

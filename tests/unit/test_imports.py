@@ -34,6 +34,12 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.conductor.selftest",
         ),
         ("optigpu.cli", "optigpu.client", "optigpu.report", "optigpu.report.edge", "optigpu.edge.convert"),
+        (
+            "optigpu.facade.engine",
+            "optigpu.facade.deep_learning",
+            "optigpu.facade.compilation",
+            "optigpu.run",
+        ),
         ("api.app",),
         ("worker.execute", "worker.app", "worker.poll"),
     ],

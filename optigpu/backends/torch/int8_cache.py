@@ -6,9 +6,10 @@ tokens that are held back until they are full; with 8 bits one for each token lo
 
 import torch
 
+from optigpu.ops.layouts import KV_SCALE_BYTES
+
 INT8_LARGEST = 127
 """Symmetric: -128 is not used."""
-SCALE_BYTES = 4
 
 
 def quantize_tokens(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,4 +31,4 @@ def dequantize_tokens(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
 
 def int8_token_bytes(layers: int, kv_heads: int, head_size: int) -> int:
     """Bytes that one token of one sequence takes, its keys and values with their scales over all layers."""
-    return 2 * layers * kv_heads * (head_size + SCALE_BYTES)
+    return 2 * layers * kv_heads * (head_size + KV_SCALE_BYTES)

@@ -1,7 +1,9 @@
 """Free memory of the device, and the peaks during a run."""
 
+import resource
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -42,3 +44,22 @@ def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) 
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     taken = sum(storages(held).values()) + max(accumulate(changes), default=0)
     return MemoryPeaks(taken, reasons={"peak_reserved_bytes": NO_ACCELERATOR})
+
+
+def limit_memory(device: DeviceKind, more_bytes: int) -> None:
+    """From now on this process may take `more_bytes` more: of CUDA's memory, or of private memory of the host.
+
+    What goes beyond raises torch's own error for memory that ran out, from which a caller can go on.
+    """
+    if device is DeviceKind.CUDA:
+        _, whole = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, more_bytes / whole))
+        return
+    taken = _private_bytes() + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _private_bytes() -> int:
+    """What RLIMIT_DATA counts: VmData of the kernel's status."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))

@@ -16,6 +16,7 @@ import torch
 from optigpu.ops.four_bits.quantize import dequantize_groups
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.integers import INT4_ZERO
+from optigpu.ops.layouts import INT4_CUDA_OUTPUTS, INT4_TILE
 from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
@@ -29,8 +30,7 @@ Int4Backend = Literal[
     "torch-dequantize",
 ]
 
-TILE = 32
-"""Outputs that the C++ operator computes together; kTile in int4_linear.cpp."""
+TILE = INT4_TILE
 BLOCK = 8
 """Inputs of an output that are stored together there; kBlockInputs."""
 BEST_INSTRUCTION_SET = 0
@@ -42,7 +42,7 @@ INSTRUCTION_SETS: dict[Int4Backend, int] = {
     "native-avx512-vnni": 4,
 }
 """The operator's numbers; the enumeration InstructionSet in int4_linear.cpp."""
-PACKED_OUTPUTS = {"cpu": 16, "cuda": 8}
+PACKED_OUTPUTS = {"cpu": 16, "cuda": INT4_CUDA_OUTPUTS}
 """torch's int4 operators need a multiple of this many outputs."""
 INNER_TILES = (8, 4, 2)
 """Possible multiples of 16 inputs that torch's operator on CUDA stores together: the largest divisor is used."""

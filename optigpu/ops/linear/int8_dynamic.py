@@ -16,16 +16,14 @@ from typing import Literal
 import torch
 
 from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.layouts import DYNAMIC_CUDA_STEP, DYNAMIC_GROUP, DYNAMIC_TILE
 from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
 
 DynamicBackend = Literal["native-avx512vnni", "native-avx2", "native-portable", "torch-int_mm", "torch-widen"]
 
-TILE = 32
-"""Outputs that the C++ operator's weights hold together; kTile in int8_dynamic.cpp."""
-GROUP = 4
-"""Inputs that they hold together; kGroup in int8_dynamic.cpp."""
+TILE, GROUP, CUDA_STEP = DYNAMIC_TILE, DYNAMIC_GROUP, DYNAMIC_CUDA_STEP
 MOST_INNER = 65536
 """More inputs could overflow a 32-bit sum; kMostInner in int8_dynamic.cpp."""
 BEST_INSTRUCTION_SET = 0
@@ -36,8 +34,6 @@ INSTRUCTION_SETS: dict[DynamicBackend, int] = {
     "native-avx512vnni": 3,
 }
 """The operator's numbers; the enumeration InstructionSet in int8_dynamic.cpp."""
-CUDA_STEP = 8
-"""torch._int_mm takes inputs and outputs that are multiples of this on CUDA."""
 CUDA_ROWS = 32
 """It takes no fewer than 17 rows there; fewer are filled up to this."""
 _FOLDER = Path(__file__).parent

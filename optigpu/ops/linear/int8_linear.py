@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 
 from optigpu.ops.integers import INT8_LARGEST
+from optigpu.ops.layouts import INT8_TILE
 from optigpu.ops.linear.operands import check_activations, check_bias
 from optigpu.ops.naming import named
 from optigpu.ops.native import NativeOperators
@@ -28,8 +29,7 @@ Int8Backend = Literal[
     "native-avx512", "native-avx2", "native-portable", "triton", "torch-int8pack", "torch-dequantize"
 ]
 
-TILE = 16
-"""Outputs that the C++ operator computes together; kTile in int8_linear.cpp."""
+TILE = INT8_TILE
 BEST_INSTRUCTION_SET = 0
 """The operator's number for the newest instruction set that the CPU has."""
 INSTRUCTION_SETS: dict[Int8Backend, int] = {"native-portable": 1, "native-avx2": 2, "native-avx512": 3}

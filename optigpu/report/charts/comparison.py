@@ -1,6 +1,6 @@
 """The comparison table as a picture: a column for each variant, a row for each figure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
@@ -12,7 +12,7 @@ from optigpu.report.charts.quality import LOSSES, loss_of
 from optigpu.report.numbers import MISSING, ratio, scaled, short, with_interval
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import heading
-from optigpu.vocabulary import Document, SpecError
+from optigpu.vocabulary import Document, Role, SpecError
 
 FIGURES: tuple[tuple[str, str, float], ...] = (
     ("latency (ms)", "latency_s", 1e3),
@@ -26,7 +26,7 @@ FIGURES: tuple[tuple[str, str, float], ...] = (
 """Heading, metric and scale of a row; a row without any figure is left out."""
 MOST_COLUMNS = 8
 """Variants of a legible picture; the table of `optigpu show` has all."""
-HEADING_WIDTH = 15
+HEADING_WIDTH = 20
 
 
 def comparison_data(report: Report) -> ChartData:
@@ -56,7 +56,7 @@ def _rows(shown: Sequence[Document], report: Report) -> list[tuple[str, ...]]:
             shown,
             lambda each: with_interval(primary_of(each)),
         ),
-        _row("speedup", shown, lambda each: _speedup(gains.get(each["variant"]["index"]))),
+        _row("speedup", shown, lambda each: _speedup(each, gains)),
         *(_figures(name, shown, metric, scale) for name, metric, scale in FIGURES),
         _row("quality lost (%)", shown, lambda each: _loss(each, loss)),
     ]
@@ -71,7 +71,10 @@ def _figures(name: str, shown: Sequence[Document], metric: str, scale: float) ->
     return _row(name, shown, lambda each: scaled(figure_of(each, metric), scale))
 
 
-def _speedup(row: AttributionRow | None) -> str:
+def _speedup(result: Document, rows: Mapping[int, AttributionRow]) -> str:
+    if result["variant"]["role"] == Role.BASELINE:
+        return "1"
+    row = rows.get(result["variant"]["index"])
     return ratio(row.speedup) if row else MISSING
 
 

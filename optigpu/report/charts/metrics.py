@@ -3,9 +3,40 @@
 from collections.abc import Callable, Sequence
 
 from optigpu.report.canvas import is_valid
-from optigpu.report.charts.marks import Form, Interval, Mark, Panel
+from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report
 from optigpu.report.numbers import with_interval
-from optigpu.vocabulary import Document
+from optigpu.vocabulary import Document, Role
+
+
+def rungs_of(report: Report) -> list[Document]:
+    """The baseline of a ladder and each prefix of its stack, of the first workload and model that it has a baseline of.
+
+    The first prefix is the first technique alone, which the attribution knows by what it added; without an attribution
+    it is taken to be the first that was measured alone. Empty without a baseline.
+    """
+    first = next((each for each in report.results if _role(each) is Role.BASELINE), None)
+    if first is None:
+        return []
+    same = [each for each in report.results if _work(each) == _work(first)]
+    alone = [each["variant"]["index"] for each in same if _role(each) is Role.ALONE]
+    rows = report.attribution.rows if report.attribution else ()
+    added = [row.index for row in rows if row.added is not None] if rows else alone[:1]
+    return [
+        each
+        for each in same
+        if _role(each) in (Role.BASELINE, Role.CUMULATIVE)
+        or (_role(each) is Role.ALONE and each["variant"]["index"] in added)
+    ]
+
+
+def _role(result: Document) -> Role | None:
+    """None for a role of another version."""
+    role = result["variant"]["role"]
+    return Role(role) if role in set(Role) else None
+
+
+def _work(result: Document) -> tuple[str, str | None]:
+    return result["variant"]["workload_digest"], result["variant"]["model"]
 
 
 def primary_of(result: Document) -> Document:

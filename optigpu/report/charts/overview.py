@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from optigpu.documents.result import Gain
 from optigpu.report.canvas import is_valid
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
-from optigpu.report.charts.metrics import bar_of, figure_of, first_measured, label_of, primary_of, reason_of
+from optigpu.report.charts.metrics import (
+    bar_of,
+    figure_of,
+    first_measured,
+    label_of,
+    primary_of,
+    reason_of,
+    rungs_of,
+)
 from optigpu.report.charts.quality import GOAL_PERCENT, LOSSES, loss_interval
 from optigpu.report.numbers import ratio, short
 from optigpu.report.origin import origin_line
-from optigpu.vocabulary import METRICS, Better, Document, Role, SpecError
+from optigpu.vocabulary import METRICS, Better, Document, SpecError
 
-RUNGS = (Role.BASELINE, Role.CUMULATIVE)
 MEMORIES = ("peak_bytes", "weight_bytes")
 
 
@@ -27,8 +34,8 @@ class Speedup:
 
 def overview_data(report: Report) -> ChartData:
     """The baseline and each prefix of the stack. Raises SpecError without a baseline that was measured."""
-    rungs = [result for result in report.results if result["variant"]["role"] in RUNGS]
-    baseline = next((each for each in rungs if each["variant"]["role"] == Role.BASELINE), None)
+    rungs = rungs_of(report)
+    baseline = rungs[0] if rungs else None
     if baseline is None or primary_of(baseline)["value"] is None:
         raise SpecError(
             "No result is a baseline that the others can be compared with; run `optigpu ladder --model bundled:tiny "

@@ -1,6 +1,6 @@
 """Draws panels of marks: bars, lines, and points over the loss of quality."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -69,19 +69,24 @@ def _bars(axes: "Axes", panel: Panel) -> None:
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
     if grouped:
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        _name_series(axes, series)
+
+
+def _name_series(axes: "Axes", series: Sequence[str]) -> None:
+    """A legend of what valid bars look like."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(label=name, **bar_look(number)) for number, name in enumerate(series)]
+    axes.legend(handles=handles, frameon=False, fontsize=8, loc="lower right")
 
 
 def _bar(axes: "Axes", place: float, height: float, number: int, each: Mark) -> None:
     look = bar_look(number, valid=each.valid, claimed=each.claimed)
-    named = each.series if each.series and each.valid and not each.claimed else None
-    known = axes.get_legend_handles_labels()[1]
     (drawn,) = axes.barh(
         place,
         each.value - each.start,
         left=each.start,
         height=height,
-        label=named if named not in known else None,
         **look,
     )
     drawn.set_gid(f"mark: {each.label} {each.series}".strip())

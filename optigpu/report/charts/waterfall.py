@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from optigpu.documents.result import AttributionRow
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
+from optigpu.report.charts.metrics import rungs_of
 from optigpu.report.numbers import ratio
 from optigpu.report.origin import origin_line
 from optigpu.vocabulary import Role, SpecError
@@ -12,8 +13,9 @@ from optigpu.vocabulary import Role, SpecError
 def waterfall_data(report: Report) -> ChartData:
     """From the attribution of one job. Raises SpecError where no rung of a ladder has a speedup."""
     rows = report.attribution.rows if report.attribution else ()
-    rungs = [row for row in rows if row.role is Role.CUMULATIVE]
-    marks = tuple(_marks(rungs, {each["variant"]["index"]: str(each["id"]) for each in report.results}))
+    sources = {each["variant"]["index"]: str(each["id"]) for each in rungs_of(report)}
+    rungs = [row for row in rows if row.role is not Role.BASELINE and row.index in sources]
+    marks = tuple(_marks(rungs, sources))
     if not marks:
         raise SpecError(
             "No report is of one ladder whose rungs were measured; run `optigpu ladder --model preset:gpt2 "
@@ -28,7 +30,12 @@ def waterfall_data(report: Report) -> ChartData:
                 form=Form.BARS,
                 axis="times the baseline",
                 marks=(start, *marks),
-                missing={row.label: row.reason or "no speedup" for row in rungs if not row.speedup},
+                missing={
+                    row.label: row.reason or "no speedup"
+                    for row in rows
+                    if row.role is Role.CUMULATIVE
+                    and row.index not in {rung.index for rung in rungs if rung.speedup}
+                },
             ),
         ),
         note="A bar reaches from the rung before it to this one; its line is the 95% interval of this rung's speedup. "

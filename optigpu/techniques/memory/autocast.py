@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.tensors import Part
 from optigpu.techniques.base import (
     ON_MODELS,
     Basis,
@@ -20,6 +21,8 @@ from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 
 class Autocast(Technique):
@@ -70,6 +73,12 @@ class Autocast(Technique):
     def execution(self, options: ModeOptions) -> ModeOptions:
         """torch.autocast around every forward pass."""
         return options.but(autocast=self.dtype)
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """A converted copy of every matrix that is multiplied is kept beside it."""
+        multiplied = (each for each in weights.matrices if each.part in (Part.LINEAR, Part.HEAD))
+        copies = sum(matrix.count * matrix.elements for matrix in multiplied)
+        return weights.but(widened_bytes=2 * copies)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Weights require gradients, though none are computed: torch keeps its conversions of such weights alone."""

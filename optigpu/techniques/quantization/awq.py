@@ -1,10 +1,12 @@
 """awq: 4-bit weights, scaled before so that those which meet large activations are rounded finer."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.surgery.extras import Package
 from optigpu.surgery.gptqmodel.recipe import RecipeParameters, conv1d_reason
@@ -13,6 +15,8 @@ from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 
 class Awq(RecipeParameters, Technique):
@@ -64,6 +68,11 @@ class Awq(RecipeParameters, Technique):
     def load(self, options: LoadOptions) -> LoadOptions:
         """The layers of an AWQ checkpoint stay packed."""
         return options.but(packed="awq")
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """4-bit numbers of every layer but the head, with offsets."""
+        layout = partial(int4_bytes, device=device, group=self.group_size, offsets=True, half=weights.half)
+        return weights.with_bytes(layout, head=False)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Puts 4-bit layers in the place of the linear ones.

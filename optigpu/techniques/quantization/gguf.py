@@ -1,9 +1,16 @@
 """gguf: weights in llama.cpp's file format, in one of its number formats."""
 
-from typing import ClassVar, Literal
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.models.tensors import Matrix, Part
+from optigpu.ops.layouts import gguf_bytes
 from optigpu.techniques.base import Basis, Expected, GgufType, LoadOptions, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
+
+if TYPE_CHECKING:
+    from optigpu.models.tensors import StoredWeights
 
 
 class Gguf(Technique):
@@ -39,3 +46,36 @@ class Gguf(Technique):
     def load(self, options: LoadOptions) -> LoadOptions:
         """Loads the weights from a GGUF file of that type."""
         return options.but(gguf=self.type)
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """Matrices in llama.cpp's mixture for the type, all else in float32."""
+        matrices = tuple(_packed(matrix, self.type, weights) for matrix in weights.matrices)
+        return weights.but(matrices=matrices, other_bytes=weights.other_bytes * 4 // weights.width)
+
+
+def _packed(matrix: Matrix, kind: GgufType, weights: "StoredWeights") -> Matrix:
+    """The matrix's bytes; the mean where llama.cpp gives more bits to some of the blocks."""
+    size = partial(gguf_bytes, matrix.outputs, matrix.inner)
+    bias = 4 * matrix.outputs if matrix.bias_bytes else 0
+    if matrix.part is Part.POSITIONS:
+        return replace(matrix, bytes=size("F32"))
+    if matrix.part is Part.HEAD and weights.tied:
+        return matrix
+    is_head = matrix.part is Part.HEAD or (matrix.part is Part.EMBEDDING and weights.tied)
+    if kind in ("F16", "Q8_0"):
+        return replace(matrix, bytes=size(kind), bias_bytes=bias)
+    if is_head:
+        return replace(matrix, bytes=size("Q6_K"), bias_bytes=bias)
+    if kind == "Q4_0":
+        return replace(matrix, bytes=size("Q4_0"), bias_bytes=bias)
+    if matrix.name in ("qkv", "qkv.v", "down"):
+        more = sum(_has_more_bits(index, matrix.count) for index in range(matrix.count))
+        total = more * size("Q6_K") + (matrix.count - more) * size("Q4_K")
+        return replace(matrix, bytes=total // matrix.count, bias_bytes=bias)
+    return replace(matrix, bytes=size("Q4_K"), bias_bytes=bias)
+
+
+def _has_more_bits(index: int, blocks: int) -> bool:
+    """llama.cpp's use_more_bits: the first and the last eighth of the blocks, and every third between them."""
+    first, last = blocks // 8, 7 * blocks // 8
+    return index < first or index >= last or (index - first) % 3 == 2

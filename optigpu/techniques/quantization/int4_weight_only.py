@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.models.tensors import Part
+from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 GroupSize = Literal[32, 64, 128]
 
@@ -83,6 +87,21 @@ class Int4WeightOnly(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Weights are quantized once, and int8_weight_only costs less quality."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """4-bit numbers of every linear layer, and with `head` a copy of a tied head.
+
+        On CUDA only a model in bfloat16 has an operator that does not widen a matrix for each product.
+        """
+        layout = partial(
+            int4_bytes, device=device, group=self.group_size, offsets=not self.symmetric, half=weights.half
+        )
+        packed = weights.with_bytes(layout, head=self.head)
+        if device is DeviceKind.CPU or weights.half:
+            return packed
+        multiplied = (Part.LINEAR, Part.HEAD) if self.head else (Part.LINEAR,)
+        widest = max(each.elements for each in weights.matrices if each.part in multiplied)
+        return packed.but(widened_bytes=4 * widest)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

@@ -1,5 +1,6 @@
 """int8_dynamic: int8 weights, and activations that are quantized to int8 as they come."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -7,11 +8,14 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.ops.layouts import int8_dynamic_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 NEEDED_CAPABILITY = (7, 5)
 """Turing was the first with matrix units for int8."""
@@ -69,6 +73,10 @@ class Int8Dynamic(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """int8_weight_only decodes as fast with a smaller error."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """int8 numbers of every linear layer, and a copy of a tied head."""
+        return weights.with_bytes(partial(int8_dynamic_bytes, device=device), head=True)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

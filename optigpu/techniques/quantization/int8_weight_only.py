@@ -1,12 +1,16 @@
 """int8_weight_only: weights as int8 with one scale for each output channel, activations as they are."""
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.ops.layouts import int8_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 
 class Int8WeightOnly(Technique):
@@ -44,6 +48,10 @@ class Int8WeightOnly(Technique):
     )
 
     name: Literal["int8_weight_only"] = "int8_weight_only"
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """int8 numbers of every linear layer, and a copy of a tied head."""
+        return weights.with_bytes(partial(int8_bytes, device=device), head=True)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

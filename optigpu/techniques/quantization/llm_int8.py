@@ -7,12 +7,15 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.ops.layouts import llm_int8_bytes
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 FLOAT16_LARGEST = 65504.0
 """Of float16, from which the library quantizes."""
@@ -63,6 +66,11 @@ class LlmInt8(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for quality at a quarter of the bytes; int8_weight_only has that without the search for outliers."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """int8 numbers of every layer but the head; sums are int32, which a CPU scales in three float32 tensors."""
+        packed = weights.with_bytes(llm_int8_bytes, head=False, float_bias=False)
+        return packed.but(sum_bytes=16 if device is DeviceKind.CPU else 4)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

@@ -1,16 +1,20 @@
 """nf4: 4-bit NormalFloat weights of bitsandbytes, whose statistics may be quantized as well."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.ops.layouts import nf4_bytes
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 
 class Nf4(Technique):
@@ -65,6 +69,15 @@ class Nf4(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It is for memory, and costs quality."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """4-bit numbers of every layer but the head; a product of several tokens widens its matrix."""
+        half = weights.half and self.packing
+        layout = partial(nf4_bytes, device=device, nested=self.double_quantization, half=half)
+        widest = max(matrix.elements for matrix in weights.linear)
+        widened = 0 if device is DeviceKind.CPU and half else widest * weights.width
+        packed = weights.with_bytes(layout, head=False, float_bias=False)
+        return packed.but(widened_bytes=widened)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place, and records which kernel each kind of layer has.

@@ -32,6 +32,11 @@ class Lora(AdapterParameters, Technique):
             "outputs, and no product for the gradient of a frozen weight: two thirds of the operations",
         ),
         Expected(
+            Basis.MEASURED,
+            "GPT-2, 4 documents of 128 tokens: a peak of 1350.4 MB instead of 2334.1",
+            "training.md",
+        ),
+        Expected(
             Basis.LITERATURE,
             "a third of the memory and a quarter faster than training all weights of GPT-3 175B",
         ),

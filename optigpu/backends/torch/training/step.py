@@ -79,7 +79,7 @@ class Trainer:
             self._scaler.scale(loss / targets).backward()
             losses.append(loss.detach())
         times.enter("optimizer")
-        self._update()
+        self.update()
         seconds = times.seconds()
         return TrainedStep(
             loss=float(sum(losses)) / targets,
@@ -134,7 +134,8 @@ class Trainer:
         else:
             self._optimizer = self.parts.optimizer(self.weights)
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Changes the weights by their gradients, and frees these."""
         if self._in_backward:
             return
         if self.parts.clip_norm is not None:

@@ -5,12 +5,12 @@ calls `NativeGenerate.decode` by its own argument `custom_generate`. What that c
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
@@ -73,9 +73,8 @@ class NativeGenerate:
         self._program = attached(model)
         self._decoder: ProgramDecoder = new_decoder(self._program, kv)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: object, streamer: Streamer | None = None, **options: object) -> object:
         """As transformers' `generate`, with its arguments and what it returns."""
-        streamer = options.pop("streamer", None)
         reason = _other_loop(arguments, options)
         if reason is None:
             try:
@@ -127,7 +126,7 @@ class NativeGenerate:
         prompts: torch.Tensor,
         criteria: Sequence[object],
         config: GenerationConfig,
-        inputs: dict[str, Any],
+        inputs: Mapping[str, object],
     ) -> _Request:
         """What transformers prepared, as the decoder needs it. Raises _NotNativeError where that is not possible."""
         limit, ends, other = None, None, []
@@ -150,9 +149,10 @@ class NativeGenerate:
             pad = 0 if ends is None else int(ends[0])
         return _Request(prompts.to(self._model.device, torch.int64), lengths, limit, ends, int(pad))
 
-    def _by_library(self, *arguments: Any, **options: Any) -> Any:
+    def _by_library(self, *arguments: object, **options: object) -> object:
         kind: Any = type(self._model)
-        return kind.generate(self._model, *arguments, **options)
+        found: object = kind.generate(self._model, *arguments, **options)
+        return found
 
 
 class _Loop:
@@ -169,7 +169,7 @@ class _Loop:
         logits_processor: Sequence[object],
         stopping_criteria: Sequence[object],
         generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> torch.Tensor:
         """Prompts and new tokens, int64 [batch, length]."""
         _require_greedy(generation_config, logits_processor)
@@ -184,7 +184,7 @@ class _Loop:
         return torch.cat([input_ids, tokens.to(input_ids)], dim=1)
 
 
-def _other_loop(arguments: Sequence[object], options: dict[str, Any]) -> str | None:
+def _other_loop(arguments: Sequence[object], options: Mapping[str, object]) -> str | None:
     """The argument that asks for another loop, or None."""
     named = next((name for name in _LOOP_ARGUMENTS if options.get(name)), None)
     if named is None and len(arguments) > 2:
@@ -205,22 +205,24 @@ def _require_greedy(config: GenerationConfig, processors: Sequence[object]) -> N
         raise _NotNativeError(asked[0])
 
 
-def _prompt_lengths(prompts: torch.Tensor, inputs: dict[str, Any]) -> tuple[int, ...]:
+def _prompt_lengths(prompts: torch.Tensor, inputs: Mapping[str, object]) -> tuple[int, ...]:
     """The lengths of left-padded prompts. Raises _NotNativeError for any other mask, position, cache or input."""
     other = [name for name, value in inputs.items() if name not in _INPUTS and value is not None]
     if other:
         raise _NotNativeError(f"the input {other[0]}")
     cache = inputs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
+    if isinstance(cache, Cache) and cache.get_seq_length():
         raise _NotNativeError("a cache that holds tokens already")
     batch, length = prompts.shape
     mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
-    lengths = torch.full((batch, 1), length) if mask is None else mask.sum(dim=1, keepdim=True).cpu()
-    left_padded = torch.arange(length) >= length - lengths
-    if mask is not None and not (bool(lengths.all()) and mask.cpu().bool().equal(left_padded)):
+    lengths, hidden = torch.full((batch, 1), length), torch.zeros(batch, length, dtype=torch.bool)
+    if isinstance(mask, torch.Tensor):
+        lengths, hidden = mask.sum(dim=1, keepdim=True).cpu(), mask.cpu() == 0
+    left_padding = torch.arange(length) < length - lengths
+    if not bool(lengths.all()) or not hidden.equal(left_padding.expand_as(hidden)):
         raise _NotNativeError("a mask that hides more than padding on the left")
     expected = torch.arange(length) - (length - lengths)
-    if positions is not None and not bool(((positions.cpu() == expected) | ~left_padded).all()):
+    if isinstance(positions, torch.Tensor) and not bool(((positions.cpu() == expected) | left_padding).all()):
         raise _NotNativeError("position_ids of its own")
     return tuple(lengths.flatten().tolist())
 

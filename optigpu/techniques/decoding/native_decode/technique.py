@@ -26,6 +26,8 @@ from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from optigpu.models.tensors import StoredWeights
+
 _OWN_CACHE = "native_decode has its own key-value cache"
 _OWN_BLOCKS = (
     "native_decode runs whole blocks by itself, so changes to the model's blocks would have no effect"
@@ -136,6 +138,12 @@ class NativeDecode(Technique):
         if self.check(environment, device, model) is not None:
             return None
         return self.model_copy(update={"calibration": "self" if is_trained else "none"})
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """Which matrices get more bits depends on the weights and the calibration text."""
+        raise UnsupportedError(
+            f"{self.name} packs weights by what they hold; measure its memory with `optigpu run`."
+        )
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.

@@ -9,11 +9,14 @@ from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
+from optigpu.models.tensors import decoder_shape
 from optigpu.techniques.base import Basis, Expected, Loop, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, SpecError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 NGRAM = 3
 _OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
@@ -105,6 +108,13 @@ class SpeculativeDecoding(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """What it buys depends on the text."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """A draft is loaded beside the model, in its dtype."""
+        if self.draft is None:
+            return weights
+        draft = decoder_shape(parse_reference(self.draft)).stored(weights.width)
+        return weights.but(other_bytes=weights.other_bytes + draft.bytes)
 
     def loop(self, loop: Loop, model: "PreTrainedModel", notes: Notes) -> Loop:
         """Guesses and verifies.

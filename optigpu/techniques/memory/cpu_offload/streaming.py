@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.techniques.memory.cpu_offload.technique import SLOTS
 from optigpu.vocabulary import UnsupportedError
 
-SLOTS = 2
 ALIGNMENT = 256
 """Bytes between the beginnings of tensors in a slot, as torch's own allocators align: any kernel may read them."""
 

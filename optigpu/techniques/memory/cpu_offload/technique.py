@@ -1,14 +1,21 @@
 """cpu_offload: weights of decoder layers in the host's memory, copied to the GPU while the layer before computes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
+from optigpu.models.tensors import Part
 from optigpu.techniques.base import ON_TEXT, Basis, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
+
+SLOTS = 2
+"""Layers on the device at once: one that computes and one that arrives."""
 
 
 class CpuOffload(Technique):
@@ -54,6 +61,14 @@ class CpuOffload(Technique):
     def load(self, options: LoadOptions) -> LoadOptions:
         """Loads the weights on the host, so that they need not fit the GPU."""
         return options.but(placement="host")
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """The device holds the slots' layers alone."""
+        staged = (
+            replace(each, count=min(each.count, SLOTS)) if each.part is Part.LINEAR else each
+            for each in weights.matrices
+        )
+        return weights.but(matrices=tuple(staged))
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Lays each layer's weights into a buffer of pinned memory and hooks its copies around the layer.

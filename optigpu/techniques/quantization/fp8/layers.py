@@ -5,13 +5,13 @@ from typing import Self
 import torch
 from torch.nn.functional import pad
 
+from optigpu.ops.layouts import FP8_STEP
 from optigpu.surgery.int8_layers import float_bias
 from optigpu.surgery.places import LinearLayer, weight_of
 
 E4M3_LARGEST = 448.0
 """The largest e4m3 number (Micikevicius et al., 2022, table 1)."""
-FP8_SIZE_MULTIPLE = 16
-"""torch._scaled_mm takes inputs and outputs that are multiples of this on CUDA."""
+FP8_SIZE_MULTIPLE = FP8_STEP
 
 
 def quantize_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.ops.layouts import fp8_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 NEEDED_CAPABILITY = (8, 9)
 """Ada and Hopper."""
@@ -60,6 +63,10 @@ class Fp8(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """int8_weight_only needs no rounded activations for the same bytes."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """8-bit numbers of every linear layer, and a copy of a tied head."""
+        return weights.with_bytes(fp8_bytes, head=True)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces the linear layers in place.

@@ -8,11 +8,14 @@ from pydantic import Field
 from optigpu.documents.result import Environment
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique, Trial
+from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+    from optigpu.models.tensors import StoredWeights
 
 DEFAULT_TARGETS = {8: 0.26, 4: 0.16}
 """Shares of the fp32 bytes that GPT-2 and larger models reach with some room for more bits."""
@@ -77,6 +80,13 @@ class Int8Hybrid(Technique):
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """int8_weight_only is as fast; this one is for those who need its memory."""
         return False
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """The bytes of the memory target, or of the fewest bits where those are more.
+
+        Which layers get more bits depends on the weights, so that the sum may be below the target by less than a layer.
+        """
+        return hybrid_bytes(weights, self.bits, device, self.memory_target or DEFAULT_TARGETS[self.bits])
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Replaces linear layers and tables in place and records what was decided for each.

@@ -4,8 +4,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain, count
-from pathlib import Path
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -36,31 +35,25 @@ class HostStore:
 
 
 class DiskStore:
-    """One file for each tensor, in a folder that goes with the store."""
+    """A file without a name, so that nothing of it is left however the process ends."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="optigpu-activations-")
-        self._numbers = count()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the last stored tensor
+        weakref.finalize(self, self._file.close)
+        self._end = 0
 
     def put(self, tensor: torch.Tensor) -> Restore:
-        path = Path(self._folder.name) / str(next(self._numbers))
-        path.write_bytes(_bytes_of(tensor.detach().cpu().contiguous()))
-        return StoredFile(path, tensor)
+        begin, shape, dtype, device = self._end, tensor.shape, tensor.dtype, tensor.device
+        self._file.seek(begin)
+        self._end += self._file.write(_bytes_of(tensor.detach().cpu().contiguous()))
 
+        def restore() -> torch.Tensor:
+            found = torch.empty(shape, dtype=dtype)
+            self._file.seek(begin)
+            self._file.readinto(_bytes_of(found))
+            return found.to(device)
 
-class StoredFile:
-    """A tensor in a file, which is removed with this object."""
-
-    def __init__(self, path: Path, tensor: torch.Tensor) -> None:
-        self._path, self._device = path, tensor.device
-        self._shape, self._dtype = tensor.shape, tensor.dtype
-        weakref.finalize(self, path.unlink, missing_ok=True)
-
-    def __call__(self) -> torch.Tensor:
-        found = torch.empty(self._shape, dtype=self._dtype)
-        with self._path.open("rb") as file:
-            file.readinto(_bytes_of(found))
-        return found.to(self._device)
+        return restore
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -73,18 +66,20 @@ Saved = torch.Tensor | Restore
 
 
 class OffloadedSaving:
-    """Makes the context of a forward pass whose saved tensors go to the store."""
+    """Makes the context of a forward pass whose saved tensors go to a store of its own."""
 
-    def __init__(self, model: torch.nn.Module, store: Store, smallest_bytes: int, notes: Notes) -> None:
+    def __init__(
+        self, model: torch.nn.Module, new_store: Callable[[], Store], smallest_bytes: int, notes: Notes
+    ) -> None:
         """Tensors of fewer bytes stay, and so do the model's weights."""
-        self._model, self._store, self._smallest, self._notes = model, store, smallest_bytes, notes
+        self._model, self._new_store, self._smallest, self._notes = model, new_store, smallest_bytes, notes
 
     def __call__(self) -> AbstractContextManager[None]:
         return self._saving()
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        one_pass = _OnePass(self._store, self._smallest, self._weights())
+        one_pass = _OnePass(self._new_store(), self._smallest, self._weights())
         with torch.autograd.graph.saved_tensors_hooks(one_pass.pack, _unpack):
             yield
         self._notes.record(offloaded_tensors=one_pass.tensors, offloaded_bytes=one_pass.bytes)

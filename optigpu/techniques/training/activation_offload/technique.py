@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ActivationOffload(Technique):
     """Moves each saved tensor away as it is saved, and back when the backward pass asks for it; values stay the same.
 
-    `target` "host" is pinned memory beside a GPU, "disk" files in the folder for temporary files. Tensors of fewer than
-    `smallest_bytes` and weights stay where they are. A tensor that several operations save is moved once.
+    `target` "host" is pinned memory beside a GPU, "disk" a file of each step in the folder for temporary files. Tensors
+    of fewer than `smallest_bytes` and weights stay where they are. A tensor that several operations save is moved once.
     """
 
     layer: ClassVar[Layer] = Layer.TRAINING
@@ -66,6 +66,6 @@ class ActivationOffload(Technique):
             OffloadedSaving,
         )
 
-        store = DiskStore() if self.target == "disk" else HostStore()
+        store = DiskStore if self.target == "disk" else HostStore
         notes.record(activations_on=self.target)
         return parts.but(around=(*parts.around, OffloadedSaving(model, store, self.smallest_bytes, notes)))

@@ -1,8 +1,10 @@
 """The loss of a language model from its hidden states, in chunks of tokens."""
 
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
 import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
 from optigpu.backends.training import NO_TARGET, MicroBatch
@@ -22,28 +24,83 @@ class ChunkedLoss:
         self._tokens = tokens
 
     def __call__(self, micro: MicroBatch) -> torch.Tensor:
-        outputs = self._body(**micro.inputs, use_cache=False)
-        hidden = outputs.last_hidden_state.flatten(0, 1)  # [rows * length, width]
-        chunks = zip(hidden.split(self._tokens), micro.labels.flatten().split(self._tokens), strict=True)
-        losses = [self._recomputed(*chunk) for chunk in chunks]
-        return torch.stack(losses).sum()
+        hidden = self._body(**micro.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+        kind, (weight, bias) = hidden.device.type, _weight_and_bias(self._head)
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return _summed_loss(hidden, weight, bias, micro.labels.flatten(), self._tokens)
 
-    def _recomputed(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The chunk's loss, of which only `hidden` is kept for the backward pass. Nothing in it is random."""
-        loss: torch.Tensor = checkpoint(
-            self._loss_of, hidden, labels, use_reentrant=False, preserve_rng_state=False
-        )
+
+class _SummedLoss(torch.autograd.Function):
+    """The sum of cross_entropy(hidden @ weight.T + bias, labels) over targets, in float32.
+
+    hidden: [tokens, width]; weight: [vocabulary, width]; bias: [vocabulary] or None; labels: int64 [tokens]. Only these
+    are kept for the backward pass, which computes each chunk's logits again and adds the chunk's part to one gradient
+    of the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        chunk: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.chunk = chunk
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for part in _chunks(len(labels), chunk):
+                logits = linear(hidden[part], weight, bias).float()
+                loss += cross_entropy(logits, labels[part], ignore_index=NO_TARGET, reduction="sum")
         return loss
 
-    def _loss_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self._head(hidden).float()  # [tokens, vocabulary]
-        return cross_entropy(logits, labels, ignore_index=NO_TARGET, reduction="sum")
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, labels = ctx.saved_tensors
+        to_hidden = torch.empty_like(hidden)
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
+        for part in _chunks(len(labels), ctx.chunk):
+            # Autograd records here, though nothing asks for it: by that counters know a recomputation.
+            with torch.enable_grad():
+                logits = linear(hidden[part], weight.detach(), bias).detach()
+            to_logits = _gradient_to_logits(logits.float(), labels[part], gradient).to(hidden.dtype)
+            torch.mm(to_logits, weight, out=to_hidden[part])
+            if to_weight is not None:
+                torch.addmm(to_weight, to_logits.T, hidden[part], out=to_weight)
+            if to_bias is not None:
+                to_bias += to_logits.sum(dim=0)
+        return to_hidden, to_weight, to_bias, None, None
 
 
-def _body_and_head(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Module]:
+_summed_loss = cast(Callable[..., torch.Tensor], _SummedLoss.apply)
+
+
+def _chunks(tokens: int, chunk: int) -> Iterator[slice]:
+    return (slice(begin, begin + chunk) for begin in range(0, tokens, chunk))
+
+
+def _gradient_to_logits(logits: torch.Tensor, labels: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """softmax(logits) less 1 at the label, times the loss's gradient; 0 where nothing is predicted."""
+    is_target = (labels != NO_TARGET)[:, None]
+    probabilities = logits.softmax(dim=-1)
+    probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -is_target.to(logits.dtype))
+    return probabilities.mul_(is_target * gradient)
+
+
+def _weight_and_bias(head: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return head.weight, head.bias
+
+
+def _body_and_head(model: PreTrainedModel) -> tuple[torch.nn.Module, torch.nn.Linear]:
     """The model without its head, and the head; a few tokens show that the two make the model's logits."""
     body, head = model.base_model, model.get_output_embeddings()
-    if head is None or body is model:
+    if not isinstance(head, torch.nn.Linear) or body is model:
         raise UnsupportedError(
             "chunked_cross_entropy needs a language model with a head; leave it out of the stack."
         )

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class ChunkedCrossEntropy(Technique):
     """Multiplies the hidden states with the head for `tokens` tokens at a time, and again in the backward pass.
 
-    A chunk's logits are freed before the next one's are computed. Losses and gradients are those of one product, up to
-    rounding. The price is one more product with the head for each token.
+    A chunk's logits are freed before the next one's are computed, and all chunks add to one gradient of the head.
+    Losses and gradients are those of one product, up to rounding. The price is one more product with the head for
+    each token.
     """
 
     layer: ClassVar[Layer] = Layer.TRAINING

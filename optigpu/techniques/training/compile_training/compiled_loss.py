@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
 
 from optigpu.backends.training import LossOf, MicroBatch
 from optigpu.surgery.compile_times import compile_times
@@ -48,9 +48,13 @@ class CompiledLoss:
         try:
             loss = self._compiled(micro)
         except Unsupported as error:
-            why = str(error).strip().splitlines()[0].rstrip(".")
             raise UnsupportedError(
-                f"compile_training cannot make one graph of this step ({why}); set fullgraph to false."
+                f"compile_training cannot make one graph of this step ({_first_line(error)}); set fullgraph to false."
+            ) from error
+        except InternalTorchDynamoError as error:
+            raise UnsupportedError(
+                f"torch.compile does not know what another technique does in this step ({_first_line(error)}); leave "
+                "one of the two out of the stack."
             ) from error
         if not self._record():
             raise UnsupportedError(
@@ -63,3 +67,7 @@ class CompiledLoss:
         times = compile_times().since(self._before)
         self._notes.record(**times.facts())
         return times.graphs
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

@@ -35,7 +35,7 @@ class CompileTraining(Technique):
         ),
         Expected(Basis.AIM, "less for large products; the first steps take seconds to minutes longer"),
     )
-    choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP,)
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.STEP, Choice.OPERATORS)
 
     name: Literal["compile_training"] = "compile_training"
     mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(

@@ -50,7 +50,8 @@ class Fp8Products(torch.nn.Module):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         rows = x.flatten(0, -2)
         filled = pad(rows, (0, 0, 0, -rows.shape[0] % FP8_SIZE_MULTIPLE))
-        y = _in_fp8(filled.to(dtype), weight_of(self))[: rows.shape[0]].unflatten(0, x.shape[:-1])
+        y: torch.Tensor = _in_fp8(filled.to(dtype), weight_of(self))[: rows.shape[0]]
+        y = y.reshape(*x.shape[:-1], y.shape[1])
         return y if self.bias is None else y + self.bias.to(dtype)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique, Trial
+from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class GradientCheckpointing(Technique):
     mode: Literal["full", "selective"] = Field(
         "full", description="Whether all activations of a block are computed again, or the cheap ones alone."
     )
+
+    def chosen(self) -> tuple[Choice, ...]:
+        """A selective one looks at each operator that runs."""
+        return (Choice.OPERATORS,) if self.mode == "selective" else ()
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It saves memory, not time."""

@@ -1,0 +1,126 @@
+"""The command `advise`: which stack to use, by measurements first and by predictions where there are none."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optigpu.cli.claims import MaybeUrl
+from optigpu.cli.measuring import default_device
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat
+from optigpu.cli.remote import ApiKey, connect
+from optigpu.vocabulary import DeviceKind
+
+if TYPE_CHECKING:
+    from optigpu.documents.result import Environment
+    from optigpu.fit.advice import Advice, Evidence
+    from optigpu.hardware.catalog import Device
+    from optigpu.job.spec import JobSpec
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(advise)
+
+
+def advise(
+    model: Annotated[str, typer.Option(help="The model: preset:NAME, bundled:tiny, path:DIR or a hub name.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU of the catalog, in any spelling. Default: this machine.")
+    ] = None,
+    max_kld: Annotated[
+        float | None, typer.Option(min=0, help="The most that the stack may diverge from fp32 (kld_mean).")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt in tokens.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="How many tokens to decode.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many sequences at once.")] = 1,
+    json_: JsonToo = False,
+    format_: FormatOption = OutputFormat.TABLE,
+    url: MaybeUrl = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Recommend a stack for a model, with the Python code that measures it.
+
+    Valid results of the same workload, hardware and versions answer first: those of runs that are kept here, and those
+    of a service if its URL is given. Where there are none, the predicted memory decides.
+    """
+    from optigpu.fit.advice import best_measured
+    from optigpu.fit.cards import gpu_named
+    from optigpu.hardware import probe
+    from optigpu.hardware.catalog import find_class
+    from optigpu.hardware.probe import hardware_class
+    from optigpu.job.spec import JobSpec
+
+    here = probe()
+    card = gpu_named(gpu) if gpu else None
+    device = DeviceKind.CUDA if card else default_device()
+    workload = {"kind": "generate", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    spec = JobSpec(workload=workload | {"batch_size": batch_size}, model=model, device=device)
+    evidence = [*_kept(spec), *(_of_service(spec, url, api_key) if url else ())]
+    hardware = hardware_class(here, device) if card is None else card.name
+    if card is not None:
+        there = [each for each in evidence if find_class(each.hardware) == card]
+        evidence = [each.model_copy(update={"hardware": card.name}) for each in there]
+    advice = best_measured(evidence, spec, hardware, here.software, max_kld=max_kld)
+    as_json = json_ or format_ is OutputFormat.JSON
+    _show(advice or _predicted(spec, card, here, hardware, max_kld), as_json)
+
+
+def _kept(spec: "JobSpec") -> "list[Evidence]":
+    from optigpu.fit.advice import evidence_of
+    from optigpu.runs import kept_runs
+
+    return [
+        each for run in kept_runs() for each in evidence_of(run.results, spec, f"run {run.id}, kept here")
+    ]
+
+
+def _of_service(spec: "JobSpec", url: str, api_key: str | None) -> "list[Evidence]":
+    from optigpu.fit.advice import evidence_of
+
+    with connect(url, api_key) as client:
+        rows = client.leaderboard_rows(model=spec.model, workload=spec.workload.kind)
+        results = [client.result(row.result_id) for row in rows if not row.reasons]
+    return evidence_of(results, spec, url)
+
+
+def _predicted(
+    spec: "JobSpec", card: "Device | None", here: "Environment", hardware: str, max_kld: float | None
+) -> "Advice":
+    from optigpu.fit.advice import best_predicted
+    from optigpu.fit.fitting import Asked, fit
+    from optigpu.fit.stacks import cpu_stacks, usual_stacks
+    from optigpu.hardware.catalog import Device, HardwareKind, find
+    from optigpu.models.reference import parse_reference, preset_of
+    from optigpu.models.tensors import decoder_shape
+
+    reference = parse_reference(str(spec.model))
+    shape, preset = decoder_shape(reference), preset_of(reference)
+    if card is None and spec.device is DeviceKind.CUDA:
+        gpu = here.accelerators[0]
+        known = find(gpu.name)
+        own = {"name": gpu.name, "memory_bytes": gpu.memory_bytes}
+        card = (
+            known.model_copy(update=own) if known else Device(kind=HardwareKind.GPU, source="driver", **own)
+        )
+    stacks = usual_stacks(card, shape.facts) if card else cpu_stacks()
+    place = card or Device(
+        name=here.cpu_model, kind=HardwareKind.CPU, memory_bytes=here.memory_bytes, source="probe"
+    )
+    load = spec.workload.model_dump()
+    asked = Asked(
+        batch=load["batch_size"],
+        context=load["prompt_tokens"] + load["new_tokens"],
+        new_tokens=load["new_tokens"],
+        device=spec.device,
+    )
+    found = fit(shape, preset.parameters if preset else None, place, stacks, asked)
+    return best_predicted(found, stacks, spec, hardware, max_kld=max_kld)
+
+
+def _show(advice: "Advice", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(advice.model_dump(mode="json"), indent=2))
+        return
+    typer.echo(f"{advice.label} ({advice.basis})")
+    typer.echo(advice.reason)
+    typer.echo(f"\n{advice.code}", nl=False)

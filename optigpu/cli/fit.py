@@ -1,0 +1,161 @@
+"""The command `fit`: which stacks of a model fit a GPU, predicted, and which boards hold a converted network."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optigpu.cli.options import parse_stack
+from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, show_list
+from optigpu.cli.quantities import SIZE, read_quantity
+from optigpu.vocabulary import SpecError
+
+if TYPE_CHECKING:
+    from optigpu.documents.shapes import ModelFacts
+    from optigpu.fit.stacks import NamedStack
+    from optigpu.hardware.catalog import Device
+
+
+class FitPlan(StrEnum):
+    """Which stacks are tried."""
+
+    USUAL = "usual"
+    MEMORY_LADDER = "memory-ladder"
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(fit)
+
+
+def fit(
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MANIFEST]",
+            help="manifest.json, or the folder that `optigpu convert` wrote: for boards.",
+        ),
+    ] = None,
+    board: Annotated[
+        str | None, typer.Option(help="With MANIFEST: only this board, such as esp32s3-n16r8.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A decoder: preset:NAME, bundled:tiny, path:DIR or a hub name.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="With --model: a GPU, in any spelling: rtx4060, A100 SXM 80GB.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a sequence, prompt and new ones together. Default: 2048, or the model's context."
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="How many sequences at once.")] = 1,
+    new_tokens: Annotated[int, typer.Option(min=1, help="How many of a sequence's tokens are new.")] = 128,
+    stack: Annotated[
+        str | None, typer.Option(help="Only this stack, for example bf16,nf4. Default: the usual ones.")
+    ] = None,
+    plan: Annotated[FitPlan, typer.Option(help="Which stacks to try.")] = FitPlan.USUAL,
+    reserve: Annotated[
+        str | None, typer.Option(help="Memory that is kept free, such as 1GB. Default: 768MiB.")
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Predict steps of training: --batch rows of --context tokens.")
+    ] = False,
+    json_: JsonToo = False,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Predict whether a model fits: a GPU with each stack of techniques, or a microcontroller's board.
+
+    For a GPU: weights, cache and activations, the most tokens of a sequence and the most sequences. For boards, which
+    hold a converted network, and how fast published figures say that it is there; exit status 1 if --board names one
+    that cannot hold it.
+    """
+    form = OutputFormat.JSON if json_ else format_
+    if manifest is not None:
+        if model or gpu:
+            raise SpecError("Give MANIFEST for boards, or --model and --gpu for a GPU, not both.")
+        _show_boards(manifest, board, form)
+        return
+    if model is None or gpu is None:
+        raise SpecError(
+            "Give --model and --gpu for a GPU, or the MANIFEST of a converted network for boards."
+        )
+    from optigpu.fit.cards import gpu_named
+    from optigpu.fit.fitting import RESERVE_BYTES, Asked
+    from optigpu.fit.fitting import fit as fitted
+    from optigpu.models.reference import parse_reference, preset_of
+    from optigpu.models.tensors import decoder_shape
+    from optigpu.report.fit import fit_grid
+
+    if train:
+        _show_training(model, gpu, batch, context, stack, reserve, form)
+        return
+    reference, card = parse_reference(model), gpu_named(gpu)
+    shape, preset = decoder_shape(reference), preset_of(reference)
+    stacks = _stacks(stack, plan, card, shape.facts)
+    kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
+    asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
+    found = fitted(shape, preset.parameters if preset else None, card, stacks, asked)
+    document = found.model_dump(mode="json")
+    show_list(fit_grid(found), document["stacks"], document, form)
+
+
+def _show_training(
+    model: str,
+    gpu: str,
+    batch: int,
+    tokens: int | None,
+    stack: str | None,
+    reserve: str | None,
+    form: OutputFormat,
+) -> None:
+    from optigpu.fit.cards import gpu_named
+    from optigpu.fit.fitting import RESERVE_BYTES
+    from optigpu.fit.training import USUAL, fit_training
+    from optigpu.job.spec import JobSpec
+    from optigpu.report.fit import training_grid
+
+    stacks = [parse_stack(stack)] if stack else [[{"name": name} for name in each] for each in USUAL]
+    length = 512 if tokens is None else tokens
+    workload = {"kind": "train_step", "batch_size": batch, "sequence_tokens": length}
+    # Wrong names, conflicts and shapes are answered as for a job.
+    specs = [JobSpec.model_validate({"workload": workload, "model": model, "stack": each}) for each in stacks]
+    kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
+    found = fit_training(
+        str(specs[0].model),
+        gpu_named(gpu),
+        stacks,
+        batch=batch,
+        sequence_tokens=length,
+        reserve_bytes=kept_free,
+    )
+    document = found.model_dump(mode="json")
+    show_list(training_grid(found), document["stacks"], document, form)
+
+
+def _stacks(
+    stack: str | None, plan: FitPlan, card: "Device", facts: "ModelFacts"
+) -> "tuple[NamedStack, ...]":
+    from optigpu.documents.fields import refusing
+    from optigpu.fit.stacks import memory_ladder, stack_of, usual_stacks
+    from optigpu.job.spec import Beside
+
+    if stack is not None and plan is not FitPlan.USUAL:
+        raise SpecError("plan: memory-ladder has its own stacks; give --stack or --plan, not both.")
+    if stack is not None:
+        with refusing(Beside):
+            return (stack_of(Beside.model_validate({"stack": parse_stack(stack)}).stack),)
+    return memory_ladder() if plan is FitPlan.MEMORY_LADDER else usual_stacks(card, facts)
+
+
+def _show_boards(manifest: Path, board: str | None, form: OutputFormat) -> None:
+    from optigpu.documents.manifest import read_manifest
+    from optigpu.edge.fit import fit as judge
+    from optigpu.report.edge import fit_grid, fit_records
+
+    found = judge(read_manifest(manifest), board)
+    show_list(fit_grid(found), fit_records(found), found.model_dump(mode="json"), form)
+    if board is not None and not found.boards[0].fits:
+        raise typer.Exit(1)

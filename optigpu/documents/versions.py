@@ -1,0 +1,23 @@
+"""Which software's versions make results comparable."""
+
+from collections.abc import Mapping
+
+VERSIONED: Mapping[str, tuple[str, ...]] = {
+    "torch": ("torch", "transformers"),
+    "llama_cpp": ("llama-cpp-python",),
+    "litert": ("ai-edge-litert",),
+}
+"""The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
+
+A package that only some machines have is not among them: it would make the results of those machines the later ones.
+"""
+
+
+def compared(backend: str) -> tuple[str, ...]:
+    """The packages whose versions count for a backend, OptiGPU's own first."""
+    return ("optigpu", *VERSIONED.get(backend, ()))
+
+
+def versions_of(backend: str, software: Mapping[str, str]) -> dict[str, str]:
+    """The installed versions of what is compared; `software` has all that is installed."""
+    return {package: software[package] for package in compared(backend) if package in software}

@@ -1,0 +1,192 @@
+"""Whether a model fits a GPU with each of several stacks, at which context and which batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from optigpu.fit.memory import DecoderMemory, Load, MemoryNeed
+from optigpu.fit.stacks import NamedStack
+from optigpu.hardware.catalog import Device, HardwareKind, devices
+from optigpu.models.tensors import DecoderShape
+from optigpu.vocabulary import DeviceKind, Frozen, SpecError, UnsupportedError
+
+RESERVE_BYTES = 3 * 2**28
+"""What a GPU's memory holds beside tensors: CUDA's context, its libraries' workspaces, and gaps between blocks.
+
+An assumption of ours; `--reserve` replaces it. A GPU that also draws a desktop needs more.
+"""
+MOST_SEQUENCES = 4096
+USUAL_CONTEXT = 2048
+
+
+class StackFit(Frozen):
+    """What one stack needs for the asked load, predicted, and how far it goes on the card.
+
+    `host` says that it runs in the host's memory and needs none of the card's. A stack whose memory cannot be predicted
+    has a `reason` and no figures. `largest_context` is in tokens, with one sequence; `largest_batch` is in sequences of
+    the asked context. Both are 0 where not even one fits.
+    """
+
+    label: str
+    techniques: tuple[str, ...]
+    backend: str
+    host: bool = False
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
+    activation_bytes: int | None = None
+    peak_bytes: int | None = None
+    fits: bool = False
+    largest_context: int | None = None
+    largest_batch: int | None = None
+    reason: str | None = None
+
+
+class Fit(Frozen):
+    """The stacks of a model on a card. All bytes of it are predicted, and `basis` says so.
+
+    `advice` is what would fit where nothing does.
+    """
+
+    basis: Literal["predicted"] = "predicted"
+    model: str
+    parameters: int | None
+    gpu: str
+    memory_bytes: int
+    reserve_bytes: int
+    batch: int
+    context: int
+    new_tokens: int
+    most_context: int
+    stacks: tuple[StackFit, ...]
+    advice: tuple[str, ...] = ()
+
+    @property
+    def usable_bytes(self) -> int:
+        """For tensors."""
+        return self.memory_bytes - self.reserve_bytes
+
+
+class Asked(Frozen):
+    """What is to be generated at once: `context` counts prompt and new tokens of a sequence.
+
+    None asks for USUAL_CONTEXT, or for all that the model has where that is less.
+    """
+
+    batch: int = 1
+    context: int | None = None
+    new_tokens: int = 128
+    reserve_bytes: int = RESERVE_BYTES
+    device: DeviceKind = DeviceKind.CUDA
+
+    def load(self, batch: int, context: int) -> Load:
+        """As many sequences of so many tokens, of which as many are new as can be."""
+        new = min(self.new_tokens, context - 1)
+        return Load(batch, context - new, new)
+
+
+def fit(
+    shape: DecoderShape, parameters: int | None, card: Device, stacks: Sequence[NamedStack], asked: Asked
+) -> Fit:
+    """Predicts every stack. Raises SpecError for a context that the model does not have, or a card without room."""
+    most = shape.facts.context
+    context = min(USUAL_CONTEXT, most) if asked.context is None else asked.context
+    if not 2 <= context <= most:
+        raise SpecError(
+            f"context: {context} is out of range; {shape.reference} takes from 2 to {most} tokens."
+        )
+    memory = card.memory_bytes or 0
+    if memory <= asked.reserve_bytes:
+        raise SpecError(
+            f"reserve: {asked.reserve_bytes} bytes leave nothing of the {memory} bytes of {card.name}; reserve less."
+        )
+    rows = tuple(_stack_fit(shape, stack, memory - asked.reserve_bytes, asked, context) for stack in stacks)
+    found = Fit(
+        model=str(shape.reference),
+        parameters=parameters,
+        gpu=card.name,
+        memory_bytes=memory,
+        reserve_bytes=asked.reserve_bytes,
+        batch=asked.batch,
+        context=context,
+        new_tokens=asked.new_tokens,
+        most_context=most,
+        stacks=rows,
+    )
+    return found.model_copy(update={"advice": _advice(found)})
+
+
+def _stack_fit(shape: DecoderShape, stack: NamedStack, usable: int, asked: Asked, context: int) -> StackFit:
+    host = stack.backend != "torch" and asked.device is DeviceKind.CUDA
+    about = StackFit(
+        label=stack.label,
+        techniques=tuple(each.name for each in stack.techniques),
+        backend=stack.backend,
+        host=host,
+    )
+    try:
+        memory = DecoderMemory(
+            shape, stack.techniques, DeviceKind.CPU if host else asked.device, backend=stack.backend
+        )
+    except UnsupportedError as error:
+        return about.model_copy(update={"reason": str(error)})
+
+    def need(batch: int, context: int) -> MemoryNeed:
+        return memory.need(asked.load(batch, context))
+
+    here = need(asked.batch, context)
+    figures = {
+        "weight_bytes": here.weights,
+        "cache_bytes": here.cache,
+        "activation_bytes": here.activations,
+        "peak_bytes": here.peak,
+        "fits": host or here.peak <= usable,
+    }
+    if not host:
+        figures |= {
+            "largest_context": largest(lambda size: need(1, size).peak <= usable, 2, shape.facts.context),
+            "largest_batch": largest(lambda size: need(size, context).peak <= usable, 1, MOST_SEQUENCES),
+        }
+    return about.model_copy(update=figures)
+
+
+def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The largest size from `least` to `most` that fits, where all smaller ones fit as well; 0 if none does."""
+    if not fits(least):
+        return 0
+    low, high = least, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _advice(found: Fit) -> tuple[str, ...]:
+    """What would fit, where no stack fits the card as asked."""
+    known = [row for row in found.stacks if row.peak_bytes is not None]
+    on_card = [row for row in known if not row.host]
+    if not on_card or any(row.fits for row in on_card):
+        return ()
+    advice = []
+    furthest = max(on_card, key=lambda row: row.largest_context or 0)
+    if furthest.largest_context:
+        advice.append(
+            f"{furthest.label} fits with one sequence of up to {furthest.largest_context:,} tokens."
+        )
+    least = min(on_card, key=lambda row: row.peak_bytes or 0)
+    wanted = (least.peak_bytes or 0) + found.reserve_bytes
+    cards = [
+        card for card in devices() if card.kind is HardwareKind.GPU and (card.memory_bytes or 0) >= wanted
+    ]
+    if cards:
+        smallest = min(cards, key=lambda card: card.memory_bytes or 0)
+        gib = (smallest.memory_bytes or 0) / 2**30
+        advice.append(f"{least.label} fits {smallest.name} ({gib:.0f} GiB) as asked.")
+    else:
+        advice.append(
+            f"{least.label} needs {wanted / 2**30:.0f} GiB, more than any GPU of the catalog has; it takes several."
+        )
+    advice += [
+        f"{row.label} runs on the CPU with {(row.peak_bytes or 0) / 1e9:.1f} GB of the host's memory."
+        for row in known
+        if row.host
+    ]
+    return tuple(advice)

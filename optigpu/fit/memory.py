@@ -1,0 +1,188 @@
+"""Predicts the peak of a device's memory while a decoder generates: weights, key-value cache, activations.
+
+Nothing is loaded. Weights are counted by `optigpu.models.tensors` and the techniques' hook `stored`, the cache by the
+shapes of the model, and activations by what transformers' forward passes hold at their widest points: in the MLP of the
+last block, in its attention, at the head, and while a cache grows. docs/fit.md has the errors against measured peaks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from optigpu.backends.torch.stack import cache_options, load_options, mode_options
+from optigpu.job.spec import Variant
+from optigpu.models.reference import parse_reference
+from optigpu.models.tensors import DecoderShape, Part, StoredWeights, decoder_shape
+from optigpu.ops.layouts import KV_SCALE_BYTES
+from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number in the dtypes that models are loaded in."""
+FLOAT, INDEX = 4, 8
+LLAMA_CPP_TOKENS = 512
+"""Tokens of a prompt that llama.cpp computes at once (n_ubatch)."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is generated at once: `batch` sequences, each of `prompt` tokens and `new` ones."""
+
+    batch: int
+    prompt: int
+    new: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence in the end."""
+        return self.prompt + self.new
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Predicted bytes on the device at the peak; `activations` is all that is neither weights nor cache."""
+
+    weights: int
+    cache: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """All of them."""
+        return self.weights + self.cache + self.activations
+
+
+class DecoderMemory:
+    """The memory of one decoder with one stack on one kind of device, for any load."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        stack: tuple[Technique, ...],
+        device: DeviceKind,
+        backend: str = "torch",
+    ) -> None:
+        """`stack` is resolved. Raises UnsupportedError for a technique whose bytes depend on more than shapes.
+
+        llama.cpp computes prompts in parts of LLAMA_CPP_TOKENS and allocates its cache as a whole, of float16 where
+        weights are quantized.
+        """
+        self.shape, self.stack, self.device = shape, stack, device
+        self.options: LoadOptions = load_options(stack)
+        self.cache: CacheOptions = cache_options(stack)
+        width = WIDTHS[self.options.dtype]
+        stored: StoredWeights = shape.stored(width, half=self.options.dtype == "bfloat16")
+        for technique in stack:
+            stored = technique.stored(stored, device)
+        self.stored = stored
+        autocast = mode_options(stack).autocast
+        self.width = WIDTHS[autocast] if autocast else width
+        self.at_once: int | None = None
+        if backend == "llama_cpp":
+            self.cache = CacheOptions(kind="static")
+            self.at_once = LLAMA_CPP_TOKENS
+        self.cache_width = 2 if self.options.gguf else self.width
+
+    def need(self, load: Load) -> MemoryNeed:
+        """The peak, at the worse of the prompt's pass and the last decode step."""
+        points = (self._prompt(load), self._last_step(load))
+        cache, activations = max(points, key=sum)
+        return MemoryNeed(self.stored.bytes, cache, activations + self.stored.widened_bytes)
+
+    def cache_bytes(self, batch: int, tokens: int, room: int) -> int:
+        """Of keys and values of `tokens` tokens; a static cache has room for `room` of them."""
+        options = self.cache
+        if options.kind == "none":
+            return 0
+        kept = room if options.kind == "static" else tokens
+        if options.window is not None:
+            kept = min(kept, options.sinks + options.window)
+        if self.shape.window is not None:
+            last = self.shape.window if options.kind == "static" else self.shape.window - 1
+            kept = min(kept, last)
+        facts = self.shape.facts
+        # Under autocast rotated keys come out in the weights' dtype and values in the narrower one.
+        keys = self.stored.width if self.width < self.stored.width and self.shape.small.rotary else 0
+        row = facts.head_size * ((keys or self.cache_width) + self.cache_width) // 2
+        if options.int8:
+            row = facts.head_size + KV_SCALE_BYTES
+        return 2 * batch * kept * facts.layers * facts.kv_heads * row
+
+    def _prompt(self, load: Load) -> tuple[int, int]:
+        cache = self.cache_bytes(load.batch, load.prompt, load.context)
+        tokens = load.prompt if self.at_once is None else min(load.prompt, self.at_once)
+        return cache, max(self._points(load.batch, tokens, load.prompt, cache))
+
+    def _last_step(self, load: Load) -> tuple[int, int]:
+        """The last token is decoded and not cached any more."""
+        length = load.context - 1
+        cache = self.cache_bytes(load.batch, length, load.context)
+        tokens = length if self.cache.kind == "none" else 1
+        return cache, max(self._points(load.batch, tokens, length, cache))
+
+    def _points(self, batch: int, tokens: int, length: int, cache: int) -> Iterator[int]:
+        """Bytes of activations at the widest points of a pass of `tokens` tokens that attend to `length`."""
+        facts, width = self.shape.facts, self.width
+        hidden = batch * tokens * facts.hidden_size * self.stored.width
+        positions = 2 if self.shape.family.learns_positions else 0
+        rotary = 2 * batch * tokens * facts.head_size * self.stored.width if self.shape.small.rotary else 0
+        inner = batch * tokens * (facts.inner_size or 4 * facts.hidden_size) * width
+        ids = 2 * INDEX * batch * length
+        around = (4 + positions) * hidden + rotary + ids
+        stored, computed = self._scores(batch, tokens, length)
+        yield around + self.shape.small.inner_tensors * inner + stored
+        if self.stored.sum_bytes:
+            sums = inner // width * self.stored.sum_bytes
+            yield around + (inner if facts.gated_mlp else 0) + sums + stored
+        if computed:
+            yield around - hidden + batch * tokens * facts.heads * facts.head_size * width + computed
+        else:
+            yield around + self._attention(batch, tokens, length, cache)
+        yield 2 * hidden + batch * facts.vocabulary * (width + FLOAT) + ids + self._copied_head()
+
+    def _copied_head(self) -> int:
+        """oneDNN copies a matrix of 16-bit numbers into its own layout for each product of a CPU."""
+        head = next(matrix for matrix in self.stored.matrices if matrix.part is Part.HEAD)
+        as_loaded = self.stored.width * head.elements
+        is_copied = self.device is DeviceKind.CPU and self.stored.width == 2
+        return as_loaded if is_copied and head.bytes in (0, as_loaded) else 0
+
+    def _scores(self, batch: int, tokens: int, length: int) -> tuple[int, int]:
+        """Bytes of what eager attention stores: after it, its weights with the mask; within it, scores in float32, and
+        keys and values that are repeated for each of the heads that share them."""
+        if self.options.attention != "eager":
+            return 0, 0
+        facts = self.shape.facts
+        each, mask = batch * facts.heads * tokens * length, batch * tokens * length * self.width
+        repeated = 0
+        if facts.kv_heads != facts.heads:
+            repeated = 2 * batch * length * facts.heads * facts.head_size * self.width
+        within = 2 * self.width
+        if self.shape.small.float_scores and self.width < FLOAT:
+            # A CPU widens scores before their softmax, a GPU within it.
+            within = self.width + (2 * FLOAT if self.device is DeviceKind.CPU else FLOAT)
+        return each * self.width + mask, each * within + mask + repeated
+
+    def _attention(self, batch: int, tokens: int, length: int, cache: int) -> int:
+        """Queries, keys and values with their rotated copies, and copies of one layer's cache: a dynamic one is joined
+        from a copy of its keys or values, one of our own from both, and int8 ones are widened."""
+        facts, width, options = self.shape.facts, self.width, self.cache
+        queries = batch * tokens * facts.heads * facts.head_size * width
+        keys = batch * tokens * facts.kv_heads * facts.head_size * width
+        layer, joined = cache // facts.layers, 0
+        is_own = options.int8 or options.window is not None
+        if options.kind == "dynamic":
+            joined = layer if is_own else layer // 2
+        copies = 3 if self.device is DeviceKind.CPU else 2
+        widened = copies * batch * length * facts.kv_heads * facts.head_size * width if options.int8 else 0
+        return 2 * queries + 2 * keys + joined + widened
+
+
+def predicted_weight_bytes(variant: Variant) -> int | None:
+    """The bytes of a variant's weights; None where they cannot be predicted, or it has no decoder."""
+    if variant.model is None or variant.workload.task not in ON_TEXT:
+        return None
+    try:
+        shape = decoder_shape(parse_reference(variant.model))
+        return DecoderMemory(shape, variant.stack, variant.device, variant.backend).stored.bytes
+    except UnsupportedError:
+        return None

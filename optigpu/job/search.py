@@ -1,0 +1,246 @@
+"""The plan `search`: successive halving over the stacks that a menu of techniques allows.
+
+Every stack is measured for a little time; the better third goes on with three times as much, and so on, until what is
+left is measured as the job asks (Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
+Optimization, 2016, arXiv:1502.07943). A stack whose interval lies below the best one's, and that is better in nothing
+else, stops at once. A pure part of the run: it decides, and measures nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import ceil
+
+from optigpu.documents.events import Estimated, Event, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.result import OF_THE_OUTPUT, MetricSummary, Outcome, Result
+from optigpu.job.estimate import plan_time, spoken
+from optigpu.job.spec import JobSpec, Variant, resolve
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import METRICS, Better, SpecError
+
+SHRINK = 3
+"""How many times fewer stacks each round has, and how many times longer each of them is measured."""
+FEWEST_SECONDS = 0.3
+"""The least that a round measures a process for: one round of turns is 0.4 s, or one request."""
+UNKNOWN_INTERVAL = 0.05
+"""The half width, as a share of the figure, of what has no interval: processes of one variant differ by less."""
+OBJECTIVES = ("weight_bytes", "peak_bytes", "kld_mean", "j_per_token")
+"""What a stack may be better in beside the primary metric of its workload."""
+
+
+def stacks_of(menu: Sequence[Technique], workload: str) -> Iterator[tuple[Technique, ...]]:
+    """Every stack of techniques of a menu, resolved, small ones first; those with a conflict are left out.
+
+    A menu may name a technique twice, with other parameters; no stack has both.
+    """
+    seen: set[tuple[Technique, ...]] = set()
+    for size in range(len(menu) + 1):
+        for chosen in combinations(menu, size):
+            try:
+                stack = resolve(chosen, workload)
+            except SpecError:
+                continue
+            if stack not in seen:
+                seen.add(stack)
+                yield stack
+
+
+def rounds_of(candidates: int) -> int:
+    """How many rounds so many variants take until one is left: each but the last leaves a third."""
+    count = 1
+    while candidates > 1:
+        candidates, count = ceil(candidates / SHRINK), count + 1
+    return count
+
+
+def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
+    """How long all rounds will take: an estimate as rough as that of any job."""
+    count, left, seconds = rounds_of(len(variants)), list(variants), 0.0
+    for number in range(count):
+        seconds += plan_time(round_spec(spec, number, count), left).seconds
+        left = left[: ceil(len(left) / SHRINK)]
+    limit = spec.limits.timeout_s
+    stacks = f"{len(variants)} of {len(variants) + left_out(spec)} stacks"
+    return Estimated(
+        seconds=seconds,
+        limit_s=limit,
+        replicates=spec.measure.replicates,
+        sentence=f"{stacks} in {count} rounds, about {spoken(seconds)} (an estimate); the limit is {spoken(limit)}.",
+    )
+
+
+def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
+    """The job as round `number` of `count` measures it.
+
+    Only the last one has all replicates and meters. Quality is measured in the first as well, where it decides who goes
+    on, and energy, whose windows are long, in the last alone.
+    """
+    if number == count - 1:
+        return spec
+    share = SHRINK ** (count - 1 - number)
+    measure = spec.measure
+    kept = {"latency", "memory", *(("quality",) if number == 0 else ()), *spec.workload.meters}
+    limits = (
+        spec.limits
+        if "quality" in kept
+        else spec.limits.model_copy(update={"max_kld": None, "min_top1": None})
+    )
+    most = max(FEWEST_SECONDS, measure.max_seconds / share)
+    shorter = {
+        "replicates": 1,
+        "min_seconds": min(most, max(FEWEST_SECONDS, measure.min_seconds / share)),
+        "max_seconds": most,
+        "meters": tuple(meter for meter in measure.meters if meter in kept),
+    }
+    return spec.model_copy(update={"measure": measure.model_copy(update=shorter), "limits": limits})
+
+
+def survivors(spec: JobSpec, outcomes: Sequence[Outcome], earlier: Mapping[int, Outcome]) -> tuple[int, ...]:
+    """The indices of the variants that go on after a round, the fastest first.
+
+    At most a third of them, rounded up: of those that the limits allow first the ones that no other surpasses in
+    everything, then the fastest. What is surely slower than the fastest and better in nothing stops in any case.
+    `earlier` has the outcomes of earlier rounds, whose quality holds for later ones.
+    """
+    primary = spec.workload.primary
+    known = [_with_quality(outcome, earlier.get(outcome.index)) for outcome in outcomes]
+    allowed = [result for result in known if result is not None and is_allowed(spec, result)]
+    if not allowed:
+        return ()
+    front = pareto(allowed, primary)
+    ordered = sorted(front, key=lambda result: _speed(result, primary), reverse=True)
+    beaten = (
+        result for result in allowed if result not in front and not _surely_beaten(result, front, primary)
+    )
+    ordered += sorted(beaten, key=lambda result: _speed(result, primary), reverse=True)
+    return tuple(result.variant.index for result in ordered[: ceil(len(outcomes) / SHRINK)])
+
+
+def is_allowed(spec: JobSpec, result: Result) -> bool:
+    """Whether a result's output is right and keeps the job's limits of quality and bytes.
+
+    A disturbance, which the stacks of a round share, decides nothing here; the verdict stays with the result.
+    """
+    most, divergence = spec.limits.max_bytes, _value(result, "kld_mean")
+    if OF_THE_OUTPUT.intersection(result.verdict.reasons) or _value(result, spec.workload.primary) is None:
+        return False
+    if spec.limits.max_kld is not None and (divergence is None or divergence > spec.limits.max_kld):
+        return False
+    return most is None or (bytes_of(result) or 0) <= most
+
+
+def bytes_of(result: Result) -> float | None:
+    """What counts against `limits.max_bytes`: the accelerator's peak, and on a CPU the weights."""
+    peak = _value(result, "peak_bytes")
+    return _value(result, "weight_bytes") if peak is None else peak
+
+
+def pareto(results: Sequence[Result], primary: str) -> list[Result]:
+    """The results that no other surpasses: one that is as good in every objective and better in one."""
+    return [
+        result
+        for result in results
+        if not any(_surpasses(other, result, primary) for other in results if other is not result)
+    ]
+
+
+def _surpasses(one: Result, other: Result, primary: str) -> bool:
+    """Speeds whose intervals overlap count as equal, and so does what only one of them knows."""
+    signs = [_compared(one, other, name) for name in (primary, *OBJECTIVES)]
+    return all(sign >= 0 for sign in signs) and any(sign > 0 for sign in signs)
+
+
+def _compared(one: Result, other: Result, name: str) -> int:
+    """1 where the first is better, -1 where the second is, 0 where that is not known."""
+    ours, theirs = one.metrics.get(name), other.metrics.get(name)
+    if ours is None or theirs is None or ours.value is None or theirs.value is None:
+        return 0
+    (low, high), (other_low, other_high) = _bounds(ours), _bounds(theirs)
+    higher = int(low > other_high) - int(high < other_low)
+    return higher if METRICS[name].better is Better.HIGHER else -higher
+
+
+def _bounds(summary: MetricSummary) -> tuple[float, float]:
+    """The interval; around a figure without one the share that processes differ by, and nothing around a count."""
+    value = summary.value or 0.0
+    if summary.ci:
+        return summary.ci
+    if summary.unit == "B":
+        return value, value
+    return value * (1 - UNKNOWN_INTERVAL), value * (1 + UNKNOWN_INTERVAL)
+
+
+def _surely_beaten(result: Result, front: Iterable[Result], primary: str) -> bool:
+    """Whether one of the front is surely faster and at least as good in all else."""
+    return any(_compared(best, result, primary) > 0 and _surpasses(best, result, primary) for best in front)
+
+
+def _with_quality(outcome: Outcome, earlier: Outcome | None) -> Result | None:
+    """The result with the quality of an earlier round where this one measured none."""
+    result = outcome.result
+    if result is None or earlier is None or earlier.result is None:
+        return result
+    known = {name: earlier.result.metrics[name] for name in ("kld_mean",) if name in earlier.result.metrics}
+    return result.model_copy(update={"metrics": known | result.metrics})
+
+
+def _speed(result: Result, primary: str) -> float:
+    """Larger is better."""
+    value = _value(result, primary) or 0.0
+    return value if METRICS[primary].better is Better.HIGHER else -value
+
+
+def _value(result: Result, name: str) -> float | None:
+    summary = result.metrics.get(name)
+    return summary.value if summary else None
+
+
+def left_out(spec: JobSpec) -> int:
+    """How many stacks of the menu the limit of variants leaves out."""
+    stacks = sum(1 for _ in stacks_of(spec.stack, spec.workload.kind))
+    return max(0, stacks + len(spec.beside) - spec.limits.max_variants)
+
+
+def too_large(spec: JobSpec, variant: Variant, weight_bytes: int | None) -> str | None:
+    """Why a variant is not measured, where its predicted weights alone are over the limit; None else."""
+    most = spec.limits.max_bytes
+    if most is None or weight_bytes is None or weight_bytes <= most:
+        return None
+    return (
+        f"{variant.label} was not measured: its weights take {weight_bytes / 1e9:.3g} GB, predicted, and "
+        f"limits.max_bytes is {most / 1e9:.3g} GB."
+    )
+
+
+def limited(spec: JobSpec, seconds: float) -> JobSpec:
+    """The job with so much time left; only its first round waits for other processes to rest as long as it may."""
+    return spec.model_copy(update={"limits": spec.limits.model_copy(update={"timeout_s": seconds})})
+
+
+def with_round(outcome: Outcome, number: int, count: int) -> Outcome:
+    """The outcome with the round that it comes from in its facts. Ratios to variants of other rounds have no pairs."""
+    result = outcome.result
+    if result is None:
+        return outcome
+    notes = result.facts.recorded | {"search_round": number + 1, "search_rounds": count}
+    facts = result.facts.model_copy(update={"recorded": notes, "side_by_side": ()})
+    return outcome.model_copy(update={"result": result.model_copy(update={"facts": facts})})
+
+
+class RoundEvents:
+    """Passes on the events of one round as those of the whole search.
+
+    A variant starts in the first round and ends when the search says so; progress is that of all rounds.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None], number: int, count: int) -> None:
+        self._on_event, self._number, self._count = on_event, number, count
+
+    def __call__(self, event: Event) -> None:
+        """Called with each event of the round."""
+        if isinstance(event, VariantFinished) or (isinstance(event, VariantStarted) and self._number):
+            return
+        if isinstance(event, Progressed):
+            fraction = (self._number + event.fraction) / self._count
+            doing = f"round {self._number + 1} of {self._count}: {event.doing}"
+            event = event.model_copy(update={"fraction": fraction, "doing": doing, "remaining_s": None})
+        self._on_event(event)

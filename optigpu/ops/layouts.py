@@ -1,0 +1,117 @@
+"""How many bytes a quantized weight takes, by the layouts in which operators store it. Loads no torch.
+
+The layouts depend on the device: on a CPU those of our C++ operators, whose tiles are filled up with zeros; on CUDA
+those of torch's and of our own kernels. `outputs` and `inner` are the sizes of a weight [outputs, inner].
+"""
+
+from typing import Literal
+
+from optigpu.vocabulary import DeviceKind
+
+INT8_TILE = 16
+"""Outputs that the C++ operator of int8_linear computes together; kTile in int8_linear.cpp."""
+DYNAMIC_TILE, DYNAMIC_GROUP = 32, 4
+"""Outputs and inputs that the weights of int8_dynamic hold together; kTile and kGroup in int8_dynamic.cpp."""
+DYNAMIC_CUDA_STEP = 8
+"""torch._int_mm takes inputs and outputs that are multiples of this on CUDA."""
+INT4_TILE = 32
+"""Outputs that the C++ operator of int4_linear computes together; kTile in int4_linear.cpp."""
+INT4_CUDA_OUTPUTS = 8
+"""torch's int4 operator on CUDA needs a multiple of this many outputs."""
+FP8_STEP = 16
+"""torch._scaled_mm takes inputs and outputs that are multiples of this on CUDA."""
+NF4_BLOCK = 64
+"""Weights that share one statistic of bitsandbytes; a block may reach over the end of a row."""
+NF4_NESTED_BLOCK = 256
+"""Statistics that share one, where they are quantized as well."""
+NF4_PACKED_OUTPUTS, NF4_PACKED_INPUTS = 32, 64
+"""What the sizes of a layer must be multiples of for bitsandbytes' fused operator on CPUs."""
+KV_SCALE_BYTES = 4
+"""The scale of a token and head in a cache of int8 keys and values."""
+_FLOAT, _HALF = 4, 2
+
+
+def int8_bytes(outputs: int, inner: int, device: DeviceKind) -> int:
+    """int8 numbers and a float32 scale for each output."""
+    tile = INT8_TILE if device is DeviceKind.CPU else 1
+    return _up(outputs, tile) * inner + _FLOAT * outputs
+
+
+def int8_dynamic_bytes(outputs: int, inner: int, device: DeviceKind) -> int:
+    """As `int8_bytes`, in the layout of products with int8 activations."""
+    if device is DeviceKind.CPU:
+        numbers = _up(outputs, DYNAMIC_TILE) * _up(inner, DYNAMIC_GROUP)
+    else:
+        numbers = _up(outputs, DYNAMIC_CUDA_STEP) * _up(inner, DYNAMIC_CUDA_STEP)
+    return numbers + _FLOAT * outputs
+
+
+def int4_bytes(outputs: int, inner: int, device: DeviceKind, *, group: int, offsets: bool, half: bool) -> int:
+    """4-bit numbers with bfloat16 scales, and offsets where there are any; `half` says that the model is bfloat16."""
+    packed_by_torch = device is DeviceKind.CUDA and half
+    if device is DeviceKind.CPU:
+        outputs = _up(outputs, INT4_TILE)
+    elif packed_by_torch:
+        outputs = _up(outputs, INT4_CUDA_OUTPUTS)
+    statistics = 2 if offsets or packed_by_torch else 1
+    return outputs * inner // 2 + _HALF * statistics * outputs * (inner // group)
+
+
+def nf4_bytes(outputs: int, inner: int, device: DeviceKind, *, nested: bool, half: bool) -> int:
+    """4-bit NormalFloat numbers with their statistics and tables of levels; `half` says that the model is bfloat16.
+
+    On a CPU a bfloat16 layer whose sizes fit gets the layout of the fused operator, with bfloat16 statistics.
+    """
+    numbers, blocks = -(-outputs * inner // 2), -(-outputs * inner // NF4_BLOCK)
+    levels = 16 * _FLOAT
+    is_whole = not (outputs % NF4_PACKED_OUTPUTS or inner % NF4_PACKED_INPUTS)
+    if device is DeviceKind.CPU and half and is_whole:
+        return numbers + _HALF * blocks + levels
+    if not nested:
+        return numbers + _FLOAT * blocks + levels
+    nested_blocks = -(-blocks // NF4_NESTED_BLOCK)
+    return numbers + blocks + _FLOAT * nested_blocks + levels + _FLOAT + 256 * _FLOAT
+
+
+def llm_int8_bytes(outputs: int, inner: int) -> int:
+    """int8 numbers as bitsandbytes keeps them, and a float32 scale for each output."""
+    return outputs * inner + _FLOAT * outputs
+
+
+def fp8_bytes(outputs: int, inner: int) -> int:
+    """e4m3 numbers, a float32 scale for each output, and a scale of one."""
+    return _up(outputs, FP8_STEP) * _up(inner, FP8_STEP) + _FLOAT * outputs + _FLOAT
+
+
+GgufBlock = Literal["F32", "F16", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"]
+GGUF_BLOCKS: dict[GgufBlock, tuple[int, int]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q5_0": (32, 22),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q6_K": (256, 210),
+}
+"""Weights of a block of llama.cpp's types, and the bytes of the block: ggml-common.h."""
+GGUF_INSTEAD: dict[GgufBlock, GgufBlock] = {
+    "Q4_K": "Q5_0",
+    "Q6_K": "Q8_0",
+    "Q4_0": "F16",
+    "Q5_0": "F16",
+    "Q8_0": "F16",
+}
+"""What llama.cpp writes where the inputs are not a multiple of a type's block."""
+
+
+def gguf_bytes(outputs: int, inner: int, kind: GgufBlock) -> int:
+    """Of a matrix in a GGUF file."""
+    block, size = GGUF_BLOCKS[kind]
+    if inner % block:
+        return gguf_bytes(outputs, inner, GGUF_INSTEAD[kind])
+    return outputs * inner // block * size
+
+
+def _up(size: int, step: int) -> int:
+    """The least multiple of `step` that is not smaller."""
+    return -(-size // step) * step
