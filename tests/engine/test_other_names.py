@@ -1,5 +1,7 @@
 """The other names that people import the library by, and the code that is written for them, on a model that is here."""
 
+from typing import Any
+
 import torch
 from cuda_optimizer import CUDAKernelOptimizer
 from gpu_poor import make_it_work_hybrid, quantize
@@ -21,8 +23,8 @@ def test_they_are_the_library_s_own() -> None:
 
 
 def test_one_line_quantization_as_it_is_shown() -> None:
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"])
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED["tiny"])
+    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"])
+    tokenizer: Any = AutoTokenizer.from_pretrained(BUNDLED["tiny"])
     model = quantize(model)
     tokenizer.pad_token = tokenizer.eos_token
     output = model.generate(tokenizer("The future of AI is", return_tensors="pt")["input_ids"], max_length=50)
