@@ -13,6 +13,7 @@ COPY pyproject.toml constraints.txt LICENSE ./
 RUN mkdir optigpu && touch optigpu/__init__.py \
     && /opt/optigpu/bin/pip install -c constraints.txt ".[service]" bitsandbytes
 COPY optigpu optigpu
+COPY names names
 RUN /opt/optigpu/bin/pip install --no-deps --force-reinstall .
 
 FROM python:3.11-slim-bookworm

@@ -12,7 +12,7 @@ TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tools llama demo check quick test lint serve migrate up workers down clean
+.PHONY: help setup tools llama demo check quick test lint docs serve migrate up workers down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ lint: tools ## check style, types, who imports whom, what is counted, and that m
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	export OPTIGPU_DATABASE_URL="sqlite:///$$folder/check.db" && \
 	$(BIN)/alembic upgrade head && $(BIN)/alembic check
+
+docs: tools ## build the documentation's site into build/site; needs no network
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
 
 serve: setup ## run the service on PORT (8000) with a SQLite file and a worker inside
 	@exec $(BIN)/python -m api --port $(PORT)

@@ -8,8 +8,8 @@ from typing import Any
 
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
+from optigpu.measure import Report, run
 from optigpu.report import console
-from optigpu.run import Report, run
 from optigpu.vocabulary import DeviceKind
 
 NO_GPU = "not measured: this machine has no NVIDIA GPU"

@@ -21,8 +21,8 @@ from benchmarks.noise_goals import Figure, Ratio, Run, goals_of, grid_of
 from optigpu.documents.events import Event
 from optigpu.documents.result import Gain, Result
 from optigpu.job.spec import JobSpec
+from optigpu.measure import Report, run
 from optigpu.report import console, terminal
-from optigpu.run import Report, run
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 CORES = (0.2, 0.5, 1.0)

@@ -9,7 +9,7 @@ from optigpu.documents.events import Event
 from optigpu.documents.result import Result
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.run import REPLICATE, never
+from optigpu.measure import REPLICATE, never
 from optigpu.vocabulary import OptiGPUError
 
 

@@ -16,8 +16,8 @@ from benchmarks.document import write
 from optigpu.documents.events import Event
 from optigpu.documents.result import Result, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec
+from optigpu.measure import run
 from optigpu.report import console
-from optigpu.run import run
 from optigpu.vocabulary import DeviceKind
 
 WORKLOADS: dict[str, dict[str, Any]] = {

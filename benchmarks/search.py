@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from optigpu.documents.events import Event
 from optigpu.documents.result import Result
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 
 MENU = ("int8_weight_only", "static_kv_cache", "fused_gelu")
 """Three techniques that go together, so that every combination is a stack."""

@@ -8,7 +8,7 @@ from benchmarks.stacks import Case, Stack, details_of, spec_of
 from optigpu.documents.events import Event
 from optigpu.documents.result import Outcome, Result, Samples
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.statistics.intervals import paired_ratio, ratio
 
 Bounds = tuple[float, float]

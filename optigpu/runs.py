@@ -15,8 +15,9 @@ from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.files import is_report, read_json
 from optigpu.documents.result import Attribution
 from optigpu.documents.runs import RUN_FORMAT, KeptOutcome, RunDocument
+from optigpu.measure import Report
 from optigpu.paths import data_dir
-from optigpu.run import Report
+from optigpu.report.leaderboard import models_text
 from optigpu.vocabulary import Document, OptiGPUError, SpecError, new_id, utc_now
 
 LAST = "last"
@@ -63,7 +64,7 @@ class KeptRun:
             "name": self.spec.get("name"),
             "tags": self.spec.get("tags", []),
             "workload": self.spec["workload"],
-            "model": self.spec.get("model"),
+            "model": models_text(self.spec),
             "plan": self.spec["plan"],
             "results": len(self.results),
             "best": best.label if best else None,

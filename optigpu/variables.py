@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 PREFIX = "OPTIGPU_"
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""The address of the service where OPTIGPU_URL gives none."""
 KNOWN = (
     "OPTIGPU_ALLOWED_HOSTS",
     "OPTIGPU_API_KEY",

@@ -155,6 +155,13 @@ class Precision(StrEnum):
     INT4 = "int4"
 
 
+class RecipeName(StrEnum):
+    """What `optigpu recipe` makes a smaller model by."""
+
+    DISTILLATION = "distillation"
+    STRUCTURED_PRUNING = "structured_pruning"
+
+
 class JobState(StrEnum):
     """queued -> running -> succeeded | failed | cancelled, and running -> queued when a lease expires."""
 
@@ -267,7 +274,10 @@ METRICS: dict[str, Metric] = {
     "energy_j": Metric("J", Better.LOWER, "energy of one request above that of the idle device"),
     "power_w": Metric("W", Better.LOWER, "mean power while requests run, idle power included"),
     "j_per_token": Metric("J", Better.LOWER, "energy above idle per generated token"),
-    "j_per_image": Metric("J", Better.LOWER, "energy above idle per classified image"),
+    "j_per_image": Metric("J", Better.LOWER, "energy above idle per image, classified or trained on"),
+    "j_per_1000_tokens": Metric(
+        "J", Better.LOWER, "energy above idle per 1,000 tokens trained on, without padding"
+    ),
     "gpu_utilization": Metric("1", Better.HIGHER, "share of time in which a kernel ran on the GPU"),
     "kld_mean": Metric(
         "nat",
@@ -284,8 +294,24 @@ METRICS: dict[str, Metric] = {
         "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
     ),
     "perplexity_delta": Metric("1", Better.LOWER, "perplexity minus that of the fp32 model on the same text"),
-    "accuracy": Metric("1", Better.HIGHER, "share of a multiple-choice test's items answered correctly"),
+    "accuracy": Metric(
+        "1",
+        Better.HIGHER,
+        "share of a multiple-choice test's items, or of labelled images, answered correctly",
+    ),
     "accuracy_loss_percent": Metric("%", Better.LOWER, "accuracy lost, in percent of the fp32 model's"),
+    "loss_final": Metric(
+        "nat", Better.LOWER, "mean loss over the last quarter of the steps that are compared with fp32's"
+    ),
+    "loss_deviation": Metric(
+        "1",
+        Better.LOWER,
+        "distance of the losses of training from fp32's on the same samples, as a share of the band of seed noise; "
+        "above 1 is outside",
+    ),
+    "gradient_norm": Metric(
+        "1", Better.LOWER, "2-norm of the gradient of the mean loss at the first step, before clipping"
+    ),
     "mbu": Metric(
         "1",
         Better.HIGHER,
@@ -295,6 +321,11 @@ METRICS: dict[str, Metric] = {
         "1",
         Better.HIGHER,
         "model FLOPs utilization: share of the measured matrix-product rate that the model's own operations use",
+    ),
+    "hfu": Metric(
+        "1",
+        Better.HIGHER,
+        "hardware FLOPs utilization: as mfu, of all operations that were executed, recomputed ones included",
     ),
     "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows the variant to be"),
     "memory_bound_share": Metric("1", Better.LOWER, "share of kernel time in memory-bound kernels"),

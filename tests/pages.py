@@ -10,7 +10,10 @@ GETTING_STARTED, SERVICE, LIBRARY, ADD_A_TECHNIQUE, SETTINGS = (
     ROOT / "docs" / f"{name}.md"
     for name in ("getting-started", "service", "library", "add-a-technique", "settings")
 )
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    README,
+    *(page for folder in ("docs", "docs/guides") for page in sorted((ROOT / folder).glob("*.md"))),
+]
 """The pages for people who use OptiGPU or change it. Decisions and results are about what was done."""
 
 

@@ -5,7 +5,7 @@ import time
 import structlog
 
 from optigpu.documents.ranking import why_none_ranks
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.leases import Lease

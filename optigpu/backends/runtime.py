@@ -3,7 +3,7 @@
 A backend converts to and from its own arrays before and after the timed part, never within it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
 from optigpu.hardware.kernel_shares import Kernel
 from optigpu.models.facts import Facts
+from optigpu.quality.pictures import Pixels
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind
 
@@ -35,6 +36,19 @@ class Generation:
 
     tokens: Ids
     gaps_s: list[float]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: from the most likely ones that together have a probability of `top_p`, after logits were
+    divided by `temperature` (above 0). The same `seed` draws the same tokens.
+
+    Source: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020, arXiv:1904.09751.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,26 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
         """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
 
 
+@runtime_checkable
+class TextRuntime(DecodingRuntime, Protocol):
+    """Further methods of a backend that reads and writes text, and draws tokens by chance."""
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that the model expects before it.
+
+        Raises UnsupportedError if the model has no tokenizer, or one whose ids it does not have.
+        """
+
+    def text_of(self, tokens: Ids) -> list[str]:
+        """The text of each sequence of `tokens` [batch, length]."""
+
+    def draw(self, prompt: Ids, new_tokens: int, sampling: Sampling) -> Generation:
+        """As `generate`, with each token drawn by chance, and the drawing timed.
+
+        Raises UnsupportedError if what is timed takes the most likely tokens alone.
+        """
+
+
 class PassRuntime(Runtime, Protocol):
     """The runtime of a workload that runs forward passes and decodes nothing."""
 
@@ -173,3 +207,17 @@ class ImageRuntime(PassRuntime, Protocol):
     """A PassRuntime of a model that classifies images."""
 
     facts: ImageFacts
+
+
+@runtime_checkable
+class PictureRuntime(ImageRuntime, Protocol):
+    """Further methods of a backend that classifies pictures."""
+
+    def class_names(self) -> tuple[str, ...]:
+        """The model's classes in the order of its logits; some have several names with commas between."""
+
+    def processed(self, pictures: Sequence[Pixels]) -> Images:
+        """Pictures as the model takes them, [pictures, channels, height, width]."""
+
+    def preprocessing(self) -> str:
+        """How `processed` does that, for a reader."""

@@ -29,6 +29,7 @@ from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import SelfCheck
 from optigpu.job.spec import Measure, Variant
+from optigpu.recipes.request import RecipeOutcome, RecipeRequest
 from optigpu.vocabulary import DeviceKind, Frozen
 
 
@@ -227,6 +228,21 @@ class Checked(Frozen):
     how: str = ""
 
 
+class RunRecipe(Frozen):
+    """The one line to `python -m optigpu.child.recipe`: the smaller model to make, with so many threads."""
+
+    kind: Literal["run_recipe"] = "run_recipe"
+    request: RecipeRequest
+    threads: int
+
+
+class RecipeMade(Frozen):
+    """The model is written."""
+
+    kind: Literal["recipe_made"] = "recipe_made"
+    outcome: RecipeOutcome
+
+
 AnyCommand = RunRound | RunAudit | RunMeter | RunReference
 AnySelfTestCommand = ListChecks | RunCheck
 AnyAnswer = (
@@ -242,6 +258,7 @@ AnyAnswer = (
     | Proven
     | Checks
     | Checked
+    | RecipeMade
 )
 Command = Annotated[AnyCommand, Field(discriminator="kind")]
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]

@@ -2,7 +2,7 @@
 
 from optigpu.claims.findings import Plausibility, RuleFinding
 from optigpu.claims.founding import FoundingComparison, compare_founding
-from optigpu.claims.matching import measured_for, why_never
+from optigpu.claims.matching import beside, measured_for, why_never
 from optigpu.claims.measured import Measured, from_leaderboard, from_results, says_too_little
 from optigpu.claims.model import Book, Claim, Status, baselines, read_book
 from optigpu.claims.rules import RULES, Judgement, judge
@@ -20,6 +20,7 @@ __all__ = [
     "Status",
     "Thesis",
     "baselines",
+    "beside",
     "compare_founding",
     "from_leaderboard",
     "from_results",

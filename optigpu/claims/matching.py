@@ -42,10 +42,17 @@ def measured_for(claim: Claim, measured: Iterable[Measured], book: Book) -> Meas
     return choose(there or matches, key=lambda each: each.value, default=None)
 
 
+def beside(claim: Claim, measured: Iterable[Measured]) -> list[Measured]:
+    """The measured figures of the same work as a claim, of the same model and shapes, on any hardware by any stack."""
+    return [
+        each
+        for each in measured
+        if each.metric == claim.metric and _same_model(claim, each) and _same_work(claim, each.workload)
+    ]
+
+
 def why_never(claim: Claim) -> str | None:
     """Why no measured figure can be of the same thing as a claim, in a sentence; None if one can."""
-    if claim.workload == "train_step":
-        return "OptiGPU measures no training."
     derived = claim.ratio_of or claim.saving_of
     if claim.metric == "speedup" and not derived:
         return "A ratio without its two figures; `optigpu ladder` measures ratios."
@@ -128,6 +135,7 @@ def _same_work(claim: Claim, workload: Document) -> bool:
         "sizes": claim.size,
         "lengths": claim.sequence,
         "positions": claim.sequence,
+        "sequence_tokens": claim.sequence,
         "image_size": claim.image_size,
     }
     return all(

@@ -21,6 +21,7 @@ PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
         "nf4": frozenset({"nf4", "int4"}),
         "gptq": frozenset({"gptq", "int4"}),
         "awq": frozenset({"awq", "int4"}),
+        "int8_finetune": frozenset({"int8"}),
     }
 )
 """The claimed precisions that a technique's weights have, whatever its parameters."""
@@ -31,6 +32,8 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
             "weights",
             {"w4": frozenset({"int4"}), "w8": frozenset({"int8"}), "bf16": frozenset({"bf16"})},
         ),
+        "mixed_precision": ("dtype", {"float16": frozenset({"fp16"}), "bfloat16": frozenset({"bf16"})}),
+        "qlora": ("base", {"nf4": frozenset({"nf4", "int4"}), "int4": frozenset({"int4"})}),
         "gguf": (
             "type",
             {
@@ -43,9 +46,11 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
     }
 )
 """The parameter that decides a technique's bits, and the claimed precisions of its values."""
-PRECISION_ALONE = (CARRIERS.keys() | PRECISIONS.keys() | UNCLAIMED | PRECISIONS_BY_PARAMETER.keys()) - {
-    "native_decode"
-}
+MORE_THAN_PRECISION = frozenset({"native_decode", "mixed_precision", "qlora", "int8_finetune"})
+"""Techniques with a precision that claims name beside it: they change the decode step, or what is trained how."""
+PRECISION_ALONE = (
+    CARRIERS.keys() | PRECISIONS.keys() | UNCLAIMED | PRECISIONS_BY_PARAMETER.keys()
+) - MORE_THAN_PRECISION
 """Techniques that change nothing beside the precision, so that claims name the precision instead."""
 
 Stack = tuple[Document, ...]
@@ -96,5 +101,7 @@ def _weights_of(technique: Document) -> frozenset[Precision]:
     if name not in PRECISIONS_BY_PARAMETER:
         return PRECISIONS.get(name, frozenset())
     parameter, precisions = PRECISIONS_BY_PARAMETER[name]
-    default = TECHNIQUES[name].model_fields[parameter].default
-    return precisions.get(technique.get(parameter, default), frozenset())
+    value = (
+        technique[parameter] if parameter in technique else TECHNIQUES[name].model_fields[parameter].default
+    )
+    return precisions.get(value, frozenset())

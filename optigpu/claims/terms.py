@@ -28,15 +28,13 @@ BINARY_UNITS: dict[str, float] = {"GB": 2.0**30, "MB": 2.0**20, "GiB": 2.0**30}
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "llm_int8", "int4", "nf4", "gptq", "awq", "q4_k_m"]
 Workload = Literal["matmul", "generate", "kv_cache", "classify", "attention", "inference", "train_step"]
-"""Kinds of workloads, and two that OptiGPU has not: training, and inference of which the text says no more."""
+"""Kinds of workloads, and inference of which the text says no more."""
 
 CLAIM_METRICS: dict[str, str] = {
     "speedup": "times as fast",
     "memory_ratio": "times less memory",
     "growth_exponent": "time grows with this power of the size",
     "overhead_s": "fixed time that is added to each run",
-    "step_s": "time of a training step",
-    "trained_tokens_per_s": "tokens trained on per second",
     "images_per_j": "classified images per joule",
     "peak_bytes_saved": "share of the peak memory that is saved",
     "weight_bytes_saved": "share of the bytes of weights that is saved",
@@ -44,6 +42,8 @@ CLAIM_METRICS: dict[str, str] = {
     "accuracy_kept": "share of the accuracy that is kept",
     "peak_flop_share": "share of the published peak rate of operations",
     "peak_bandwidth_share": "share of the published peak memory bandwidth",
+    "throughput_gained": "share of the throughput that is gained",
+    "batch_scaling": "times the largest batch that fits",
     "efficiency_ratio": "times the work per energy",
     "price": "price of the hardware",
 }
@@ -60,8 +60,8 @@ BYTES = frozenset(name for name, metric in METRICS.items() if metric.unit == "B"
 NEEDS_HARDWARE = frozenset(
     {
         "tflops", "tokens_per_s", "images_per_s", "trained_tokens_per_s", "latency_s", "tpot_s", "step_s", "compile_s",
-        "speedup", "latency_saved", "power_w", "images_per_j", "gpu_utilization", "peak_flop_share",
-        "peak_bandwidth_share",
+        "speedup", "throughput_gained", "latency_saved", "power_w", "images_per_j", "gpu_utilization",
+        "peak_flop_share", "peak_bandwidth_share",
     }
 )  # fmt: skip
 """Metrics that depend on the machine. Bytes and quality do not; growth and ratios depend on other claims."""

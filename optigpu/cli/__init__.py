@@ -18,6 +18,7 @@ from optigpu.cli import (
     fit,
     leaderboard,
     local,
+    recipe,
     remote,
     runs,
     selftest,
@@ -48,6 +49,7 @@ charts.add_commands(app)
 tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
+recipe.add_commands(app)
 fit.add_commands(app)
 advise.add_commands(app)
 batch_scaling.add_commands(app)

@@ -1,4 +1,4 @@
-"""The command `chart`."""
+"""The commands `chart` and `charts`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url
-from optigpu.cli.runs import find_run
+from optigpu.cli.runs import Which, find_run
 
 
 class Kind(StrEnum):
@@ -15,10 +15,19 @@ class Kind(StrEnum):
     ROOFLINE = "roofline"
     QUALITY = "quality"
     THROUGHPUT = "throughput"
+    PRECISION = "precision"
+    OVERVIEW = "overview"
+    LENGTHS = "lengths"
+    BATCHES = "batches"
+    WATERFALL = "waterfall"
+    COMPARISON = "comparison"
+    BASELINES = "baselines"
+    ARCHITECTURE = "architecture"
 
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(chart)
+    app.command()(charts)
 
 
 def chart(
@@ -38,6 +47,27 @@ def chart(
     from optigpu.report.charts import CHARTS
     from optigpu.report.combined import combined
 
-    title, results = combined([find_run(name, url, api_key).document for name in which])
-    CHARTS[kind](title, results, output)
+    found = [find_run(name, url, api_key) for name in which]
+    title, results = combined([run.document for run in found])
+    CHARTS[kind](title, results, output, found[0].attribution if len(found) == 1 else None)
     typer.echo(str(output))
+
+
+def charts(
+    which: Which,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to; it is made if needed.")],
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Draw every chart that a run has the figures for, as SVG and PNG, with the data beside them as JSON."""
+    from optigpu.report.charts import Report
+    from optigpu.report.charts.files import write_charts
+    from optigpu.report.combined import combined
+
+    run = find_run(which, url, api_key)
+    title, results = combined([run.document])
+    for each in write_charts(Report(title, results, run.attribution), out):
+        for file in each.files:
+            typer.echo(str(file))
+        if each.reason:
+            typer.echo(f"{each.name}: not drawn. {each.reason}", err=True)

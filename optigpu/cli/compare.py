@@ -16,7 +16,7 @@ from optigpu.vocabulary import Document, SpecError, is_id
 if TYPE_CHECKING:
     from optigpu.documents.views import Comparison
     from optigpu.job.spec import JobSpec
-    from optigpu.run import Report
+    from optigpu.measure import Report
 
 Place = Annotated[
     str,
@@ -162,8 +162,8 @@ def _request(stored: Stored, changes: Mapping[str, Document]) -> "JobSpec":
 def _run(spec: "JobSpec", stop: Stop) -> "Report":
     """Runs the job with progress on stderr. Exit status 1 if there is no result, and that of `stop` if it asked."""
     from optigpu.documents.events import as_document
+    from optigpu.measure import run
     from optigpu.report import RunProgress, console
-    from optigpu.run import run
 
     with RunProgress(console(stderr=True)) as progress:
         report = run(spec, lambda event: progress.show(event.kind, as_document(event)), cancelled=stop)

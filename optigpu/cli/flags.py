@@ -99,6 +99,7 @@ def job_flags() -> list[Flag]:
     helps = {
         "workload": _workload_help(),
         "model": f"{schemas['model'].description} {_default_models()}",
+        "models": f"{_clause(schemas['models'])}, comma separated, for example preset:gpt2,preset:opt-125m.",
         "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
         "stack": f"{_clause(schemas['stack'])}, comma separated, "
         "for example int8_weight_only,torch_compile:mode=max-autotune.",

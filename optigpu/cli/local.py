@@ -1,4 +1,4 @@
-"""Commands that need no service: probe, techniques, models, run, ladder."""
+"""Commands that need no service: probe, techniques, models, run, ladder, ablation."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(models)
     add_flagged(app, run, job_panels)
     add_flagged(app, ladder, ladder_panels)
+    add_flagged(app, ablation, ladder_panels)
     add_flagged(app, search, ladder_panels)
 
 
@@ -61,7 +62,7 @@ def run(
 ) -> None:
     """Measure one stack of techniques on this machine, with no service.
 
-    With --plan ladder or --plan grid it measures many.
+    With --plan ladder, --plan ablation or --plan grid it measures many.
     """
     measure_and_show(spec_of(given, default_device, spec_file), format_)
 
@@ -75,10 +76,19 @@ def ladder(
 
     Without --stack, the techniques that suit the device, and beside them those that exclude the others.
     """
-    spec = spec_of(given, default_device, spec_file, plan="ladder")
-    if "stack" not in given and spec_file is None:
-        spec = with_default_stack(spec)
-    measure_and_show(spec, format_)
+    measure_and_show(_with_plan("ladder", given, spec_file), format_)
+
+
+def ablation(
+    given: Given,
+    spec_file: SpecFile = None,
+    format_: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Measure a ladder and the whole stack without each technique, so that no order decides what a technique buys.
+
+    Without --stack, the techniques that a ladder takes.
+    """
+    measure_and_show(_with_plan("ablation", given, spec_file), format_)
 
 
 def search(
@@ -116,11 +126,12 @@ def with_default_menu(spec: "JobSpec") -> "JobSpec":
     return spec.model_copy(update={"stack": (*suiting, *fitting)})
 
 
-def with_default_stack(spec: "JobSpec") -> "JobSpec":
-    """The job with the techniques that suit its device on this machine, those that exclude the others beside them."""
+def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
+    """The job, with the device's usual stack where none is named."""
+    spec = spec_of(given, default_device, spec_file, plan=plan)
+    if "stack" in given or spec_file is not None:
+        return spec
     from optigpu.hardware import probe as probe_machine
-    from optigpu.job.plan import default_beside, default_stack
+    from optigpu.job.plan import with_default_stack
 
-    about = (probe_machine(), spec.device, spec.workload, spec.backend)
-    beside = spec.beside or default_beside(*about, spec.model)
-    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
+    return with_default_stack(spec, probe_machine())

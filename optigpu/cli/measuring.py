@@ -12,7 +12,7 @@ from optigpu.vocabulary import DeviceKind, Document, VariantStatus
 if TYPE_CHECKING:
     from optigpu.documents.events import Event
     from optigpu.job.spec import JobSpec
-    from optigpu.run import Report
+    from optigpu.measure import Report
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Measured:
 
 def default_device() -> DeviceKind:
     """CUDA where this machine has a GPU, else the CPU."""
-    from optigpu.hardware import probe as probe_machine
+    from optigpu.hardware import best_device
 
-    return DeviceKind.CUDA if probe_machine().has(DeviceKind.CUDA) else DeviceKind.CPU
+    return best_device()
 
 
 def measure_and_show(spec: "JobSpec", form: OutputFormat) -> None:
@@ -47,8 +47,8 @@ def measure(spec: "JobSpec") -> Measured:
     """Runs a job with progress on stderr, and keeps its report."""
     from optigpu.documents.events import as_document
     from optigpu.documents.ranking import why_none_ranks
+    from optigpu.measure import run
     from optigpu.report import RunProgress, console
-    from optigpu.run import run
     from optigpu.runs import Keeper
 
     keeper = Keeper()

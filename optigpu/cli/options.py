@@ -71,7 +71,8 @@ def _from_flags(given: Given) -> dict[str, object]:
 
     kind = str(given.get("workload", DEFAULT_WORKLOAD))
     workload = WORKLOADS.get(kind)
-    model = {"model": workload.example_model} if workload and workload.task.needs_model else {}
+    named = "model" in given or "models" in given
+    model = {"model": workload.example_model} if workload and workload.task.needs_model and not named else {}
     return {
         **model,
         **read_flags(job_flags(), given),

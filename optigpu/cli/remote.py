@@ -9,6 +9,7 @@ import typer
 from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, end_unranked, show_job, show_list
+from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
 from optigpu.vocabulary import DeviceKind, JobState
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ ApiKey = Annotated[
     str | None, typer.Option(envvar="OPTIGPU_API_KEY", help="API key, if the service requires one.")
 ]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `optigpu submit` and `optigpu jobs` print it.")]
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ from optigpu.job.spec import Variant
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of
-from optigpu.vocabulary import ReplicateError, Role, UnsupportedError
+from optigpu.vocabulary import ReplicateError, Role, Task, UnsupportedError
 from optigpu.workloads.base import Workload
 
 REFERENCE_BACKEND = "torch"
@@ -45,7 +45,8 @@ class Preparation:
 
 
 def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
-    """Measures the peak rates and writes the quality reference. If one fails, the metrics that need it are missing."""
+    """Measures the peak rates and writes each model's quality reference. If one fails, the metrics that need it are
+    missing."""
     if not variants:
         return Preparation(None)
     first = variants[0]
@@ -54,16 +55,32 @@ def prepare(session: Session, variants: Sequence[Variant]) -> Preparation:
         session.environment, session.spec.device, session.threads, session.progress, keep=session.descriptors
     )
     _ = peaks.known
-    if "quality" in session.spec.measure.meters and _has_quality(first):
-        _make_reference(session, first)
+    make_references(session, variants)
     return Preparation(peaks)
 
 
+def make_references(session: Session, variants: Sequence[Variant]) -> None:
+    """Writes the quality reference of each model of the variants that has a quality, if the job measures it."""
+    if "quality" in session.spec.measure.meters:
+        for variant in _first_of_each_model(variants):
+            if _has_quality(variant):
+                _make_reference(session, variant)
+
+
+def _first_of_each_model(variants: Sequence[Variant]) -> list[Variant]:
+    first: dict[str | None, Variant] = {}
+    for variant in variants:
+        first.setdefault(variant.model, variant)
+    return list(first.values())
+
+
 def _has_quality(variant: Variant) -> bool:
-    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it."""
+    """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
+    training can be compared from random weights as well."""
     if variant.model is None or variant.model.endswith(TFLITE):
         return False
-    return parse_reference(variant.model).kind != "preset"
+    workload: Workload = variant.workload
+    return workload.task is Task.TRAINING or parse_reference(variant.model).kind != "preset"
 
 
 def _make_reference(session: Session, like: Variant) -> None:

@@ -1,12 +1,21 @@
 """The provenance of a result: the exact model, data and code of a variant."""
 
 from optigpu import __version__
-from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, ImageQuality, RunFacts, TextQuality, WeightFacts
+from optigpu.documents.facts import (
+    NO_MODEL,
+    NOT_RECORDED,
+    ImageQuality,
+    LossQuality,
+    RunFacts,
+    TextQuality,
+    WeightFacts,
+)
 from optigpu.documents.result import Environment, Provenance
 from optigpu.job.spec import JobSpec, Variant, digest
 
 NO_QUALITY = "Quality was not measured."
 MADE_IMAGES = "Quality was measured on images that were made from the seed; facts.quality.of says how."
+MADE_SAMPLES = "The losses of training are those of samples that were made from the seed."
 OWN_TEXT = "Quality was measured on a text that the fp32 model wrote itself; facts.quality.tokens_sha256 is its hash."
 NO_CHECKOUT = (
     "The commit is not known: the code runs outside a git checkout, and OPTIGPU_REVISION is not set."
@@ -19,7 +28,8 @@ def provenance_of(spec: JobSpec, variant: Variant, environment: Environment, fac
     What was not recorded is null, with the reason.
     """
     weights, quality = facts.weights or _no_weights(variant), facts.quality
-    dataset = quality.dataset_sha256 if isinstance(quality, TextQuality) else None
+    read = facts.pictures.sha256 if facts.pictures else None
+    dataset = read or (quality.dataset_sha256 if isinstance(quality, TextQuality | ImageQuality) else None)
     values = {
         "model_revision": weights.revision,
         "weight_hash": weights.hash,
@@ -48,17 +58,21 @@ def _no_weights(variant: Variant) -> WeightFacts:
     return WeightFacts(reasons={"hash": why, "revision": why})
 
 
-def _no_dataset(quality: TextQuality | ImageQuality | None) -> str:
+def _no_dataset(quality: TextQuality | ImageQuality | LossQuality | None) -> str:
     if isinstance(quality, ImageQuality):
         return MADE_IMAGES
+    if isinstance(quality, LossQuality):
+        return MADE_SAMPLES
     return NO_QUALITY if quality is None else OWN_TEXT
 
 
 def measured(variant: Variant, provenance: Provenance) -> Variant:
-    """The variant with the hash of the files that its weights came from, which its digests then contain.
+    """The variant with the hashes of the files that its weights and its images came from, which its digests then
+    contain.
 
     Random weights leave it as it was: they are the same thing to measure whichever seed or library drew them.
     """
-    if provenance.weight_hash_of != "files":
-        return variant
-    return variant.model_copy(update={"weights": provenance.weight_hash})
+    known = {"weights": provenance.weight_hash if provenance.weight_hash_of == "files" else None}
+    if variant.workload.has_labels:
+        known["dataset"] = provenance.dataset_hash
+    return variant.model_copy(update={name: value for name, value in known.items() if value is not None})

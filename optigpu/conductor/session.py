@@ -75,9 +75,17 @@ class Session:
             measure=self.spec.measure.model_copy(update=most),
             seed=self.spec.seed,
             replicate=replicate,
-            folder=self.folder,
+            folder=self._folder_of(variant),
             threads=self.threads,
         )
+
+    def _folder_of(self, variant: Variant) -> str:
+        """The scratch directory of a variant's model: each of several has one of its own, with its own reference."""
+        if len(self.spec.models) < 2:
+            return self.folder
+        folder = Path(self.folder) / f"model-{self.spec.models.index(str(variant.model))}"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def require_sound(self, variant: Variant) -> None:
         """Raises UnsupportedError if a technique of the variant failed its self-test on this machine."""

@@ -121,11 +121,55 @@ class TextQuality(QualityFacts):
 class ImageQuality(QualityFacts):
     """On what images quality was measured, and how precisely."""
 
-    # How many images, and how they were made.
+    # How many images, and how they were made, or which folder they are from.
     images: int
     of: str
+    # SHA-256 of a folder of labelled images; null for images that were made.
+    dataset_sha256: str | None = None
+    # The fp32 model's own figure and the standard error of this one's; null where images have no labels.
+    fp32_accuracy: float | None = None
+    accuracy_standard_error: float | None = None
     # Standard error of kld_mean over images; null for a single image.
     kld_standard_error: float | None = None
+
+
+class PictureFacts(Frozen):
+    """The folder of labelled images that was classified."""
+
+    # Its name under the datasets folder, and SHA-256 of the names, labels and contents of its files.
+    folder: str
+    sha256: str
+    images: int
+    # How labels were matched with the model's classes, and how pixels became inputs.
+    labels: str
+    preprocessing: str
+
+
+class LossQuality(QualityFacts):
+    """How the losses of training compare with fp32's from the same weights, over the samples of its first seed."""
+
+    # The loss of each step, and fp32's; those of the variant end before one that is not finite.
+    losses: tuple[float, ...]
+    fp32_losses: tuple[float, ...]
+    # How many seeds fp32 was trained with, and how far another seed would be, in nats: window means, and single steps.
+    seeds: int
+    band: float
+    jitter_band: float
+    # By how much fp32's loss fell from the first window to the last, in nats.
+    fall: float
+    # The distances from fp32's curve as shares of what is allowed; null where a loss is not finite.
+    course: float | None = None
+    jitter: float | None = None
+    # The first step, from 1, whose loss is not finite; null: all are.
+    not_finite_step: int | None = None
+
+
+class TrainingFacts(Frozen):
+    """What a step of training computes."""
+
+    # Operations of matrix products and convolutions: those that the model needs, and all that were executed.
+    model_flops: float
+    hardware_flops: float
 
 
 class HostPeak(Frozen):
@@ -165,7 +209,7 @@ class MeterFacts(Frozen):
     """How the meters read their figures."""
 
     # Null where quality was not measured; a metric's own reason says why.
-    quality: TextQuality | ImageQuality | None = None
+    quality: TextQuality | ImageQuality | LossQuality | None = None
     # Null where memory was not measured.
     host_peak: HostPeak | None = None
     # Null where energy was not measured.
@@ -252,10 +296,14 @@ class RunFacts(MeterFacts):
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 
+    # How many tokens a text prompt has; null: prompts are random, as long as the workload says.
+    prompt_tokens: int | None = None
     # MLPerf's scenario; null: the workload is none of them.
     scenario: Literal["SingleStream", "Offline"] | None = None
     # [channels, height, width] of an image; null: the workload takes none.
     image_shape: tuple[int, int, int] | None = None
+    # The folder whose images were classified; null: images are random.
+    pictures: PictureFacts | None = None
     # Which network classified images, so that the edge leaderboard finds it; null: the workload classifies none.
     network: NetworkFacts | None = None
 
@@ -263,6 +311,10 @@ class RunFacts(MeterFacts):
     weights: WeightFacts | None = None
     # What a step reads of the model.
     footprint: Footprint | ImageFootprint | None = None
+    # What a step of training computes; null: the workload trains nothing, or its engine cannot count it.
+    training: TrainingFacts | None = None
+    # What layers multiply that train in another dtype than the model's.
+    training_dtypes: tuple[str, ...] = ()
 
     # How each process warmed up, in the order of the replicates.
     warmup: tuple[WarmUpFacts, ...] = ()

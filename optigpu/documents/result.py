@@ -88,6 +88,7 @@ class VerdictReason(StrEnum):
 
     OUTPUT_INVALID = "output_invalid"
     QUALITY_BELOW_GATE = "quality_below_gate"
+    LOSS_DIVERGED = "loss_diverged"
     CACHED_RESULT = "cached_result"
     THROTTLED = "throttled"
     FOREIGN_PROCESS = "foreign_process"
@@ -322,7 +323,12 @@ class Outcome(Frozen):
 
 
 OF_THE_OUTPUT = frozenset(
-    {VerdictReason.OUTPUT_INVALID, VerdictReason.QUALITY_BELOW_GATE, VerdictReason.CACHED_RESULT}
+    {
+        VerdictReason.OUTPUT_INVALID,
+        VerdictReason.QUALITY_BELOW_GATE,
+        VerdictReason.LOSS_DIVERGED,
+        VerdictReason.CACHED_RESULT,
+    }
 )
 """The reasons that lie in what was computed. All others are disturbances, which variants side by side share."""
 
@@ -345,11 +351,27 @@ class Gain(Frozen):
         return not self.reasons
 
 
+class Payback(Frozen):
+    """The number of steps (requests) after which compiling has saved as much time as it took.
+
+    `compared_with` is the index of the variant without compilation whose steps are the slower ones, and `ci` the 95%
+    interval, from that of the ratio of the two. Where `steps` or `ci` is null, `reason` says why.
+    """
+
+    steps: float | None
+    ci: tuple[float, float] | None = None
+    compared_with: int
+    reason: str | None = None
+
+
 class AttributionRow(Frozen):
     """One variant of a job and what it gained.
 
     `speedup` is relative to the baseline; `alone` is what the technique buys by itself (relative to what it must be
-    compared with); `added` is what it buys on top of the prefix before it.
+    compared with); `added` is what it buys on top of the prefix before it. `left_out` is what the whole stack loses
+    without it: the whole relative to the whole without the technique that this row has alone, and without the
+    techniques in `left_out_with`, which require it. `payback` is null where nothing was compiled, or where every
+    variant that it could be compared with is compiled too.
     """
 
     index: int
@@ -361,6 +383,9 @@ class AttributionRow(Frozen):
     speedup: Gain | None = None
     alone: Gain | None = None
     added: Gain | None = None
+    left_out: Gain | None = None
+    left_out_with: tuple[str, ...] = ()
+    payback: Payback | None = None
 
 
 class Attribution(Frozen):

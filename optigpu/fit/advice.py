@@ -19,7 +19,7 @@ SMALL_LOSS = 0.15
 
 _CODE = """\
 from optigpu.job.spec import JobSpec
-from optigpu.run import run
+from optigpu.measure import run
 
 spec = JobSpec.model_validate(
 {spec}

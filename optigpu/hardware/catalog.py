@@ -9,12 +9,13 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Literal
 
-from pydantic import Field, computed_field
+from pydantic import Field, TypeAdapter, computed_field
 
 from optigpu.vocabulary import Frozen
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
 Positive = Annotated[float, Field(gt=0)]
+_NAMES = TypeAdapter(dict[str, str])
 _CLASS = re.compile(r"^(?:\d+x )?(?P<name>.+?)(?: \d+ GiB| \d+ cores?)?$")
 
 
@@ -104,6 +105,21 @@ class Capability(Frozen):
         return f"sm_{self.compute_capability.replace('.', '')}"
 
 
+class Allocation(Frozen):
+    """How a multiprocessor of a compute capability gives out registers and shared memory, and what its warps multiply.
+
+    Registers come to a warp in multiples of `register_unit`, from one of `partitions` equal parts of the
+    multiprocessor. `mma` holds the shape [m, n, k] of a warp's matrix instruction by the type of its operands.
+    """
+
+    compute_capability: str = Field(pattern=r"^\d+\.\d+$")
+    register_unit: int = Field(256, gt=0)
+    partitions: int = Field(4, gt=0)
+    shared_unit_bytes: int = Field(gt=0)
+    async_copy: bool = True
+    mma: dict[Dtype, tuple[int, int, int]]
+
+
 @lru_cache(maxsize=1)
 def devices() -> tuple[Device, ...]:
     """All devices, in the order of the file."""
@@ -114,6 +130,19 @@ def devices() -> tuple[Device, ...]:
 def capabilities() -> tuple[Capability, ...]:
     """The limits of NVIDIA's compute capabilities, the oldest first."""
     return tuple(Capability.model_validate(entry) for entry in _entries()["capability"])
+
+
+@lru_cache(maxsize=1)
+def allocations() -> Mapping[str, Allocation]:
+    """How multiprocessors give out what they have, by compute capability."""
+    found = (Allocation.model_validate(entry) for entry in _entries()["allocation"])
+    return {each.compute_capability: each for each in found}
+
+
+@lru_cache(maxsize=1)
+def short_names() -> Mapping[str, str]:
+    """Names without their variant, each with the name of the device that it means."""
+    return _NAMES.validate_python(_tables()["short_names"])
 
 
 def find(name: str) -> Device | None:
@@ -131,7 +160,11 @@ def find_class(hardware_class: str) -> Device | None:
 
 
 def _entries() -> Mapping[str, list[object]]:
-    """The tables of the file by their kind."""
+    """The lists of tables of the file by their kind."""
+    return {kind: entries for kind, entries in _tables().items() if isinstance(entries, list)}
+
+
+def _tables() -> Mapping[str, object]:
     return tomllib.loads(files("optigpu.hardware").joinpath("catalog.toml").read_text(encoding="utf-8"))
 
 

@@ -81,10 +81,15 @@ def bound_of(operator: Operator, device: DeviceKind) -> Bound | None:
     """Memory or compute; None if unknown."""
     if not _is_heavy(operator.name):
         return Bound.MEMORY if operator.name.startswith("aten::") else None
-    flops, size = operator.flops or _flops(operator), operator.input_bytes
+    flops, size = flops_of(operator), operator.input_bytes
     if not flops or not size:
         return None
     return Bound.COMPUTE if flops / size > RIDGE_FLOP_PER_BYTE[device] else Bound.MEMORY
+
+
+def flops_of(operator: Operator) -> int:
+    """The profiler's count, or for a product, a convolution or attention one from the shapes; 0 where unknown."""
+    return operator.flops or (_flops(operator) if _is_heavy(operator.name) else 0)
 
 
 def bound_of_kernel(name: str) -> Bound | None:

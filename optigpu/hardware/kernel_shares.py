@@ -14,7 +14,8 @@ class Kernel:
     """One that ran: an operator's own time on a CPU, a kernel on a GPU.
 
     `weight` is the number of equal kernels in the whole request that it represents, `in_steps` whether it is part of a
-    decode step.
+    decode step. `read_bytes` are those of its inputs, and `flops` its operations; None where the profiler does not tell
+    them, as for one of several kernels that an operator launches.
     """
 
     name: str
@@ -22,6 +23,8 @@ class Kernel:
     bound: Bound | None
     weight: float
     in_steps: bool
+    read_bytes: int | None = None
+    flops: int | None = None
 
     @property
     def weighted_s(self) -> float:

@@ -35,6 +35,7 @@ PACKAGES = (
     "torchao",
     "bitsandbytes",
     "gptqmodel",
+    "peft",
     "gguf",
     "llama-cpp-python",
     "ai-edge-litert",
@@ -100,6 +101,11 @@ def _with_software(hardware: Environment) -> Environment:
         "software_fingerprint": software_fingerprint(environment),
     }
     return environment.model_copy(update=prints)
+
+
+def best_device() -> DeviceKind:
+    """CUDA where this machine has a GPU, else the CPU."""
+    return DeviceKind.CUDA if probe().has(DeviceKind.CUDA) else DeviceKind.CPU
 
 
 def hardware_class(environment: Environment, device: DeviceKind) -> str:

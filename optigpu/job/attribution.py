@@ -1,11 +1,12 @@
-"""The gain of each technique: each variant of a job against the baseline, and against the previous rung.
+"""The gain of each technique: each variant of a job against the baseline, against the previous rung, and the whole
+stack against itself without the technique.
 
 Only results of the same workload are compared. A ratio has a verdict of its own: variants that took turns share what
 disturbed them, so that their ratio holds where their speeds do not.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optigpu.documents.result import (
     OF_THE_OUTPUT,
@@ -13,9 +14,12 @@ from optigpu.documents.result import (
     AttributionRow,
     Gain,
     Outcome,
+    Payback,
     Samples,
     VerdictReason,
 )
+from optigpu.job.payback import compile_seconds, payback_of, request_times
+from optigpu.job.plan import without
 from optigpu.job.spec import JobSpec, PlanName, Variant, resolve
 from optigpu.statistics.intervals import paired_ratio, ratio, value_of
 from optigpu.techniques import TECHNIQUES
@@ -69,6 +73,10 @@ class _Side:
     cost: float | None = 0.0
     # The variants whose processes were resident together with this one's, replicate by replicate.
     together: frozenset[int] = frozenset()
+    # The seconds of each request; empty where the workload does not measure them.
+    request_s: Samples = ()
+    # None: nothing was compiled.
+    compile_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,19 @@ class _Comparison:
         if baseline is None or not self.sides[baseline.index].samples:
             return None
         first = self.sides[baseline.index]
-        return self._ratio(_Side(again), first, baseline.index)
+        return self._ratio(_Side(again), first, baseline.index, self._better)
 
     def gain(self, candidate: Variant, reference: Variant | None) -> Gain | None:
         """None where either has no samples, or both are the same."""
         if reference is None or reference.index == candidate.index:
             return None
         ours, theirs = self.sides[candidate.index], self.sides[reference.index]
-        return self._ratio(ours, theirs, reference.index) if ours.samples and theirs.samples else None
+        if not (ours.samples and theirs.samples):
+            return None
+        return self._ratio(ours, theirs, reference.index, self._better)
 
-    def _ratio(self, ours: _Side, theirs: _Side, reference: int) -> Gain:
-        better, worse = (ours, theirs) if self._better is Better.HIGHER else (theirs, ours)
+    def _ratio(self, ours: _Side, theirs: _Side, reference: int, direction: Better) -> Gain:
+        better, worse = (ours, theirs) if direction is Better.HIGHER else (theirs, ours)
         reasons = ours.reasons | theirs.reasons
         if reference in ours.together:
             reasons &= OF_THE_OUTPUT
@@ -139,6 +149,30 @@ class _Comparison:
                 measured.append(rung)
         return None
 
+    def left_out(self, technique: Technique) -> Gain | None:
+        """What the whole stack gains over itself without that technique; None in a plan that does not ask for it."""
+        if self.spec.plan not in (PlanName.ABLATION, PlanName.GRID):
+            return None
+        whole = self._of(resolve(self.spec.stack, self.spec.workload.kind))
+        rest = self._of(without(self.spec, technique)[1])
+        return self.gain(whole, rest) if whole else None
+
+    def payback(self, variant: Variant, references: Sequence[Variant | None]) -> Payback | None:
+        """Against the first of these references that compiled nothing."""
+        ours = self.sides[variant.index]
+        plain = (each for each in references if each and self.sides[each.index].compile_s is None)
+        reference = next((each for each in plain if self.sides[each.index].request_s), None)
+        if ours.compile_s is None or reference is None or not ours.request_s:
+            return None
+        theirs = self.sides[reference.index]
+        quotient = self._ratio(
+            replace(ours, samples=ours.request_s),
+            replace(theirs, samples=theirs.request_s),
+            reference.index,
+            Better.LOWER,
+        )
+        return payback_of(ours.compile_s, value_of(ours.request_s), quotient)
+
     def best(self) -> int | None:
         """The best of the valid figures; where there is none, the one with the highest valid speedup."""
         figures = {
@@ -165,6 +199,8 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
     alone = next(
         (t for t in comparison.spec.stack if resolve((t,), variant.workload.kind) == variant.stack), None
     )
+    reference, before = comparison.reference_of(alone) if alone else None, comparison.rung_before(variant)
+    left = comparison.left_out(alone) if alone else None
     return AttributionRow(
         index=variant.index,
         role=variant.role,
@@ -173,9 +209,17 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
         reason=outcome.reason or _why_invalid(outcome),
         technique=variant.rung or (alone.name if alone else None),
         speedup=comparison.gain(variant, comparison.baseline),
-        alone=comparison.gain(variant, comparison.reference_of(alone)) if alone else None,
-        added=comparison.gain(variant, comparison.rung_before(variant)),
+        alone=comparison.gain(variant, reference),
+        added=comparison.gain(variant, before),
+        left_out=left,
+        left_out_with=_with(comparison.spec, alone) if alone and left else (),
+        payback=comparison.payback(variant, (reference, before, comparison.baseline)),
     )
+
+
+def _with(spec: JobSpec, technique: Technique) -> tuple[str, ...]:
+    """The techniques that are left out together with this one."""
+    return tuple(each.name for each in without(spec, technique)[0][1:])
 
 
 def _side_of(outcome: Outcome) -> _Side:
@@ -187,6 +231,8 @@ def _side_of(outcome: Outcome) -> _Side:
         reasons=frozenset(result.verdict.reasons),
         cost=result.verdict.cost_bound,
         together=frozenset(result.facts.side_by_side),
+        request_s=request_times(outcome),
+        compile_s=compile_seconds(outcome),
     )
 
 

@@ -51,6 +51,11 @@ MEASURE: Mapping[BenchMode, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+def brief(mode: BenchMode) -> dict[str, Mapping[str, Any]]:
+    """The fields of a job that say how to measure so briefly."""
+    return {"measure": MEASURE[mode], "limits": {"wait_for_quiet_s": 10}}
+
+
 def bench_specs(
     environment: Environment, device: DeviceKind, mode: BenchMode, precision: Precision, model: str
 ) -> tuple[JobSpec, ...]:
@@ -58,8 +63,7 @@ def bench_specs(
     sizes = SIZES[device, mode]
     shared = {
         "device": device,
-        "measure": MEASURE[mode],
-        "limits": {"wait_for_quiet_s": 10},
+        **brief(mode),
         "tags": ["bench", str(mode)],
     }
     products = {"kind": "matmul", "sizes": sizes.sides, "dtypes": sizes.dtypes}

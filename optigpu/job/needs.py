@@ -48,21 +48,21 @@ def needs_of(spec: JobSpec) -> tuple[Need, ...]:
 
     A worker need not have what only a stack `beside` it asks for: without it that variant alone ends `unsupported`.
     """
-    facts = facts_of(parse_reference(spec.model)) if spec.model else None
     # A search goes on without the stacks that a worker cannot run.
     stack = () if spec.plan is PlanName.SEARCH else resolve(spec.stack, spec.workload.kind)
-    packages = (package for technique in stack for package in technique.packages(facts))
+    facts = [facts_of(parse_reference(model)) if model else None for model in spec.asked_models]
+    packages = (package for known in facts for technique in stack for package in technique.packages(known))
     asked: dict[Want, tuple[str, ...]] = {
         Want.BACKEND: (spec.backend,),
         Want.PACKAGE: tuple(packages),
-        Want.MODEL: tuple(_references(spec.model, stack)),
+        Want.MODEL: tuple(_references(spec.asked_models, stack)),
     }
     return tuple(Need(kind=kind, name=name) for kind, names in asked.items() for name in dict.fromkeys(names))
 
 
-def _references(model: str | None, stack: Iterable[Technique]) -> Iterator[str]:
-    """The model and those that techniques name, such as a draft, without those that are everywhere."""
+def _references(models: Iterable[str | None], stack: Iterable[Technique]) -> Iterator[str]:
+    """The models and those that techniques name, such as a draft, without those that are everywhere."""
     values = (value for technique in stack for value in technique.model_dump().values())
-    for name in (model, *values):
+    for name in (*models, *values):
         if isinstance(name, str) and name.startswith((HUB, FOLDER)):
             yield name

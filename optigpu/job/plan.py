@@ -1,9 +1,9 @@
-"""spec -> variants: single, ladder, grid, and what is measured beside them."""
+"""spec -> variants: single, ladder, ablation, grid, and what is measured beside them."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, product
 
 from optigpu.documents.result import Environment
 from optigpu.job.memory_ladder import MEMORY_LADDER
@@ -21,9 +21,9 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Draft:
-    """A variant before it is numbered: why it is there, its resolved stack, the rung it adds, a label that was given.
+    """A variant before it is numbered: why it is there, its resolved stack, a label that was given.
 
-    `backend` is None for the job's own.
+    `rung` is the technique that it adds or leaves out. `backend` is None for the job's own.
     """
 
     role: Role
@@ -34,24 +34,33 @@ class Draft:
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
-    """The variants of a job in the order in which they are measured.
+    """The variants of a job in the order in which they are measured: model by model.
 
     A variant that stands for two things (a ladder's first prefix is its first technique alone) is measured once.
     No two have the same label. Raises SpecError when there are more than the job allows, and for a label that was given
     to two or is another variant's.
     """
     workloads = expand_workload(spec.workload)
-    most = spec.limits.max_variants // len(workloads)
+    most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
     planned = _PLANS[spec.plan]
     drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
     labels = _labels(drafts, spec.backend)
-    every = ((workload, *each) for workload in workloads for each in zip(drafts, labels, strict=True))
+    named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
+    every = product(_named_models(spec), named, zip(drafts, labels, strict=True))
     return tuple(
-        _variant(
-            index, spec, workload, draft, _joined(workload.label, label) if len(workloads) > 1 else label
-        )
-        for index, (workload, draft, label) in enumerate(every)
+        _variant(index, spec, model, workload, draft, _joined((model_name, shape), label))
+        for index, ((model, model_name), (workload, shape), (draft, label)) in enumerate(every)
     )
+
+
+def _named_models(spec: JobSpec) -> list[tuple[str | None, str]]:
+    """Each model, and what labels call it: nothing where it is the only one, its bare name where that tells them
+    apart."""
+    if len(spec.models) < 2:
+        return [(model, "") for model in spec.asked_models]
+    bare = [parse_reference(model).name for model in spec.models]
+    names = bare if len(set(bare)) == len(bare) else spec.models
+    return list(zip(spec.models, names, strict=True))
 
 
 def default_stack(
@@ -79,6 +88,17 @@ def default_beside(
     )
 
 
+def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
+    """The job with the techniques that suit its device on that machine, those that exclude the others beside them.
+
+    Of several models, those that are beside each of them.
+    """
+    about = (environment, spec.device, spec.workload, spec.backend)
+    first, *others = (default_beside(*about, model) for model in spec.asked_models)
+    beside = spec.beside or tuple(each for each in first if all(each in other for other in others))
+    return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
+
+
 def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
     """Each technique of a backend that has an effect on the workload, with its usual parameters."""
     for name, kind in TECHNIQUES.items():
@@ -102,6 +122,28 @@ def _ladder(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.ALONE, resolve((technique,), kind), technique.name)
     for length in range(2, len(named) + 1):
         yield Draft(Role.CUMULATIVE, resolve(named[:length], kind), named[length - 1].name)
+
+
+def _ablation(spec: JobSpec) -> Iterator[Draft]:
+    """A ladder, then the whole stack without each of its techniques: what that loses depends on no order."""
+    yield from _ladder(spec)
+    for technique in spec.stack:
+        left, stack = without(spec, technique)
+        label = f"without {', '.join(each.name for each in left)}"
+        yield Draft(Role.LEFT_OUT, stack, technique.name, label=label)
+
+
+def without(spec: JobSpec, technique: Technique) -> tuple[tuple[Technique, ...], tuple[Technique, ...]]:
+    """The techniques that are left out with this one, itself the first, and the whole stack without them.
+
+    What requires it would bring it back, so that it is left out as well.
+    """
+    kind = spec.workload.kind
+    left = [
+        each for each in spec.stack if technique.name in (needed.name for needed in resolve((each,), kind))
+    ]
+    others = (each for each in left if each != technique)
+    return (technique, *others), resolve((each for each in spec.stack if each not in left), kind)
 
 
 def _grid(spec: JobSpec) -> Iterator[Draft]:
@@ -130,6 +172,7 @@ def _search(spec: JobSpec) -> Iterator[Draft]:
 _PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
     PlanName.SINGLE: _single,
     PlanName.LADDER: _ladder,
+    PlanName.ABLATION: _ablation,
     PlanName.GRID: _grid,
     PlanName.MEMORY_LADDER: _memory_ladder,
     PlanName.SEARCH: _search,
@@ -158,22 +201,29 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
     return list(seen.values())
 
 
-def _variant(index: int, spec: JobSpec, workload: Workload, draft: Draft, label: str) -> Variant:
+def _variant(
+    index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, label: str
+) -> Variant:
     return Variant(
         index=index,
         role=draft.role,
         label=label,
         rung=draft.rung,
         workload=workload,
-        model=spec.model,
+        model=model,
         backend=draft.backend or spec.backend,
         device=spec.device,
         stack=draft.stack,
     )
 
 
-def _joined(workload: str, label: str) -> str:
-    return workload if label == BASELINE else f"{workload}: {label}"
+def _joined(about: Sequence[str], label: str) -> str:
+    """The label of a stack after what tells its variant from those of other models and workloads, where there are
+    some."""
+    subject = " ".join(filter(None, about))
+    if not subject:
+        return label
+    return subject if label == BASELINE else f"{subject}: {label}"
 
 
 def _labels(drafts: Sequence[Draft], own: str) -> list[str]:

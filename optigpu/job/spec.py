@@ -47,6 +47,7 @@ class PlanName(StrEnum):
 
     SINGLE = "single"
     LADDER = "ladder"
+    ABLATION = "ablation"
     GRID = "grid"
     MEMORY_LADDER = "memory-ladder"
     SEARCH = "search"
@@ -126,8 +127,9 @@ class Limits(Frozen):
 class Variant(Frozen):
     """One measurable thing: a single workload on a model with a resolved stack, backend and device.
 
-    `rung` is the technique that a ladder's variant adds, and None elsewhere. `weights` is the hash of the files that
-    the model came from, which is known only after it was loaded: the files under one name may change.
+    `rung` is the technique that a ladder's variant adds, or that an ablation's leaves out, and None elsewhere.
+    `weights` is the hash of the files that the model came from, and `dataset` that of the images that are classified:
+    they are known only after they were read, since the files under one name may change.
     """
 
     index: int
@@ -140,12 +142,14 @@ class Variant(Frozen):
     device: DeviceKind
     stack: tuple[AnyTechnique, ...] = ()
     weights: str | None = None
+    dataset: str | None = None
 
     @property
     def workload_digest(self) -> str:
         """Equal for results that can be compared; a result's digest includes the weights' hash."""
-        weights = {"weights": self.weights} if self.weights else {}
-        return digest({"workload": self.workload.identity(), "model": self.model} | weights)
+        hashes = {"weights": self.weights, "dataset": self.dataset}
+        known = {name: value for name, value in hashes.items() if value}
+        return digest({"workload": self.workload.identity(), "model": self.model} | known)
 
     @property
     def digest(self) -> str:
@@ -172,6 +176,7 @@ class Beside(Frozen):
     label: str | None = Field(None, min_length=1, max_length=100)
 
 
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Tag = Annotated[str, StringConstraints(pattern=r"^[\w.:/-]{1,50}$")]
 
 
@@ -179,7 +184,8 @@ class JobSpec(Frozen):
     """One request to measure. A job for `device` "cuda" waits for a worker that has one.
 
     `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
-    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts. `name`, `tags` and
+    processes of all variants take turns, so that their ratios hold on a machine whose speed drifts. With `models` in
+    the place of `model` the plan is measured for each of them, with a baseline and gains of its own. `name`, `tags` and
     `note` are for people: they change nothing of what is measured, and are in no digest.
     """
 
@@ -190,6 +196,11 @@ class JobSpec(Frozen):
         examples=["preset:gpt2"],
         description="The model: preset:NAME, bundled:tiny, hub:ORG/NAME@REVISION or path:DIR.",
     )
+    models: tuple[ModelName, ...] = Field(
+        (),
+        max_length=16,
+        description="Several models, instead of model: the plan is measured for each, and shown in one table.",
+    )
     backend: BackendName = Field("torch", description="The engine that runs the model.")
     device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
@@ -197,7 +208,7 @@ class JobSpec(Frozen):
     beside: tuple[Beside, ...] = Field(
         (), max_length=32, description="Other stacks, of any backend, that are measured in the same turns."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights and inputs.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights, inputs and drawn tokens.")
     name: str | None = Field(None, min_length=1, max_length=100, description="What the job is called.")
     tags: tuple[Tag, ...] = Field((), max_length=16, description="Words to find the job by.")
     note: str | None = Field(None, max_length=2000, description="Anything worth knowing about the job.")
@@ -230,6 +241,20 @@ class JobSpec(Frozen):
     def _canonical_reference(cls, model: str | None) -> str | None:
         return None if model is None else str(_as_value_error(parse_reference, model))
 
+    @field_validator("models")
+    @classmethod
+    def _canonical_references(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(str(_as_value_error(parse_reference, model)) for model in models)
+        twice = next((model for model in found if found.count(model) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} occurs twice; name it once")
+        return found
+
+    @property
+    def asked_models(self) -> tuple[str | None, ...]:
+        """The model or the models, in the order in which they are measured; one None for a workload without any."""
+        return self.models or (self.model,)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _as_value_error(_check_target, self)
@@ -258,44 +283,70 @@ def _check_target(spec: JobSpec) -> None:
 
 def _check_model(spec: JobSpec) -> None:
     workload: Workload = spec.workload
-    if not workload.task.needs_model and spec.model is not None:
+    if spec.models and spec.model is not None:
+        raise SpecError("models: name either model or models; leave one of them out.")
+    if not workload.task.needs_model and spec.asked_models != (None,):
         raise SpecError(f"model: {workload.kind} runs no model; leave the field out.")
     if not workload.task.needs_model:
         return
-    if spec.model is None:
-        raise SpecError(f"model: {workload.kind} needs a model, for example {workload.example_model}.")
-    facts = known_facts(parse_reference(spec.model))
+    for model in spec.asked_models:
+        if model is None:
+            raise SpecError(f"model: {workload.kind} needs a model, for example {workload.example_model}.")
+        _check_one_model(workload, model)
+
+
+def _check_one_model(workload: Workload, model: str) -> None:
+    facts = known_facts(parse_reference(model))
     if facts is None:
         return
     for_images = isinstance(facts, ImageFacts)
     if workload.task is not Task.TRAINING and for_images != (workload.task is Task.IMAGES):
         does = "classifies images" if for_images else "generates text"
         raise SpecError(
-            f"model: {spec.model} {does}, and {workload.kind} needs another model, for example "
+            f"model: {model} {does}, and {workload.kind} needs another model, for example "
             f"{workload.example_model}."
         )
     problem = workload.check(facts)
     if problem:
         raise SpecError(f"workload: {problem}")
+    if workload.has_text and preset_of(parse_reference(model)):
+        raise SpecError(
+            f"workload.prompt: {model} has random weights and no tokenizer; name a trained model, for example "
+            "bundled:tiny, or leave prompt out."
+        )
 
 
 def _check_meters(spec: JobSpec) -> None:
     """Refuses a workload without the meters that it needs, and quality of random weights."""
-    missing = [meter for meter in spec.workload.meters if meter not in spec.measure.meters]
+    needed = (*spec.workload.meters, *(("quality",) if spec.workload.has_labels else ()))
+    missing = [meter for meter in needed if meter not in spec.measure.meters]
     if missing:
         raise SpecError(f"measure.meters: {spec.workload.kind} needs the meter {missing[0]!r}; add it.")
-    if "quality" in spec.workload.meters and spec.model and preset_of(parse_reference(spec.model)):
+    untrained = _untrained(spec)
+    if "quality" in needed and untrained:
+        example = "hub:microsoft/resnet-50" if spec.workload.has_labels else spec.workload.example_model
         raise SpecError(
-            f"model: {spec.model} has random weights, whose quality means nothing; name a trained model, for example "
-            f"{spec.workload.example_model}."
+            f"model: {untrained} has random weights, whose quality means nothing; name a trained model, for example "
+            f"{example}."
         )
+
+
+def _untrained(spec: JobSpec) -> str | None:
+    """The first of the job's models that has random weights, if any."""
+    named = (model for model in spec.asked_models if model is not None)
+    return next((model for model in named if preset_of(parse_reference(model))), None)
 
 
 def _check_gates(spec: JobSpec) -> None:
     """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
-    if spec.model is None or preset_of(parse_reference(spec.model)):
+    if spec.workload.task is Task.TRAINING:
+        raise SpecError(
+            f"limits: max_kld and min_top1 are of predictions, and {spec.workload.kind} is compared with fp32 by its "
+            "losses; leave them out."
+        )
+    if not spec.workload.task.needs_model or _untrained(spec):
         raise SpecError(
             "limits: max_kld and min_top1 need a trained model, for example bundled:tiny; random weights have no "
             "quality."

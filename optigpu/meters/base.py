@@ -17,7 +17,7 @@ from optigpu.workloads.base import Request, Workload
 
 
 class QualityOptions(Frozen):
-    """On which text quality is measured."""
+    """On which text quality is measured, and over how many steps of training."""
 
     text: str = Field(
         "self",
@@ -39,6 +39,18 @@ class QualityOptions(Frozen):
         ge=1,
         le=131072,
         description="Tokens from one window's begin to the next; null takes half a window.",
+    )
+    steps: int = Field(
+        20,
+        ge=8,
+        le=100_000,
+        description="Of train_step: how many steps of training are compared with fp32's.",
+    )
+    seeds: int = Field(
+        5,
+        ge=2,
+        le=50,
+        description="Of train_step: with how many seeds fp32 is trained, whose differences are the band.",
     )
     items: int = Field(200, ge=2, le=100_000, description="How many items of hellaswag count.")
 

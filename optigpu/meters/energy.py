@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, cast
 
+from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
@@ -23,8 +24,7 @@ from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import WallSensor, wall_source
 from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.base import Workload
+from optigpu.vocabulary import DeviceKind, Task
 
 LEAST_CHANGES = 10
 """A counter must change at least so often in a window: then its steps blur the window's ends by less than a tenth."""
@@ -48,7 +48,13 @@ class EnergyMeter:
     """
 
     once: ClassVar[bool] = False
-    metrics: ClassVar[tuple[str, ...]] = ("energy_j", "j_per_token", "j_per_image", "power_w")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "energy_j",
+        "j_per_token",
+        "j_per_image",
+        "j_per_1000_tokens",
+        "power_w",
+    )
 
     rest_s: float = 1.0
     idle_s: float = 2.0
@@ -57,8 +63,11 @@ class EnergyMeter:
     root: Path = ROOT
 
     def read(self, context: MeterContext) -> Reading:
-        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts."""
-        if context.model is not None and parse_reference(context.model).kind == "preset":
+        """Joules per request, token and image above idle, and mean watts; one reason for all where nothing counts.
+
+        A step of training also gives those of 1,000 tokens that it learned from.
+        """
+        if _is_untrained(context):
             return self._none(
                 f"The weights of {context.model} are random, and what a chip draws depends on the values; measure the "
                 "energy of a trained model."
@@ -105,8 +114,16 @@ class EnergyMeter:
             idle_w=idle.energy.watts,
             idle_s=idle.seconds,
         )
-        values, reasons = _values(above_j, context.workload)
+        values, reasons = _values(above_j, context)
         return Reading(values | {"power_w": window.energy.watts}, reasons, MeterFacts(energy=energy))
+
+
+def _trained(context: MeterContext) -> tuple[float | None, int | None]:
+    """Tokens and images that a request learns from."""
+    if context.workload.task is not Task.TRAINING:
+        return None, None
+    facts = cast(TrainingRuntime, context.runtime).facts
+    return context.workload.trained_tokens(facts), context.workload.trained_images(facts)
 
 
 def _gauge_w(context: MeterContext) -> float | None:
@@ -120,10 +137,20 @@ def _gauge_w(context: MeterContext) -> float | None:
     return statistics.mean(samples) if samples else None
 
 
-def _values(above_j: float, workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
+def _is_untrained(context: MeterContext) -> bool:
+    """Whether random weights compute what a trained model would not; those of a workload that trains are meant to."""
+    if context.model is None or context.workload.task is Task.TRAINING:
+        return False
+    return parse_reference(context.model).kind == "preset"
+
+
+def _values(above_j: float, context: MeterContext) -> tuple[dict[str, float], dict[str, str]]:
+    workload = context.workload
+    tokens, images = _trained(context)
     counts = {
         "j_per_token": (workload.generated_tokens, "generates no tokens"),
-        "j_per_image": (workload.classified_images, "classifies no images"),
+        "j_per_image": (workload.classified_images or images, "classifies no images"),
+        "j_per_1000_tokens": (tokens and tokens / 1000, "learns no tokens"),
     }
     meaningless = {name: f"{workload.kind} {why}" for name, (count, why) in counts.items() if not count}
     if above_j <= 0:

@@ -88,6 +88,8 @@ def _weights(runtime: Runtime) -> Reading:
         names = ("weight_bytes", "params_total", "params_trainable", "bytes_per_param")
         return Reading(reasons=dict.fromkeys(names, "this workload runs no model"))
     values = {"weight_bytes": facts.bytes, "params_total": facts.parameters}
+    if facts.parameters == 0:
+        return Reading(dict.fromkeys(values, 0.0), {"bytes_per_param": "the model has no weights"})
     known = {name: float(value) for name, value in values.items() if value is not None}
     if len(known) == len(values):
         known["bytes_per_param"] = known["weight_bytes"] / known["params_total"]

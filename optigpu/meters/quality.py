@@ -2,25 +2,29 @@
 
 Every predicted token is forced through the decode step that was timed, and every image through the pass that was. The
 fp32 model's predictions are made once in a job by `make_reference`, in a separate process: of text by passes over whole
-sequences, with no cache and no step of a variant.
+sequences, with no cache and no step of a variant. Of a workload that trains the losses are compared instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, ReferenceRuntime
+from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, Images, ReferenceRuntime
+from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.held import TFLITE
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import (
+    PICTURES,
     Figures,
     accuracy_figures,
+    answer_figures,
     divergence_figures,
     item_windows,
     perplexity_figures,
@@ -31,12 +35,14 @@ from optigpu.quality.images import (
     IMAGES_RECIPE,
     Classify,
     ImageSetting,
+    batches,
     compare_images,
     image_setting,
     write_image_reference,
 )
 from optigpu.quality.passages import Passage, predictions
 from optigpu.quality.perplexity import windows
+from optigpu.quality.read_pictures import ReadPictures, read_pictures
 from optigpu.quality.reference import (
     Manifest,
     Reference,
@@ -48,7 +54,9 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
-from optigpu.vocabulary import OptiGPUError, Task
+from optigpu.quality.training import DrawOf, LossSetting, compare_losses, final_loss, write_loss_reference
+from optigpu.vocabulary import OptiGPUError, Task, canonical_json
+from optigpu.workloads.base import Workload
 
 PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
@@ -59,20 +67,23 @@ NO_DIVERGENCE = 1e-5
 _DIVERGENCE = ("kld_mean", "kld_p99", "top1_agreement")
 _PERPLEXITY = ("perplexity", "perplexity_delta")
 _ACCURACY = ("accuracy", "accuracy_loss_percent")
+_LOSSES = ("loss_final", "loss_deviation", "gradient_norm")
+_PREDICTIONS = _DIVERGENCE + _PERPLEXITY + _ACCURACY
 
 
 class QualityMeter:
     """Divergence from fp32 on any text, perplexity of a text, accuracy of a multiple-choice test."""
 
     once: ClassVar[bool] = True
-    metrics: ClassVar[tuple[str, ...]] = _DIVERGENCE + _PERPLEXITY + _ACCURACY
+    metrics: ClassVar[tuple[str, ...]] = _PREDICTIONS + _LOSSES
 
     def read(self, context: MeterContext) -> Reading:
         """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot."""
         try:
-            return _compared_images(context) if context.workload.classified_images else _compared(context)
+            reading = _read(context)
         except OptiGPUError as error:
             return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+        return replace(reading, reasons=reading.reasons | _of_another_task(context.workload))
 
     def self_test(self, context: MeterContext) -> Comparison:
         """The unmodified model's decode steps diverge from its own whole passes by rounding alone."""
@@ -89,12 +100,17 @@ def make_reference(context: MeterContext) -> Reading:
     """
     folder = context.folder / QUALITY_FOLDER
     folder.mkdir(exist_ok=True)
-    made: Manifest | ImageSetting
+    made: Manifest | ImageSetting | LossSetting
     try:
-        if context.workload.classified_images:
+        if context.workload.task is Task.TRAINING:
+            made = write_loss_reference(folder, *_training(context))
+        elif context.workload.classified_images:
             runtime = _image_runtime(context)
             runtime.compute_exactly()
-            made = write_image_reference(folder, _image_setting(context), _classifier(runtime))
+            setting = _image_setting(context)
+            made = write_image_reference(
+                folder, setting, _classifier(runtime), _images(_pictures(context), setting)
+            )
         else:
             made = _written(context, folder)
     except OptiGPUError as error:
@@ -103,14 +119,87 @@ def make_reference(context: MeterContext) -> Reading:
     return Reading(facts=MeterFacts(recorded={"quality_reference": made.model_dump(mode="json")}))
 
 
+def _read(context: MeterContext) -> Reading:
+    if context.workload.task is Task.TRAINING:
+        return _compared_losses(context)
+    return _compared_images(context) if context.workload.classified_images else _compared(context)
+
+
+def _of_another_task(workload: Workload) -> dict[str, str]:
+    """Why the metrics of other tasks have no value."""
+    if workload.task is Task.TRAINING:
+        return dict.fromkeys(
+            _PREDICTIONS, f"{workload.kind} is compared with fp32 by its losses: loss_deviation."
+        )
+    return dict.fromkeys(_LOSSES, f"{workload.kind} trains nothing; ask for train_step.")
+
+
+def _compared_losses(context: MeterContext) -> Reading:
+    setting, runtime, draws = _training(context)
+    quality = compare_losses(context.folder / QUALITY_FOLDER, setting, runtime, draws)
+    runtime.restart()
+    values, facts = (
+        {"gradient_norm": runtime.gradient_norm(draws(setting.seed)())},
+        MeterFacts(quality=quality),
+    )
+    if quality.course is None or quality.jitter is None:
+        why = f"The loss of step {quality.not_finite_step} is not finite."
+        return Reading(values, dict.fromkeys(("loss_final", "loss_deviation"), why), facts)
+    values |= {
+        "loss_final": final_loss(np.array(quality.losses)),
+        "loss_deviation": max(quality.course, quality.jitter),
+    }
+    return Reading(values, facts=facts)
+
+
+def _training(context: MeterContext) -> tuple[LossSetting, TrainingRuntime, DrawOf]:
+    """What is trained, by what, and on which samples."""
+    runtime, workload = cast(TrainingRuntime, context.runtime), context.workload
+    setting = LossSetting(
+        model=str(context.model),
+        workload=canonical_json(workload.identity()),
+        seed=context.seed,
+        steps=context.quality.steps,
+        seeds=context.quality.seeds,
+    )
+    return setting, runtime, lambda seed: workload.draws(runtime.facts, seed)
+
+
 def _compared_images(context: MeterContext) -> Reading:
-    setting = _image_setting(context)
-    agreement = compare_images(context.folder / QUALITY_FOLDER, setting, _classifier(_image_runtime(context)))
-    found = divergence_figures(agreement, np.arange(setting.images))
-    how = ImageQuality(images=setting.images, of=IMAGES_RECIPE, **_precision(found), **found.about)
-    why = "The images are synthetic and have no labels; compare kld_mean and top1_agreement."
-    facts = MeterFacts(quality=how)
-    return Reading(found.values, dict.fromkeys(_PERPLEXITY + _ACCURACY, why), facts)
+    setting, classify = _image_setting(context), _classifier(_image_runtime(context))
+    pictures = _pictures(context)
+    folder, given = context.folder / QUALITY_FOLDER, _images(pictures, setting)
+    compared = compare_images(folder, setting, classify, given)
+    found = divergence_figures(compared.agreement, np.arange(setting.images))
+    missing = dict.fromkeys(_PERPLEXITY, "Images have no perplexity; compare kld_mean and top1_agreement.")
+    if pictures is None:
+        missing |= dict.fromkeys(
+            _ACCURACY, "The images are synthetic and have no labels; name a folder of images."
+        )
+    else:
+        right = [each.argmax(axis=1) == pictures.labels for each in (compared.found, compared.expected)]
+        found |= answer_figures(right[0], right[1], PICTURES)
+    how = ImageQuality(
+        images=setting.images,
+        of=f"the folder {pictures.facts.folder}" if pictures else IMAGES_RECIPE,
+        dataset_sha256=setting.dataset_sha256,
+        **_precision(found),
+        **found.about,
+    )
+    return Reading(found.values, found.reasons | missing, MeterFacts(quality=how))
+
+
+def _pictures(context: MeterContext) -> ReadPictures | None:
+    """The labelled images of the workload; None where it has none."""
+    if not context.workload.has_labels:
+        return None
+    runtime = _image_runtime(context)
+    return read_pictures(runtime, runtime.notes.facts["pictures"].folder)
+
+
+def _images(pictures: ReadPictures | None, setting: ImageSetting) -> Iterator[Images]:
+    """The images to compare, in batches of the timed size."""
+    return pictures.batches(setting.batch_size) if pictures else batches(setting)
 
 
 def _classifier(runtime: ImageRuntime) -> Classify:
@@ -128,7 +217,11 @@ def _image_setting(context: MeterContext) -> ImageSetting:
     batch = context.workload.classified_images or 1
     runtime = _image_runtime(context)
     shape = runtime.notes.facts["image_shape"]
-    return image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
+    made = image_setting(str(context.model), context.seed, batch, shape, runtime.facts.classes)
+    if not context.workload.has_labels:
+        return made
+    facts = runtime.notes.facts["pictures"]
+    return made.model_copy(update={"images": facts.images, "dataset_sha256": facts.sha256})
 
 
 def _image_runtime(context: MeterContext) -> ImageRuntime:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,16 @@ Units = NDArray[np.int64]
 SHARES = ("top1_agreement", "accuracy")
 NO_TAIL_INTERVAL = "A 99th percentile has no interval: a few positions decide it."
 
-SAME_ANSWERS = (
-    "An interval needs an item that fp32 answers otherwise; there is none. Ask for more quality.items."
-)
+
+class Asked(NamedTuple):
+    """What is answered, and how there can be more of it."""
+
+    noun: str
+    more: str
+
+
+ITEMS = Asked("item", "Ask for more quality.items.")
+PICTURES = Asked("image", "Put more images into the folder.")
 
 
 @dataclass(frozen=True)
@@ -95,27 +103,31 @@ def perplexity_figures(found: Array, expected: Array, units: Units) -> Figures:
 
 def accuracy_figures(items: Sequence[Item], found: Array, expected: Array) -> Figures:
     """accuracy and accuracy_loss_percent from the endings' log-likelihoods [4 * items] of a variant and of fp32."""
-    ours, theirs = chosen_right(items, found), chosen_right(items, expected)
-    units = np.arange(len(items))
+    figures = answer_figures(chosen_right(items, found), chosen_right(items, expected), ITEMS)
+    return figures | Figures(about={"items": len(items)})
+
+
+def answer_figures(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], asked: Asked) -> Figures:
+    """The same, from whether a variant and fp32 answer each item or image correctly; `asked` says what they are."""
+    units = np.arange(len(ours))
     share = float(theirs.mean())
-    error = float(ours.std(ddof=1) / np.sqrt(len(items))) if len(items) > 1 else None
-    about = Figures(about={"accuracy_standard_error": error, "fp32_accuracy": share, "items": len(items)})
-    figures = about | _measured({"accuracy": lambda kept: float(ours[kept].mean())}, units, len(items))
+    error = float(ours.std(ddof=1) / np.sqrt(len(ours))) if len(ours) > 1 else None
+    about = Figures(about={"accuracy_standard_error": error, "fp32_accuracy": share})
+    figures = about | _measured({"accuracy": lambda kept: float(ours[kept].mean())}, units, len(ours))
     if share == 0:
-        why = "The fp32 model answers no item correctly, so the accuracy loss is undefined; ask for more quality.items."
+        why = f"The fp32 model answers no {asked.noun} correctly, so the accuracy loss is undefined. {asked.more}"
         return figures | Figures(reasons={"accuracy_loss_percent": why})
 
     if (ours == theirs).all():
-        value = Figures(
-            values={"accuracy_loss_percent": 0.0}, no_interval={"accuracy_loss_percent": SAME_ANSWERS}
-        )
+        why = f"An interval needs an {asked.noun} that fp32 answers otherwise; there is none. {asked.more}"
+        value = Figures(values={"accuracy_loss_percent": 0.0}, no_interval={"accuracy_loss_percent": why})
         return figures | value
 
     def loss(kept: NDArray[np.bool_]) -> float:
         right = theirs[kept].mean()
         return float(100 * (right - ours[kept].mean()) / right) if right else float("nan")
 
-    return figures | _measured({"accuracy_loss_percent": loss}, units, len(items))
+    return figures | _measured({"accuracy_loss_percent": loss}, units, len(ours))
 
 
 def with_windows(

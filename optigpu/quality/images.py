@@ -1,6 +1,7 @@
 """Images for the comparison of classifiers, and the fp32 model's logits for them, the reference of a job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,10 @@ _SETTING, _LOGITS = "images.json", "images.npy"
 
 
 class ImageSetting(Frozen):
-    """What a reference is made for: `images` images of `shape` [channels, height, width] in batches of `batch_size`."""
+    """What a reference is made for: `images` images of `shape` [channels, height, width] in batches of `batch_size`.
+
+    `dataset_sha256` is of the folder that they are from; None: they are made from the seed.
+    """
 
     model: str
     seed: int
@@ -25,6 +29,7 @@ class ImageSetting(Frozen):
     batch_size: int
     shape: tuple[int, int, int]
     classes: int
+    dataset_sha256: str | None = None
 
 
 def image_setting(
@@ -45,15 +50,28 @@ Classify = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Logits [batch, classes] of images [batch, channels, height, width]."""
 
 
-def write_image_reference(folder: Path, setting: ImageSetting, classify: Classify) -> ImageSetting:
-    """Writes the logits of the fp32 model into the folder; returns the setting."""
-    np.save(folder / _LOGITS, _logits(setting, classify))
+@dataclass(frozen=True)
+class ComparedImages:
+    """Logits [images, classes] of the fp32 model and of a variant, and how far they are apart."""
+
+    expected: NDArray[np.float32]
+    found: NDArray[np.float32]
+    agreement: Agreement
+
+
+def write_image_reference(
+    folder: Path, setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
+) -> ImageSetting:
+    """Writes the fp32 model's logits of the batches `given` into the folder; returns the setting."""
+    np.save(folder / _LOGITS, _logits(setting, classify, given))
     (folder / _SETTING).write_text(setting.model_dump_json())
     return setting
 
 
-def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> Agreement:
-    """How far the logits of `classify` are from the reference.
+def compare_images(
+    folder: Path, setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
+) -> ComparedImages:
+    """How far the logits of `classify` are from the reference; `given` are the same batches.
 
     Raises OptiGPUError when there is no reference, when it was made for another setting, and when a logit is NaN or
     infinite.
@@ -65,15 +83,17 @@ def compare_images(folder: Path, setting: ImageSetting, classify: Classify) -> A
             "The fp32 reference was made for other images or another model; submit this variant as a separate job."
         )
     agreement = Agreement()
-    reference = np.load(folder / _LOGITS, allow_pickle=False)
-    for expected, found in zip(reference, _logits(setting, classify), strict=True):
+    reference, logits = np.load(folder / _LOGITS, allow_pickle=False), _logits(setting, classify, given)
+    for expected, found in zip(reference, logits, strict=True):
         agreement.add(expected, found)
-    return agreement
+    return ComparedImages(reference, logits, agreement)
 
 
-def _logits(setting: ImageSetting, classify: Classify) -> NDArray[np.float32]:
-    """[images, classes]"""
-    return np.concatenate([classify(images) for images in batches(setting)])
+def _logits(
+    setting: ImageSetting, classify: Classify, given: Iterable[NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """[images, classes]; the last batch may be filled up with further images."""
+    return np.concatenate([classify(images) for images in given])[: setting.images]
 
 
 def batches(setting: ImageSetting) -> Iterator[NDArray[np.float32]]:

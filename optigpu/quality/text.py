@@ -45,12 +45,15 @@ def check_name(text: str) -> str:
         raise ValueError(
             f"unknown text {text!r}; write {SELF_WRITTEN}, {WIKITEXT}, {HELLASWAG} or {FILE_PREFIX}NAME"
         )
-    path = PurePosixPath(text.removeprefix(FILE_PREFIX))
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text:
-        raise ValueError(
-            f"{text!r} must be a file under {DATASETS_DIR}, written without '..' and not absolute"
-        )
+    check_inside(text.removeprefix(FILE_PREFIX), f"{text!r} must be a file")
     return text
+
+
+def check_inside(name: str, subject: str) -> None:
+    """Raises ValueError, which begins with `subject`, for a path that leads out of the datasets folder."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"{subject} under {DATASETS_DIR}, written without '..' and not absolute")
 
 
 def read_source(text: str) -> Source:

@@ -10,9 +10,14 @@ from optigpu.report.catalog import (
 )
 from optigpu.report.comparison import comparison_grid
 from optigpu.report.edge_leaderboard import edge_csv, edge_grids
-from optigpu.report.formats import Column, Grid, console, csv_text, latex, markdown, terminal
-from optigpu.report.ladder import ladder_csv, ladder_grid
-from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids
+from optigpu.report.formats import Column, Grid, console, csv_text, html, latex, markdown, terminal
+from optigpu.report.ladder import ladder_csv, ladder_grid, ladder_records
+from optigpu.report.leaderboard import (
+    leaderboard_csv,
+    leaderboard_grid,
+    leaderboard_grids,
+    leaderboard_records,
+)
 from optigpu.report.models import model_facts, models_grid
 from optigpu.report.progress import RunProgress
 from optigpu.report.selftest import SelfTestProgress, selftest_csv, selftest_grid
@@ -28,14 +33,17 @@ __all__ = [
     "edge_csv",
     "edge_grids",
     "environment_grid",
+    "html",
     "job_title",
     "jobs_grid",
     "ladder_csv",
     "ladder_grid",
+    "ladder_records",
     "latex",
     "leaderboard_csv",
     "leaderboard_grid",
     "leaderboard_grids",
+    "leaderboard_records",
     "markdown",
     "model_facts",
     "models_grid",

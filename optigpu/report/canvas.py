@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT = "#222222", "#8a8a8a"
+INK, FAINT = "#222222", "#6b6b6b"
+RED = "#c1121f"
+"""Of limits. All three are legible as text on white: a contrast of at least 4.5 (WCAG 2.2, 1.4.3)."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4a9c", "#7f7f7f")
 """Distinguishable with colour blindness (Okabe and Ito, Color Universal Design, 2008)."""
 MARKERS = "osD^vPX"
 """One fewer than the colours, so that a pair repeats only after 56 variants."""
+HATCHES = ("", "....", "xxxx", "----", "++++")
+"""Of bars, in the order of the colours: what a copy in grey or an eye without one colour still tells apart."""
+LINES = ("-", "--", ":", "-.")
+INVALID, CLAIMED = "////", "\\\\\\\\"
+"""The hatches of a result that is not valid, and of a published figure; both on white."""
 LONGEST_COLUMN = 12
 """Names in one column of a legend."""
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -57,6 +64,31 @@ def canvas(
 
     Raises SpecError for another suffix than those of SUFFIXES, OptiGPUError when the file cannot be written.
     """
+    with _styled(path, width_in, height_in) as figure:
+        axes = figure.subplots()
+        axes.set_title(fill(title, int(width_in * 11)), weight="bold", pad=12)
+        axes.set_axisbelow(True)
+        _sign(figure, width_in, origin)
+        yield axes
+
+
+@contextmanager
+def sheet(
+    path: Path, title: str, size_in: tuple[float, float], shape: tuple[int, int], footer: str
+) -> Iterator[list["Axes"]]:
+    """Several axes on one page, in `shape[0]` rows of `shape[1]`; as `canvas` otherwise."""
+    with _styled(path, *size_in) as figure:
+        heading = fill(title, int(size_in[0] * 10))
+        figure.suptitle(heading, x=0.01, ha="left", weight="bold", fontsize=11.5)
+        _sign(figure, size_in[0], footer)
+        grid = figure.subplots(*shape, squeeze=False)
+        for axes in grid.flat:
+            axes.set_axisbelow(True)
+        yield list(grid.flat)
+
+
+@contextmanager
+def _styled(path: Path, width_in: float, height_in: float) -> Iterator["Figure"]:
     check_path(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,13 +99,15 @@ def canvas(
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.set_title(fill(title, int(width_in * 11)), weight="bold", pad=12)
-        axes.set_axisbelow(True)
-        if origin:
-            figure.supxlabel(fill(origin, int(width_in * 17)), x=0.01, ha="left", fontsize=7, color=FAINT)
-        yield axes
+        yield figure
         _save(figure, path)
+
+
+def _sign(figure: "Figure", width_in: float, footer: str | None) -> None:
+    """When, where and with what it was measured, below the chart; lines stay lines."""
+    if footer:
+        lines = [fill(line, int(width_in * 17)) for line in footer.splitlines()]
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7, color=FAINT)
 
 
 def _save(figure: "Figure", path: Path) -> None:
@@ -91,11 +125,21 @@ def mark(number: int, valid: bool) -> dict[str, Any]:
         "marker": MARKERS[number % len(MARKERS)],
         "color": colour,
         "markerfacecolor": colour if valid else "white",
+        "markeredgecolor": INK,  # light colours alone have too little contrast with paper
+        "markeredgewidth": 0.8,
         "markersize": 7.0,
         "linestyle": "none",
         "elinewidth": 1.2,
         "capsize": 3.0,
     }
+
+
+def bar_look(number: int, *, valid: bool = True, claimed: bool = False) -> dict[str, Any]:
+    """Colour, hatch and edge of the bars of that series."""
+    hatch = CLAIMED if claimed else INVALID if not valid else HATCHES[number % len(HATCHES)]
+    plain = valid and not claimed
+    face = COLOURS[number % len(COLOURS)] if plain else "white"
+    return {"facecolor": face, "edgecolor": INK, "linewidth": 0.8, "hatch": hatch}
 
 
 def size_for(names: int) -> tuple[float, float]:

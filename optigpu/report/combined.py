@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from optigpu.report.catalog import job_title
-from optigpu.report.leaderboard import workload_text
+from optigpu.report.leaderboard import models_text, workload_text
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Document, SpecError
 
@@ -13,7 +13,7 @@ def _name(report: Document) -> str:
 
 
 def _workload(report: Document) -> str:
-    return workload_text(report["spec"]["workload"], report["spec"].get("model"))
+    return workload_text(report["spec"]["workload"], models_text(report["spec"]))
 
 
 def _hardware(report: Document) -> str:
@@ -41,7 +41,10 @@ def combined(reports: Sequence[Document]) -> tuple[str, list[Document]]:
     """
     measured = [report for report in reports if report["results"]]
     if not measured:
-        raise SpecError("No report has a result to draw; `optigpu show` prints the reasons.")
+        raise SpecError(
+            "No report has a result to draw: run `optigpu ladder --model preset:gpt2 --stack int8_weight_only`. "
+            "`optigpu show` prints why a run has none."
+        )
     if len(measured) == 1:
         return job_title(measured[0]["spec"], measured[0]["results"]), list(measured[0]["results"])
     metrics = sorted({result["variant"]["primary_metric"] for each in measured for result in each["results"]})

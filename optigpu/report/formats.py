@@ -1,10 +1,11 @@
-"""Tables in several forms: the terminal, Markdown and LaTeX show the same cells; CSV holds the raw values."""
+"""Tables in several forms: the terminal, Markdown, HTML and LaTeX show the same cells; CSV holds the raw values."""
 
 import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
@@ -62,11 +63,14 @@ class _Tables:
         self._grid = grid
         cells = zip(*grid.rows, strict=True) if grid.rows else ((),) * len(grid.columns)
         columns = enumerate(zip(grid.columns, cells, strict=True))
-        self._least = [_least(*each, leads=number == 0) for number, each in columns]
+        self._least, self._whole = [], []
+        for number, (column, texts) in columns:
+            self._least.append(_least(column, texts, leads=number == 0))
+            self._whole.append(max(map(cell_len, (column.heading, *texts))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for numbers in self._portions(options.max_width):
-            yield self._table(numbers)
+            yield self._table(numbers, options.max_width)
 
     def _portions(self, width: int) -> Iterator[list[int]]:
         """The columns of each table. A column too wide even beside the first alone is cut by the terminal."""
@@ -78,16 +82,23 @@ class _Tables:
             portion.append(number)
         yield portion
 
-    def _table(self, numbers: Sequence[int]) -> Table:
+    def _widths(self, numbers: Sequence[int], room: int) -> list[int]:
+        """Each column's least width, and a share of the room that is left by how much its longest cell lacks."""
+        spare = room - 1 - sum(self._least[n] + FRAME for n in numbers)
+        lacking = [self._whole[n] - self._least[n] for n in numbers]
+        share = min(1.0, max(0.0, spare / sum(lacking))) if any(lacking) else 0.0
+        return [self._least[n] + int(share * lack) for n, lack in zip(numbers, lacking, strict=True)]
+
+    def _table(self, numbers: Sequence[int], room: int) -> Table:
         table = Table(header_style="bold")
-        for number in numbers:
+        for number, width in zip(numbers, self._widths(numbers, room), strict=True):
             column = self._grid.columns[number]
             table.add_column(
                 Text(column.heading),
                 justify="right" if column.right else "left",
                 no_wrap=column.right,
                 overflow="fold",
-                min_width=self._least[number],
+                width=width,
             )
         for number, row in enumerate(self._grid.rows):
             cells = (Text(row[n]) for n in numbers)
@@ -121,6 +132,24 @@ def _bar(cells: Iterable[str]) -> str:
 
 def _one_line(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def html(grid: Grid) -> str:
+    """The table for a notebook or a page: a caption, the rows that are not ranked in grey, the notes below."""
+    head = "".join(_cell("th", column, column.heading) for column in grid.columns)
+    rows = "".join(
+        ('<tr style="color: #777">' if number in grid.faint else "<tr>")
+        + "".join(_cell("td", column, text) for column, text in zip(grid.columns, row, strict=True))
+        + "</tr>"
+        for number, row in enumerate(grid.rows)
+    )
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in grid.notes)
+    caption = f"<caption><b>{escape(grid.title)}</b></caption>" if grid.title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+
+
+def _cell(tag: str, column: Column, text: str) -> str:
+    return f'<{tag} style="text-align: {"right" if column.right else "left"}">{escape(text)}</{tag}>'
 
 
 def latex(grid: Grid) -> str:

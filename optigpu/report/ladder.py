@@ -1,12 +1,13 @@
-"""The table of a job: each variant's speed, and the speedup of each technique alone and added to the others."""
+"""The table of a job: each variant's speed, and the speedup of each technique alone, added to the others, and against
+the whole without it."""
 
 from collections.abc import Sequence
 
-from optigpu.documents.result import Attribution, Gain
+from optigpu.documents.result import Attribution, Gain, Payback
 from optigpu.report.formats import Column, Grid, csv_text
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.notes import ladder_notes
-from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
+from optigpu.report.numbers import NOT_VALID, payback, ratio, scaled, with_interval
 from optigpu.report.origin import origin_line
 from optigpu.report.rows import Row, heading, rows_of
 from optigpu.report.scenario import Scenario, scenario_of
@@ -16,13 +17,15 @@ FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
     "trained_tokens_per_s": ("trained tokens/s", 1.0),
-    "step_s": ("step (ms)", 1e3),
     "weight_bytes": ("weights (MB)", 1e-6),
     "peak_bytes": ("peak (MB)", 1e-6),
     "top1_agreement": ("top-1 (%)", 100.0),
+    "accuracy": ("accuracy (%)", 100.0),
     "kld_mean": ("KLD (nat)", 1.0),
+    "loss_deviation": ("loss deviation", 1.0),
     "j_per_token": ("J/token", 1.0),
     "j_per_image": ("J/image", 1.0),
+    "j_per_1000_tokens": ("J/1,000 tokens", 1.0),
     "headroom": ("headroom", 1.0),
 }
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
@@ -43,6 +46,8 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
         "speedup",
         "alone",
         "added",
+        "left out",
+        "paid back (steps)",
         *([scenario.heading] if scenario else []),
         *(FURTHER_METRICS[name][0] for name in further),
     )
@@ -75,6 +80,8 @@ def _cells(
         _gain(ended.speedup, ended.role not in (Role.SINGLE, Role.BASELINE)),
         _gain(ended.alone, ended.role is Role.ALONE),
         _gain(ended.added, ended.role is Role.CUMULATIVE),
+        _gain(ended.left_out, False),
+        payback(ended.payback),
         *([scenario.figure(row)] if scenario else []),
         *(_figure(row, name) for name in further),
         _status(row),
@@ -112,6 +119,8 @@ CSV_FIELDS = (
     "speedup", "speedup_low", "speedup_high", "speedup_reasons",
     "alone", "alone_low", "alone_high", "alone_reasons",
     "added", "added_low", "added_high", "added_reasons",
+    "left_out", "left_out_low", "left_out_high", "left_out_reasons", "left_out_with",
+    "payback_steps", "payback_low", "payback_high", "payback_reason",
     "ttft_s", "weight_bytes", "peak_bytes", "host_peak_bytes",
     "top1_agreement", "kld_mean", "j_per_token", "mbu", "mfu", "headroom", "bound", "reason",
     "result_id", "created_at", "workload", "model", "backend", "hardware", "torch", "driver", "commit",
@@ -121,7 +130,13 @@ CSV_FIELDS = (
 
 def ladder_csv(attribution: Attribution, results: Sequence[Document]) -> str:
     """The table as raw values in SI units, a line for each variant; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row, attribution.metric) for row in rows_of(attribution, results)])
+    return csv_text(CSV_FIELDS, ladder_records(attribution, results))
+
+
+def ladder_records(attribution: Attribution, results: Sequence[Document]) -> list[dict[str, object]]:
+    """The lines of the CSV form, each with a value or None for every one of CSV_FIELDS."""
+    records = (_record(row, attribution.metric) for row in rows_of(attribution, results))
+    return [{field: record.get(field) for field in CSV_FIELDS} for record in records]
 
 
 def _record(row: Row, name: str) -> dict[str, object]:
@@ -145,8 +160,10 @@ def _record(row: Row, name: str) -> dict[str, object]:
         "reason": ended.reason,
         **(_origin(row.result) if row.result else {}),
     }
-    for field, gain in (("speedup", ended.speedup), ("alone", ended.alone), ("added", ended.added)):
+    gains = {"speedup": ended.speedup, "alone": ended.alone, "added": ended.added, "left_out": ended.left_out}
+    for field, gain in gains.items():
         record |= _flat_gain(field, gain)
+    record |= {"left_out_with": " ".join(ended.left_out_with)} | _flat_payback(ended.payback)
     for field in CSV_FIELDS[CSV_FIELDS.index("ttft_s") : CSV_FIELDS.index("bound")]:
         record[field] = (row.metric(field) or {}).get("value")
     return record
@@ -175,4 +192,14 @@ def _flat_gain(field: str, gain: Gain | None) -> dict[str, object]:
         f"{field}_low": low,
         f"{field}_high": high,
         f"{field}_reasons": " ".join(gain.reasons) if gain else None,
+    }
+
+
+def _flat_payback(found: Payback | None) -> dict[str, object]:
+    low, high = found.ci if found and found.ci else (None, None)
+    return {
+        "payback_steps": found.steps if found else None,
+        "payback_low": low,
+        "payback_high": high,
+        "payback_reason": found.reason if found else None,
     }

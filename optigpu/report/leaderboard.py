@@ -1,5 +1,6 @@
 """The leaderboard as a table and as flat records."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import ascii_lowercase
 
@@ -96,16 +97,41 @@ def _status(row: LeaderboardRow) -> str:
     return "earlier" if row.standing is Standing.EARLIER else "superseded" if row.superseded else ""
 
 
+LONGEST_PROMPT = 40
+"""Characters of a text prompt that a title shows."""
+
+
 def workload_text(workload: Document, model: str | None) -> str:
     """A workload on one line: `generate preset:gpt2 32+64 x1`, `matmul float32 1024`.
 
     An old document that lacks one of today's fields is shown by the fields that it has.
     """
     if workload.keys() >= {"prompt_tokens", "new_tokens", "batch_size"}:
-        shape = "{prompt_tokens}+{new_tokens} x{batch_size}".format_map(workload)
+        prompt = workload.get("prompt")
+        begin = _quoted(prompt) if prompt else workload["prompt_tokens"]
+        shape = f"{begin}+{workload['new_tokens']} x{workload['batch_size']}{_sampling(workload)}"
         return f"{workload.get('kind')} {model} {shape}"
     shapes = (_shape(key, value) for key, value in workload.items() if key != "kind" and value is not None)
     return " ".join(part for part in (workload.get("kind"), model, *shapes) if part)
+
+
+def models_text(spec: Document) -> str | None:
+    """The model of a stored job, or its models, in one text."""
+    return ", ".join(spec.get("models") or ()) or spec.get("model")
+
+
+def _quoted(prompt: str) -> str:
+    """The beginning of a text on one line."""
+    end = "..." if len(prompt) > LONGEST_PROMPT else ""
+    return json.dumps(prompt[:LONGEST_PROMPT] + end, ensure_ascii=False)
+
+
+def _sampling(workload: Document) -> str:
+    """How tokens are drawn; empty where they are the most likely ones."""
+    if not workload.get("temperature"):
+        return ""
+    part = f", top_p {workload['top_p']:g}" if workload["top_p"] < 1 else ""
+    return f" at temperature {workload['temperature']:g}{part}"
 
 
 _SHAPES = {
@@ -174,7 +200,13 @@ CSV_FIELDS = (
 
 def leaderboard_csv(page: LeaderboardPage) -> str:
     """The rows of all boards as raw values in SI units; empty where a value is missing."""
-    return csv_text(CSV_FIELDS, [_record(row) for board in page.boards for row in board.rows])
+    return csv_text(CSV_FIELDS, leaderboard_records(page))
+
+
+def leaderboard_records(page: LeaderboardPage) -> list[dict[str, object]]:
+    """The lines of the CSV form, each with a value or None for every one of CSV_FIELDS."""
+    records = (_record(row) for board in page.boards for row in board.rows)
+    return [{field: record.get(field) for field in CSV_FIELDS} for record in records]
 
 
 def _record(row: LeaderboardRow) -> dict[str, object]:

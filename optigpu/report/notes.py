@@ -9,6 +9,7 @@ from optigpu.report.rows import Row
 REASONS: dict[str, str] = {
     VerdictReason.OUTPUT_INVALID: "the output failed its check",
     VerdictReason.QUALITY_BELOW_GATE: "the quality loss exceeds the limits of the job",
+    VerdictReason.LOSS_DIVERGED: "the losses of training left the band of fp32's",
     VerdictReason.CACHED_RESULT: "outputs came from a cache instead of being computed",
     VerdictReason.THROTTLED: "the hardware was throttled during the measurement",
     VerdictReason.FOREIGN_PROCESS: "other processes used the device during the measurement",
@@ -69,6 +70,30 @@ def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
         yield f"alone: the speedup of the technique by itself{instead}."
     if any(row.ended.added for row in rows):
         yield "added: the speedup over the previous rung of the ladder."
+    yield from _left_out_words(rows)
+    yield from _payback_words(rows, names)
+
+
+def _left_out_words(rows: Sequence[Row]) -> Iterator[str]:
+    """What the column means, and which techniques go together."""
+    if any(row.ended.left_out for row in rows):
+        yield "left out: the speedup of the whole stack over the whole without the technique; no order changes it."
+    for row in rows:
+        if row.ended.left_out and row.ended.left_out_with:
+            others = ", ".join(row.ended.left_out_with)
+            requires = "requires" if len(row.ended.left_out_with) == 1 else "require"
+            yield f"{row.ended.technique} is left out together with {others}, which {requires} it."
+
+
+def _payback_words(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[str]:
+    """What the column means, and why compiling is never paid back."""
+    found = [row.ended.payback for row in rows if row.ended.payback]
+    if found:
+        others = sorted({names[each.compared_with] for each in found})
+        yield f"paid back: steps after which compiling has saved the time that it took, against {', '.join(others)}."
+    for row in rows:
+        if row.ended.payback and row.ended.payback.reason:
+            yield f"{row.label}: {row.ended.payback.reason}"
 
 
 def _shift(attribution: Attribution) -> Iterator[str]:
@@ -93,14 +118,20 @@ def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
         )
     names = {row.ended.index: row.label for row in rows}
     for row in rows:
-        for gain in {gain.compared_with: gain for gain in _gains(row) if not gain.valid}.values():
+        ratios = {
+            ("the whole stack" if gain is row.ended.left_out else row.label, gain.compared_with): gain
+            for gain in _gains(row)
+            if not gain.valid
+        }
+        for (whose, reference), gain in ratios.items():
             why = "; ".join(_words(REASONS, reason) for reason in gain.reasons)
             apart = "" if OF_THE_OUTPUT.issuperset(gain.reasons) else "; the two did not take turns"
-            yield f"{row.label} relative to {names[gain.compared_with]}: not valid: {why}{apart}."
+            yield f"{whose} relative to {names[reference]}: not valid: {why}{apart}."
 
 
 def _gains(row: Row) -> list[Gain]:
-    return [gain for gain in (row.ended.speedup, row.ended.alone, row.ended.added) if gain]
+    ended = row.ended
+    return [gain for gain in (ended.speedup, ended.alone, ended.added, ended.left_out) if gain]
 
 
 def _problems(row: Row) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import math
 
-from optigpu.documents.result import Gain
+from optigpu.documents.result import Gain, Payback
 from optigpu.vocabulary import Document
 
 MISSING = "-"
@@ -60,6 +60,16 @@ def ratio(gain: Gain | None) -> str:
         return MISSING
     interval = f" [{gain.ci[0]:.2f}, {gain.ci[1]:.2f}]" if gain.ci else ""
     return f"{gain.ratio:.2f}x{interval}{'' if gain.valid else NOT_VALID}"
+
+
+def payback(found: Payback | None) -> str:
+    """`120 [100, 150]`: steps with their 95% interval, or "never"; blank where nothing was compiled."""
+    if found is None:
+        return ""
+    if found.steps is None:
+        return "never"
+    interval = f" [{short(found.ci[0])}, {short(found.ci[1])}]" if found.ci else ""
+    return f"{short(found.steps)}{interval}"
 
 
 def duration(seconds: float) -> str:

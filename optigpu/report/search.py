@@ -2,10 +2,10 @@
 
 from optigpu.documents.result import Result
 from optigpu.job.search import is_allowed, left_out, pareto
+from optigpu.measure import Report
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import NOT_VALID, scaled, with_interval
 from optigpu.report.rows import heading
-from optigpu.run import Report
 
 
 def pareto_grid(report: Report) -> Grid:

@@ -14,7 +14,7 @@ from optigpu.documents.result import MetricSummary
 from optigpu.documents.roofline import Bound, Roof, RooflineFacts, RooflineStep
 from optigpu.hardware.catalog import Device, Dtype
 from optigpu.roofline.work import VariantWork, Work, work_of
-from optigpu.vocabulary import METRICS, Better, UnsupportedError
+from optigpu.vocabulary import METRICS, Better, Task, UnsupportedError
 from optigpu.workloads.base import Workload
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _CATALOG: dict[str, Dtype] = {
 
 
 class Roofline(RooflineFacts):
-    """The roofline of a result: `metrics` (mbu, mfu, headroom: figures or a reason) and the facts."""
+    """The roofline of a result: `metrics` (mbu, mfu, headroom, of training hfu: figures or a reason) and the facts."""
 
     metrics: dict[str, MetricSummary]
 
@@ -81,7 +81,7 @@ def roofline_of(
     except Exception as error:
         _log.exception("the roofline of %s failed", workload.kind)
         reason = f"The roofline failed: {type(error).__name__}: {error}. Report it as a bug."
-    return Roofline(metrics=_nulls(reason), peaks=peaks, reason=reason)
+    return Roofline(metrics=_nulls(workload, reason), peaks=peaks, reason=reason)
 
 
 def _roofline(
@@ -100,7 +100,7 @@ def _roofline(
         raise UnsupportedError(f"{workload.primary} was not measured.")
     rate = _as_rate(metrics[workload.primary])
     too_fast = _too_fast(work, roof, rate)
-    derived = _nulls(too_fast) if too_fast else _metrics(work, roof, rate)
+    derived = _nulls(workload, too_fast) if too_fast else _metrics(workload, work, roof, rate)
     ahead = None
     if work.prefill and "ttft_s" in metrics:
         under = _measured_roof(peaks, work.prefill, dtype)
@@ -221,15 +221,25 @@ def _too_fast(work: VariantWork, roof: Roof, rate: MetricSummary) -> str | None:
     )
 
 
-def _metrics(work: VariantWork, roof: Roof, primary: MetricSummary) -> dict[str, MetricSummary]:
+def _metrics(
+    workload: Workload, work: VariantWork, roof: Roof, primary: MetricSummary
+) -> dict[str, MetricSummary]:
     """The primary metric is a rate: the shares of the peaks rise with it, and the headroom falls."""
     if primary.value is None:
-        return _nulls(primary.reason or "The primary metric was not measured.")
+        return _nulls(workload, primary.reason or "The primary metric was not measured.")
     step, per_unit = work.step, work.steps_per_unit
     mfu = _derived("mfu", primary, lambda rate: rate * per_unit * step.flops / roof.flops_per_s)
-    return {
-        "mbu": _derived("mbu", primary, lambda rate: rate * per_unit * step.bytes / roof.bytes_per_s),
-        "mfu": mfu if step.flops else _nulls(f"The {step.name} has no matrix product.")["mfu"],
+    mbu = _derived("mbu", primary, lambda rate: rate * per_unit * step.bytes / roof.bytes_per_s)
+    of_training: dict[str, MetricSummary] = {}
+    if work.executed_flops is not None:
+        executed = work.executed_flops
+        mbu = _null("mbu", "The bytes of activations, gradients and optimizer states are not known.")
+        of_training["hfu"] = _derived(
+            "hfu", primary, lambda rate: rate * per_unit * executed / roof.flops_per_s
+        )
+    return of_training | {
+        "mbu": mbu,
+        "mfu": mfu if step.flops else _null("mfu", f"The {step.name} has no matrix product."),
         "headroom": _derived("headroom", primary, lambda rate: 1 / (rate * per_unit * least_s(roof, step))),
     }
 
@@ -252,8 +262,10 @@ def _derived(name: str, rate: MetricSummary, of: Callable[[float], float]) -> Me
     )
 
 
-def _nulls(reason: str) -> dict[str, MetricSummary]:
-    return {
-        name: MetricSummary(unit=METRICS[name].unit, better=METRICS[name].better, value=None, reason=reason)
-        for name in ("mbu", "mfu", "headroom")
-    }
+def _nulls(workload: Workload, reason: str) -> dict[str, MetricSummary]:
+    of_training = ("hfu",) if workload.task is Task.TRAINING else ()
+    return {name: _null(name, reason) for name in ("mbu", "mfu", *of_training, "headroom")}
+
+
+def _null(name: str, reason: str) -> MetricSummary:
+    return MetricSummary(unit=METRICS[name].unit, better=METRICS[name].better, value=None, reason=reason)

@@ -20,6 +20,7 @@ from optigpu.workloads.requests.shapes import (
     ImageShape,
     OperatorShape,
     PrefillShape,
+    TrainingShape,
     WorkShape,
 )
 
@@ -55,6 +56,8 @@ class VariantWork:
     step: Work
     steps_per_unit: float
     prefill: Work | None = None
+    # Of a step of training: all operations that it executes, recomputed ones included.
+    executed_flops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def work_of(workload: Workload, facts: RunFacts) -> VariantWork:
         raise UnsupportedError(
             f"{workload.kind} {workload.label} is several workloads, and a roofline is of one."
         )
-    shape = workload.work_shape
+    shape = workload.shape_after(facts.prompt_tokens)
     if shape is None:
         raise UnsupportedError(f"The bytes and operations of a {workload.kind} request are not known.")
     return _work_of_shape(shape, facts)
@@ -97,6 +100,8 @@ def _work_of_shape(shape: WorkShape, facts: RunFacts) -> VariantWork:
             return VariantWork((shape.dtype,), call, 1 / shape.units)
         case ImageShape():
             return _of_images(shape, facts)
+        case TrainingShape():
+            return _of_training(shape, facts)
         case PrefillShape() | DecodeShape():
             return _of_decoder(shape, facts)
         case _:
@@ -147,6 +152,25 @@ def _of_images(shape: ImageShape, facts: RunFacts) -> VariantWork:
     return VariantWork(dtypes, Work("pass", moved, batch * model.flops), 1 / shape.units)
 
 
+def _of_training(shape: TrainingShape, facts: RunFacts) -> VariantWork:
+    """The operations that were counted, and the weights, which the forward and the backward pass read.
+
+    Gradients, activations and the state of the optimizer are left out: stacks keep them in many ways.
+    """
+    counted, weights = facts.training, facts.weights
+    if counted is None:
+        raise _unknown(facts, "training", "the operations of a step")
+    if weights is None or weights.bytes is None:
+        raise _unknown(facts, "weights", "the bytes of the weights")
+    dtype = _dtype(facts)
+    if dtype == "float32":
+        dtype = "tf32" if facts.cudnn_tf32 else _rounded(facts, dtype)
+    step = Work("training step", 2 * weights.bytes, counted.model_flops)
+    return VariantWork(
+        (dtype, *facts.training_dtypes), step, 1 / shape.units, executed_flops=counted.hardware_flops
+    )
+
+
 def _dtype(facts: RunFacts) -> str:
     """The dtype of the computation."""
     return facts.autocast or _weights_dtype(facts)
@@ -154,9 +178,13 @@ def _dtype(facts: RunFacts) -> str:
 
 def _dtypes(facts: RunFacts, model: Footprint | ImageFootprint) -> tuple[str, ...]:
     """What is multiplied in matrix products: by layers as the model's author wrote them first."""
-    dtype = _dtype(facts)
+    return (_rounded(facts, _dtype(facts)), *model.product_dtypes)
+
+
+def _rounded(facts: RunFacts, dtype: str) -> str:
+    """What float32 is rounded to in matrix products; another dtype as it is."""
     rounded = {"high": "tf32", "medium": "bfloat16"}.get(facts.float32_matmul_precision or "")
-    return (rounded if dtype == "float32" and rounded else dtype, *model.product_dtypes)
+    return rounded if dtype == "float32" and rounded else dtype
 
 
 def _weights_dtype(facts: RunFacts) -> str:

@@ -24,6 +24,7 @@ class Decoded:
 
     def __init__(self, plain: DecodingRuntime, workload: Generate) -> None:
         self._plain, self._new_tokens = plain, workload.new_tokens
+        assert workload.prompt_tokens is not None  # its prompts are random
         shape = (workload.batch_size, workload.prompt_tokens)
         self._prompt = drawn_ids(np.random.default_rng(SEED), plain.facts, shape)
         self._tokens = plain.generate(self._prompt, self._new_tokens).tokens

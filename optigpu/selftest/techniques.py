@@ -86,7 +86,9 @@ def workload_for(technique: Technique) -> TrialWorkload:
     if Task.PREFILL in technique.tasks:
         return Prefill(prompt_tokens=PROMPT_TOKENS + NEW_TOKENS, batch_size=BATCH)
     if Task.TRAINING in technique.tasks:
-        return TrainStep(batch_size=2 * BATCH, sequence_tokens=PROMPT_TOKENS + NEW_TOKENS)
+        return TrainStep(
+            batch_size=2 * BATCH, sequence_tokens=PROMPT_TOKENS + NEW_TOKENS, shortest_tokens=PROMPT_TOKENS
+        )
     return Classify(batch_size=BATCH)
 
 

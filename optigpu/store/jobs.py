@@ -132,7 +132,7 @@ def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "spec": document,
         "workload": spec.workload.kind,
-        "model": spec.model,
+        "model": ", ".join(filter(None, spec.asked_models)) or None,
         "plan": spec.plan,
         "backend": spec.backend,
         "device": spec.device,

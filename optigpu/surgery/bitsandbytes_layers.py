@@ -9,31 +9,10 @@ from typing import Any
 import torch
 from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Params4bit
-from transformers import PreTrainedModel
 
 from optigpu.ops.layouts import NF4_BLOCK, NF4_NESTED_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
-from optigpu.surgery.places import Place, checked_places
-from optigpu.vocabulary import UnsupportedError
 
 _LIBRARY = torch.ops.bitsandbytes
-
-
-def places_but_the_head(model: PreTrainedModel, technique: str) -> list[Place]:
-    """The linear layers that transformers has bitsandbytes quantize: all but the head, which stays in its dtype.
-
-    A model without a language model's head keeps its last linear layer. Raises UnsupportedError as `checked_places`
-    does, and when there is no layer but the head.
-    """
-    places = checked_places(model, technique)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    kept = places[-1].layer if head is None else head
-    rest = [place for place in places if place.layer is not kept]
-    if not rest:
-        raise UnsupportedError(
-            f"{technique} leaves the head as it is, and this model has no other linear layer; leave it out of the "
-            "stack."
-        )
-    return rest
 
 
 class Int8OutlierLinear(torch.nn.Module):
@@ -116,7 +95,7 @@ class Nf4Linear(torch.nn.Module):
             y = _LIBRARY.gemv_4bit(known, self.packed, shape, self.absmax, self.levels, NF4_BLOCK)
             y = y if self.bias is None else y + self.bias
         elif self.shape[1] % NF4_BLOCK:
-            y = torch.nn.functional.linear(known, self._widened(), self.bias)
+            y = torch.nn.functional.linear(known, self.widened(self.dtype), self.bias)
         elif self.nested:
             y = _LIBRARY.gemm_4bit(
                 known, self.packed, shape, self.nested_absmax, NF4_BLOCK, "nf4", self.bias,
@@ -126,8 +105,8 @@ class Nf4Linear(torch.nn.Module):
             y = _LIBRARY.gemm_4bit(known, self.packed, shape, self.absmax, NF4_BLOCK, "nf4", self.bias)
         return y.to(x.dtype)
 
-    def _widened(self) -> torch.Tensor:
-        """W where blocks reach over the ends of rows, widened as one long row.
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """W, [outputs, inner], widened as one long row; not of a fused layer.
 
         With AVX-512, version 0.50 gives rows of 32, 96, 160, ... inputs the statistics of other blocks.
         """
@@ -137,7 +116,7 @@ class Nf4Linear(torch.nn.Module):
             absmax = _LIBRARY.dequantize_blockwise(absmax, *levels) + self.offset
         row = [1, self.shape[0] * self.shape[1]]
         wide: torch.Tensor = _LIBRARY.dequantize_4bit(self.packed, absmax, NF4_BLOCK, "nf4", row, self.dtype)
-        return wide.view(self.shape)
+        return wide.view(self.shape).to(dtype)
 
 
 def _fits_fused(weight: torch.Tensor) -> bool:

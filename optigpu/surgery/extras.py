@@ -5,10 +5,10 @@ from typing import Literal
 
 from optigpu.documents.result import Environment
 
-Package = Literal["bitsandbytes", "gptqmodel"]
+Package = Literal["bitsandbytes", "gptqmodel", "peft"]
 """What a technique may need."""
 
-_EXTRAS = {"bitsandbytes": "quant", "torchao": "quant", "gptqmodel": "gptq"}
+_EXTRAS = {"bitsandbytes": "quant", "torchao": "quant", "gptqmodel": "gptq", "peft": "train"}
 OPTIONAL_PACKAGES = (*_EXTRAS, "triton", "llama-cpp-python", "gguf", "ai-edge-litert")
 """Packages that a machine may have or lack; workers say which they have. Triton comes with torch for NVIDIA GPUs."""
 

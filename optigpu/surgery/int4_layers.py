@@ -69,6 +69,10 @@ class Int4Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int4_linear(x, self.packed, self.bias)
 
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """Dequantized weights, [outputs, inner], of a readable layer."""
+        return int4_rows(self.packed, torch.arange(self.outputs, device=self.scale.device)).to(dtype)
+
 
 class Int4Embedding(torch.nn.Module):
     """Row i of dequantized 4-bit weights, in `dtype`."""

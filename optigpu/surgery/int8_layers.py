@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from optigpu.ops.linear.int8_dynamic import int8_dynamic, pack_dynamic
-from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_rows
+from optigpu.ops.linear.int8_linear import TILE, int8_linear, pack, quantize_rows, unpack
 from optigpu.surgery.places import LinearLayer, weight_of
 
 
@@ -46,6 +46,11 @@ class Int8Linear(_Int8Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return int8_linear(x, self.packed, self.scale, self.bias)
+
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """q * scale, [outputs, inner]."""
+        q = unpack(self.packed, self.scale.shape[0])
+        return q.to(dtype) * self.scale.to(dtype)[:, None]
 
 
 class Int8DynamicLinear(_Int8Layer):

@@ -89,6 +89,24 @@ def checked_places(model: PreTrainedModel, technique: str, group: int = 1) -> li
     return places
 
 
+def places_but_the_head(model: PreTrainedModel, technique: str, group: int = 1) -> list[Place]:
+    """The linear layers but the head, as transformers chooses what bitsandbytes quantizes.
+
+    A model without a language model's head keeps its last linear layer. Raises UnsupportedError as `checked_places`
+    does, and when there is no layer but the head.
+    """
+    places = checked_places(model, technique, group)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    kept = places[-1].layer if head is None else head
+    rest = [place for place in places if place.layer is not kept]
+    if not rest:
+        raise UnsupportedError(
+            f"{technique} leaves the head as it is, and this model has no other linear layer; leave it out of the "
+            "stack."
+        )
+    return rest
+
+
 def damaged(technique: str, path: str) -> str:
     """The error's sentence for a layer with weights that are NaN or infinite."""
     return f"{technique}: {path} has weights that are NaN or infinite; the model's files are damaged."

@@ -44,11 +44,21 @@ from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
+from optigpu.techniques.sparsity.smaller_model import SmallerModel
+from optigpu.techniques.training.activation_offload import ActivationOffload
+from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
+from optigpu.techniques.training.compile_training import CompileTraining
+from optigpu.techniques.training.fp8_training import Fp8Training
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
+from optigpu.techniques.training.int8_finetune import Int8Finetune
+from optigpu.techniques.training.lora import Lora
 from optigpu.techniques.training.mixed_precision import MixedPrecision
+from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
 from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
+from optigpu.techniques.training.qlora import Qlora
+from optigpu.techniques.training.sequence_packing import SequencePacking
 
 AnyTechnique = Annotated[
     Fp16
@@ -86,11 +96,21 @@ AnyTechnique = Annotated[
     | SpeculativeDecoding
     | NativeDecode
     | MagnitudePruning
+    | SmallerModel
     | MixedPrecision
     | GradientCheckpointing
     | GradientAccumulation
     | FusedOptimizer
-    | OptimizerInBackward,
+    | OptimizerInBackward
+    | Optimizer8bit
+    | ChunkedCrossEntropy
+    | ActivationOffload
+    | Lora
+    | Qlora
+    | Int8Finetune
+    | CompileTraining
+    | SequencePacking
+    | Fp8Training,
     Field(discriminator="name"),
 ]
 """The union that a request's `stack` is made of; the one list of all techniques."""

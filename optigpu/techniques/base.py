@@ -63,7 +63,9 @@ class Choice(StrEnum):
     STEP = "a model is compiled or exported once"
     CAPTURE = "what runs is recorded as a CUDA graph once"
     OPTIMIZER = "weights are updated by one optimizer"
+    OPERATORS = "operators run one by one, each looked at, or compiled together"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
+    ADAPTERS = "a model is adapted once"
 
 
 class Basis(StrEnum):
@@ -115,7 +117,8 @@ class LoadOptions:
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
     technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `gguf` is the
-    number format of a GGUF file, for llama.cpp; None asks for float32.
+    number format of a GGUF file, for llama.cpp; None asks for float32. `instead` is the reference of a smaller model
+    that is loaded in the place of the job's.
     """
 
     dtype: str = "float32"
@@ -123,6 +126,7 @@ class LoadOptions:
     placement: Literal["device", "host"] = "device"
     packed: Literal["gptq", "awq"] | None = None
     gguf: GgufType | None = None
+    instead: str | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
         """A copy with changes."""
@@ -258,7 +262,14 @@ class Technique(Frozen):
         return ()
 
     def fits(self, workload: Any) -> str | None:
-        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted."""
+        """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted.
+
+        A loop of a technique's own is greedy.
+        """
+        if type(self).loop is not Technique.loop and workload.is_sampled:
+            return (
+                f"{self.name} takes the most likely tokens; leave it out, or leave temperature and top_p out."
+            )
         return None
 
     def chosen(self) -> tuple[Choice, ...]:

@@ -1,6 +1,6 @@
 """What a workload is: frozen shapes, the metrics that it yields, and one request of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -9,7 +9,7 @@ from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
 
 if TYPE_CHECKING:
-    from optigpu.backends.training import UpdateRule
+    from optigpu.backends.training import TrainingBatch, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Workload(Frozen):
     `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `for_some` are further ones,
     which requests of some models have, each with the reason why the others have none. `task` is the task for which
     a model is loaded, if any, and `example_model` names one. A job must have all of its `meters`. `reference` is the
-    implementation that others are compared with, where the workload has several.
+    implementation that others are compared with, where the workload has several. `later` names fields that came after
+    the first version: left at their defaults they are not part of a digest, so that earlier results stay comparable.
     """
 
     summary: ClassVar[str]
@@ -57,6 +58,7 @@ class Workload(Frozen):
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str | None] = None
+    later: ClassVar[tuple[str, ...]] = ()
 
     kind: str
 
@@ -77,7 +79,25 @@ class Workload(Frozen):
 
     def identity(self) -> dict[str, Any]:
         """The fields that must be equal for a comparison, as plain JSON: all but the implementation."""
-        return self.model_dump(mode="json")
+        defaults = {
+            name for name in self.later if getattr(self, name) == type(self).model_fields[name].default
+        }
+        return self.model_dump(mode="json", exclude=defaults)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn by chance, and not the most likely ones."""
+        return False
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a text is among its inputs, for which the model needs a tokenizer."""
+        return False
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether labelled images are its inputs, by whose classes an accuracy is known."""
+        return False
 
     @property
     def generated_tokens(self) -> int | None:
@@ -87,6 +107,17 @@ class Workload(Frozen):
     @property
     def classified_images(self) -> int | None:
         """Images that a request classifies; None where it classifies none."""
+        return None
+
+    def trained_tokens(self, model: Any) -> float | None:
+        """Tokens that a step of training learns from, without padding, the mean over steps; None where there are none.
+
+        `model` is as in `check`.
+        """
+        return None
+
+    def trained_images(self, model: Any) -> int | None:
+        """Images that a step of training learns from; None where there are none."""
         return None
 
     @property
@@ -99,12 +130,23 @@ class Workload(Frozen):
         """How a step of training changes the weights; None where nothing is trained."""
         return None
 
+    def shape_after(self, prompt_tokens: int | None) -> WorkShape | None:
+        """`work_shape` of a run that has shown how many tokens its text prompt has; None: it has none."""
+        return self.work_shape
+
     def check(self, model: Any) -> str | None:
         """Why these shapes do not fit that model, in one sentence, or None.
 
         `model` are ModelFacts, and ImageFacts for a workload that classifies images.
         """
         return None
+
+    def draws(self, model: Any, seed: int) -> "Callable[[], TrainingBatch]":
+        """What makes the samples of one step of training after the other; only of a workload that trains.
+
+        `model` is as in `check`. The samples are the same for the same seed.
+        """
+        raise NotImplementedError
 
     def prepare(self, runtime: Any) -> Request:
         """Makes inputs and returns the request that will be repeated.

@@ -1,14 +1,17 @@
 """classify: batches of images through a classifier."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from optigpu.backends.runtime import ImageRuntime
+from optigpu.backends.runtime import ImageRuntime, Images
 from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.shapes import ImageFacts
+from optigpu.quality.pictures import check_folder
+from optigpu.quality.read_pictures import read_pictures
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.passes import PassRequest
@@ -22,6 +25,10 @@ class Classify(Workload):
     On CUDA PyTorch's default lets convolutions of float32 weights round to TF32, and that is the baseline; the result's
     facts say so (`cudnn_tf32`).
     `image_size` is their side in pixels, null for the one that the model was trained with.
+
+    With `images` they are those of a folder instead, prepared as the model's own processor does, and the meter quality
+    gives the share that is classified correctly. The folder holds a folder for each class, or a labels.csv with the
+    columns file and label.
     """
 
     summary: ClassVar[str] = "image classification, up to the most likely class of each image"
@@ -29,6 +36,7 @@ class Classify(Workload):
     metrics: ClassVar[tuple[str, ...]] = ("images_per_s", "latency_s", "requests_per_s")
     task: ClassVar[Task] = Task.IMAGES
     example_model: ClassVar[str] = "preset:resnet-50"
+    later: ClassVar[tuple[str, ...]] = ("images",)
 
     kind: Literal["classify"] = "classify"
     batch_size: int = Field(1, ge=1, le=1024, description="How many images at once.")
@@ -38,6 +46,29 @@ class Classify(Workload):
         le=4096,
         description="Side of the images in pixels; by default the one that the model was trained with.",
     )
+    images: str | None = Field(
+        None,
+        max_length=200,
+        description="A folder of labelled images under OPTIGPU_DATASETS_DIR, instead of random ones.",
+    )
+
+    @field_validator("images")
+    @classmethod
+    def _inside(cls, images: str | None) -> str | None:
+        return None if images is None else check_folder(images)
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.images is not None and self.image_size is not None:
+            raise ValueError(
+                "image_size follows from the model's processor; leave it out, or leave images out"
+            )
+        return self
+
+    @property
+    def has_labels(self) -> bool:
+        """With a folder of images."""
+        return self.images is not None
 
     @property
     def classified_images(self) -> int:
@@ -59,23 +90,30 @@ class Classify(Workload):
         )
 
     def prepare(self, runtime: ImageRuntime) -> PassRequest:
-        """Draws the images from the runtime's seed."""
+        """Draws the images from the runtime's seed, or reads those of the folder, batch by batch.
+
+        Raises UnsupportedError for a folder that cannot be read, and an engine that reads none.
+        """
         facts, source = runtime.facts, np.random.default_rng(runtime.seed)
         side = self.image_size or facts.image_size
+        shape: tuple[int, ...] = (self.batch_size, facts.channels, side, side)
+
+        def draw() -> Images:
+            return source.standard_normal(shape, np.float32)
+
+        if self.images is not None:
+            pictures = read_pictures(runtime, self.images)
+            given = pictures.endlessly(self.batch_size)
+            draw, shape = partial(next, given), next(given).shape
+            runtime.notes.record(pictures=pictures.facts)
         network = NetworkFacts(
             family=facts.family,
             alpha=facts.alpha,
-            input=(side, side, facts.channels),
+            input=(*shape[2:], facts.channels),
             classes=facts.classes,
         )
-        runtime.notes.record(image_shape=[facts.channels, side, side], network=network)
-        shape = (self.batch_size, facts.channels, side, side)
-        return PassRequest(
-            runtime,
-            lambda: source.standard_normal(shape, np.float32),
-            (self.batch_size, facts.classes),
-            self._metrics,
-        )
+        runtime.notes.record(image_shape=list(shape[1:]), network=network)
+        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics)
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
         """An image is a request, as a prompt of a batch is one."""

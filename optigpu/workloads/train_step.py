@@ -17,7 +17,8 @@ from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import exceeds_context
-from optigpu.workloads.requests.training import DrawnImages, DrawnTexts, TrainingRequest
+from optigpu.workloads.requests.shapes import TrainingShape
+from optigpu.workloads.requests.training import Draw, DrawnImages, DrawnTexts, TrainingRequest
 
 Optimizer = Literal["adamw", "sgd"]
 
@@ -85,15 +86,34 @@ class TrainStep(Workload):
 
     def prepare(self, runtime: TrainingRuntime) -> TrainingRequest:
         """Draws the samples from the runtime's seed."""
-        facts = runtime.facts
-        if isinstance(facts, ImageFacts):
-            images = DrawnImages(facts, self.image_size or facts.image_size, runtime.seed)
-            return TrainingRequest(runtime, lambda: images.batch(self.batch_size), self._metrics)
-        texts = DrawnTexts(facts, runtime.seed)
-        shortest = self.shortest_tokens or self.sequence_tokens
-        return TrainingRequest(
-            runtime, lambda: texts.batch(self.batch_size, self.sequence_tokens, shortest), self._metrics
-        )
+        return TrainingRequest(runtime, self.draws(runtime.facts, runtime.seed), self._metrics)
+
+    def draws(self, model: ModelFacts | ImageFacts, seed: int) -> Draw:
+        """What makes the samples of one step after the other, the same for the same seed."""
+        if isinstance(model, ImageFacts):
+            images = DrawnImages(model, self.image_size or model.image_size, seed)
+            return lambda: images.batch(self.batch_size)
+        texts = DrawnTexts(model, seed)
+        return lambda: texts.batch(self.batch_size, self.sequence_tokens, self._shortest)
+
+    def trained_tokens(self, model: ModelFacts | ImageFacts) -> float | None:
+        """Lengths are drawn evenly."""
+        if isinstance(model, ImageFacts):
+            return None
+        return self.batch_size * (self._shortest + self.sequence_tokens) / 2
+
+    def trained_images(self, model: ModelFacts | ImageFacts) -> int | None:
+        """All samples of a classifier."""
+        return self.batch_size if isinstance(model, ImageFacts) else None
+
+    @property
+    def work_shape(self) -> TrainingShape:
+        """One step, whose rate the primary metric gives in samples."""
+        return TrainingShape(units=self.batch_size)
+
+    @property
+    def _shortest(self) -> int:
+        return self.shortest_tokens or self.sequence_tokens
 
     def _metrics(self, batch: TrainingBatch, step: TrainedStep) -> Mapping[str, float]:
         """Rates and the parts of a step."""

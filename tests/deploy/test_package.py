@@ -1,4 +1,4 @@
-"""What `pip install optigpu` brings: the package alone, whole, with its data."""
+"""What `pip install optigpu` brings: the package, whole, with its data, and the other names that it is imported by."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "LICENSE"):
         copy(ROOT / name, source)
-    for name in ("optigpu", "api", "worker", "migrations"):
+    for name in ("optigpu", "names", "api", "worker", "migrations"):
         copytree(ROOT / name, source / name, ignore=ignore_patterns("__pycache__"))
     subprocess.run([sys.executable, "-c", BUILD, "."], cwd=source, check=True, capture_output=True)
     with zipfile.ZipFile(next(source.glob("*.whl"))) as archive:
@@ -37,7 +37,14 @@ def test_the_wheel_holds_every_file_of_optigpu(wheel: set[str]) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_nothing_else(wheel: set[str]) -> None:
-    assert {name.split("/")[0].split("-")[0] for name in wheel} == {"optigpu"}
+    names = {path.name for path in (ROOT / "names").iterdir() if path.is_dir()}
+    assert {name.split("/")[0].split("-")[0] for name in wheel} == {"optigpu", *names}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_other_import_names(wheel: set[str]) -> None:
+    files = (ROOT / "names").rglob("*.py")
+    assert {path.relative_to(ROOT / "names").as_posix() for path in files} - wheel == set()
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -232,7 +232,8 @@ def test_an_agent_that_is_cut_off_goes_on_where_it_was(
     for boot in boots:
         sequences = [sequence for own, sequence in found if own == boot]
         assert sequences == list(range(1, len(sequences) + 1))
-    assert sum(boot == boots[0] for boot, _ in found) >= 6
+    # Three arrived before the service was gone, and of the three measured after that the last may be cut off.
+    assert sum(boot == boots[0] for boot, _ in found) >= 5
     assert len(service.get("/v1/devices")["devices"]) == 1
 
 

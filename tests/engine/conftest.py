@@ -10,6 +10,7 @@ import pytest
 pytest.register_assert_rewrite(*(f"tests.engine.{name}_models" for name in ("tiny", "biased", "normed")))
 
 from tests.engine.biased_models import biased_models as biased_models  # noqa: E402
+from tests.engine.brief_jobs import own_lock as own_lock  # noqa: E402
 from tests.engine.normed_models import normed_models as normed_models  # noqa: E402
 from tests.engine.tiny_models import models_dir as models_dir  # noqa: E402
 from tests.engine.trained_model import language_dir as language_dir  # noqa: E402

@@ -31,6 +31,10 @@ REFUSED = {
     ("fused_qkv", "resnet"): "fused_qkv",
     ("llm_int8", "resnet"): "llm_int8",
     ("nf4", "resnet"): "nf4",
+    **{(name, "resnet"): "no other linear layer" for name in ("lora", "qlora", "int8_finetune")},
+    ("optimizer_8bit", "resnet"): "no larger one",
+    **{("chunked_cross_entropy", shape): "a head" for shape in ("vit", "resnet")},
+    **{("sequence_packing", shape): "models of text" for shape in ("vit", "resnet")},
     ("fp8", "any"): "FP8",
     ("gptq", "any"): "gptq",
     ("awq", "any"): "gptq",
@@ -50,7 +54,10 @@ ELSEWHERE = {
 PARAMETERS = {("torch_compile", "resnet"): {"backend": "eager"}}
 """TorchInductor's code for a pass of images is tested on ViT; what a shape decides is whether it is one graph."""
 
-SLOW = ("torch_compile", "export_aot")
+IN_TRAINING = {"compile_training": {"backend": "aot_eager"}, "activation_offload": {"target": "disk"}}
+"""TorchInductor takes a minute for a step, and a CPU's activations go to a disk alone."""
+
+SLOW = ("torch_compile", "export_aot", "compile_training")
 """What compiles takes seconds for each shape."""
 
 
@@ -142,11 +149,11 @@ def test_it_classifies_or_says_why_not(name: str, shape: str) -> None:
     assert bool(passed.logits.isfinite().all())
 
 
-@pytest.mark.parametrize("name", names_for("train_step"))
-@pytest.mark.parametrize("model", [LLAMA, VIT, RESNET])
-def test_it_trains_or_says_why_not(name: str, model: str) -> None:
-    technique: Any = TECHNIQUES[name](name=name)
-    word = refusal(name, "resnet") if model == RESNET else None
+@pytest.mark.parametrize("name", [marked(name) for name in names_for("train_step")])
+@pytest.mark.parametrize(("model", "shape"), [(LLAMA, "llama"), (VIT, "vit"), (RESNET, "resnet")])
+def test_it_trains_or_says_why_not(name: str, model: str, shape: str) -> None:
+    technique: Any = TECHNIQUES[name](name=name, **IN_TRAINING.get(name, {}))
+    word = refusal(name, shape)
     if word:
         with pytest.raises(UnsupportedError, match=word):
             trained(model, technique)

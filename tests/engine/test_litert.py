@@ -18,9 +18,9 @@ from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
+from optigpu.measure import run
 from optigpu.models.held import held_models
 from optigpu.models.loading.load import MODELS_DIR
-from optigpu.run import run
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
 from tests.engine.caches import OPERATORS, PEAKS, cache_with

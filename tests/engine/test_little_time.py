@@ -10,7 +10,7 @@ from optigpu.documents.events import Estimated, Event, Progressed
 from optigpu.documents.result import VerdictWarning
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.vocabulary import SpecError, VariantStatus
 from tests.engine.processes import program
 from tests.engine.sessions import session_with

@@ -14,8 +14,8 @@ from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Environment, Result, VerdictReason
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
+from optigpu.measure import Report, run
 from optigpu.models.bundled import BUNDLED
-from optigpu.run import Report, run
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import GGUF, OPERATORS, PEAKS, cache_with
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from optigpu.meters.energy import EnergyMeter
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.train_step import TrainStep
 from tests.drivers.nvml import ask, build
 from tests.drivers.questions import REQUEST_J
 from tests.engine.meter_contexts import doing, fail, generating, tickers
+from tests.engine.training import GPT2, RESNET, trained
 
 IDLE_W = 20.0
 RANGE_UJ = 262_143_328_850
@@ -95,6 +98,7 @@ def test_a_workload_without_tokens_has_no_joules_per_token(tmp_path: Path) -> No
     assert reading.reasons == {
         "j_per_token": "matmul generates no tokens",
         "j_per_image": "matmul classifies no images",
+        "j_per_1000_tokens": "matmul learns no tokens",
     }
 
 
@@ -105,7 +109,26 @@ def test_images_share_the_energy_of_their_request(tmp_path: Path) -> None:
     with Ticker(package.show, 0.001):
         reading = meter(tmp_path).read(context)
     assert reading.values["j_per_image"] == pytest.approx(reading.values["energy_j"] / 4)
-    assert reading.reasons == {"j_per_token": "classify generates no tokens"}
+    assert set(reading.reasons) == {"j_per_token", "j_per_1000_tokens"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "metric", "counted"),
+    [(GPT2, "j_per_1000_tokens", 4 * (8 + 24) / 2 / 1000), (RESNET, "j_per_image", 4)],
+)
+def test_what_is_trained_on_shares_the_energy_of_its_step(
+    tmp_path: Path, model: str, metric: str, counted: float
+) -> None:
+    """From random weights too: it is what training begins with."""
+    package = Package(tmp_path)
+    step = TrainStep(batch_size=4, sequence_tokens=24, shortest_tokens=8)
+    context, _ = doing(tmp_path, package.request, step)
+    context = replace(context, runtime=trained(model), model=model)
+    with Ticker(package.show, 0.001):
+        reading = meter(tmp_path).read(context)
+    assert reading.values[metric] == pytest.approx(reading.values["energy_j"] / counted)
+    assert set(reading.values) == {"energy_j", "power_w", metric}
 
 
 @pytest.mark.slow

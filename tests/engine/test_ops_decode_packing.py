@@ -30,7 +30,7 @@ def weights(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
 def four_bits(weight: torch.Tensor, group: int) -> tuple[Int4Weights, torch.Tensor]:
     """And the scales that the numbers were chosen for, float32 [outputs, groups]."""
     unit = scale_units(weight, 8)
-    found = quantize_groups(weight, Int4Scheme(group), unit)  # type: ignore[arg-type]
+    found = quantize_groups(weight, Int4Scheme(group), unit)
     return found, found.scale.float() * unit.float()[:, None]
 
 

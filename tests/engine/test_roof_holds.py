@@ -15,7 +15,7 @@ from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Result
 from optigpu.hardware.cpu import cpu_cores
 from optigpu.job.spec import JobSpec
-from optigpu.run import run
+from optigpu.measure import run
 from optigpu.vocabulary import DeviceKind
 from tests.engine.caches import OPERATORS, cache_with
 

@@ -21,7 +21,7 @@ from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, Subject
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.selftest import kept
 from optigpu.statistics.intervals import FEWEST_REQUESTS
 from optigpu.vocabulary import DeviceKind, LeaseLostError, OptiGPUError, UnsupportedError, VariantStatus
@@ -91,7 +91,7 @@ def test_a_result_holds_what_its_processes_reported(conductor: Conductor) -> Non
     (outcome,) = conductor.outcomes
     tokens = result.metrics["tokens_per_s"]
     assert tokens.value == pytest.approx(20.005)
-    assert tokens.n == sum(len(process) for process in outcome.samples["tokens_per_s"])
+    assert tokens.n == sum(len(process) for process in outcome.counted("tokens_per_s"))
     assert tokens.replicates == 2
     assert tokens.ci is not None
     assert tokens.ci[0] < 20.005 < tokens.ci[1]
@@ -357,7 +357,7 @@ def test_a_device_that_is_not_there_is_said_before_anything_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No event, no lock, no process: the program that would measure does not exist."""
-    monkeypatch.setattr("optigpu.run.probe", lambda: probe().model_copy(update={"accelerators": ()}))
+    monkeypatch.setattr("optigpu.measure.probe", lambda: probe().model_copy(update={"accelerators": ()}))
     events: list[Event] = []
     with pytest.raises(UnsupportedError, match="device: this machine has no NVIDIA GPU that works"):
         run(job(device="cuda"), events.append, lock_dir=tmp_path / "locks", program=["no-such-program"])

@@ -9,7 +9,7 @@ from optigpu.documents.events import Event, Finished, Planned, Progressed, Varia
 from optigpu.job.plan import variants_of
 from optigpu.job.search import pareto, round_spec, rounds_of, stacks_of
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Role, SpecError, VariantStatus
 from tests.engine.processes import program

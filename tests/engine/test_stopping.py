@@ -11,7 +11,7 @@ from optigpu.conductor import progress as progress_module
 from optigpu.documents.events import Event, Finished, Progressed, VariantFinished
 from optigpu.documents.result import Outcome, VerdictWarning
 from optigpu.job.spec import JobSpec
-from optigpu.run import Report, run
+from optigpu.measure import Report, run
 from optigpu.vocabulary import AttemptEndedError, VariantStatus
 from tests.engine.processes import is_alive, program
 

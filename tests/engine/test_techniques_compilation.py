@@ -30,7 +30,7 @@ def test_torch_compile_leaves_no_operator_of_the_step_to_the_interpreter_and_is_
         )  # the prefill: two for each of two layers, and one
         facts = runtime.notes.facts
         assert (facts["compiled_graphs"], facts["graph_breaks"]) == (1, 0)
-        assert facts["decode_loop"] == "lean greedy loop"
+        assert facts["decode_loop"] == "lean loop"
         assert facts["inductor_cache_hits"] + facts["inductor_cache_misses"] == 1
         assert facts["compile_trace_s"] > 0
         assert facts["compile_backend_s"] > facts["compile_build_s"] >= 0

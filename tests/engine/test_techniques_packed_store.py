@@ -210,7 +210,7 @@ DECIDING = (
 )
 """Some of what decides what is packed."""
 UNRELATED = (
-    "run.py",
+    "measure.py",
     "ops/__init__.py",
     "ops/decode/cpu/decoder.py",
     "ops/linear/int8_linear.py",

@@ -78,7 +78,7 @@ def test_the_lean_loop_decodes_the_same_tokens(family: str, stack: tuple[Techniq
     assert all(generation.tokens.equal(expected) for generation in generations)
     assert [len(generation.gaps_s) for generation in generations] == [6, 6]
     facts = runtime.notes.facts
-    assert facts["decode_loop"] == "lean greedy loop"
+    assert facts["decode_loop"] == "lean loop"
     assert (
         (facts.get("steps"), facts.get("position")) == (10, 12)
         if isinstance(stack[0], Spy)

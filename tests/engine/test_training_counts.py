@@ -1,5 +1,6 @@
 """The figures that a step of training is described by: operations, bytes, weights."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from optigpu.backends.torch.memory import NO_ACCELERATOR
 from optigpu.backends.training import StepFlops
 from optigpu.models.presets import PRESETS, Preset
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
+from optigpu.techniques.training.gradient_checkpointing.recomputing import chosen_again
 from tests.engine.training import GPT2, LLAMA, RESNET, batch_for, images_for, texts_for, trained
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -19,12 +21,27 @@ SCORES = 2 * ROWS * LENGTH**2 * WIDTH * LAYERS
 """Operations of all products of queries and keys; those of scores and values are as many."""
 FORWARD = TOKENS * (24 * WIDTH**2 * LAYERS + 2 * WIDTH * VOCABULARY) + 2 * SCORES
 
-SHALLOW = Preset(
-    "gpt2",
-    "made for these tests: its activations take most of the memory",
-    0,
-    {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": 64},
-)
+SHALLOW = {
+    "gpt2": {"n_embd": 96, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": 64},
+    "llama": {
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128,
+        "vocab_size": 64,
+    },
+}
+"""Shapes of models whose activations take most of the memory."""
+
+
+@pytest.fixture(params=SHALLOW)
+def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reference of a preset that is made for these tests."""
+    preset = Preset(request.param, "made for these tests", 0, SHALLOW[request.param])
+    monkeypatch.setitem(PRESETS, "shallow", preset)
+    return "preset:shallow"
 
 
 def test_a_step_needs_three_forward_passes_and_fused_attention_computes_its_scores_again() -> None:
@@ -76,31 +93,49 @@ def test_the_peak_holds_weights_gradients_and_states_of_the_optimizer(optimizer:
     assert copies * weights <= (peaks.allocated_bytes or 0) <= (copies + 0.5) * weights
 
 
-def peak_of(*stack: GradientCheckpointing, documents: int = 8) -> int:
-    """Of a step of `preset:shallow`."""
-    runtime = trained("preset:shallow", *stack, optimizer="sgd")
+def peak_of(model: str, *stack: GradientCheckpointing, documents: int = 8) -> int:
+    """Of a step after the first one, in which selective checkpointing learns what a block computes."""
+    runtime = trained(model, *stack, optimizer="sgd")
     batch = texts_for(runtime, documents, length=128, shortest=128)
+    runtime.step(batch)
     found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
     assert found is not None
     return found
 
 
 @pytest.mark.slow
-def test_selective_checkpointing_saves_more_than_half_of_what_full_saves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(PRESETS, "shallow", SHALLOW)
-    plain, full = peak_of(), peak_of(GradientCheckpointing())
-    selective = peak_of(GradientCheckpointing(mode="selective"))
+def test_selective_checkpointing_saves_more_than_half_of_what_full_saves(shallow: str) -> None:
+    plain, full = peak_of(shallow), peak_of(shallow, GradientCheckpointing())
+    selective = peak_of(shallow, GradientCheckpointing(mode="selective"))
     assert full < selective < plain
     assert (plain - selective) / (plain - full) > 0.5
 
 
 @pytest.mark.slow
-def test_each_further_sample_takes_as_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PRESETS, "shallow", SHALLOW)
-    four, eight, sixteen = (peak_of(documents=documents) for documents in (4, 8, 16))
+def test_each_further_sample_takes_as_much_memory(shallow: str) -> None:
+    four, eight, sixteen = (peak_of(shallow, documents=documents) for documents in (4, 8, 16))
     assert sixteen - eight == pytest.approx(2 * (eight - four), rel=0.01)
+
+
+def test_of_a_block_s_products_the_last_and_the_smallest_are_not_kept() -> None:
+    attention = math.inf
+    gpt2 = [3.0, attention, 1.0, 4.0, 4.0]
+    assert chosen_again(gpt2) == {4}, "an eighth is more than a ninth of the operations"
+    llama = [1.0, 1.0, 1.0, attention, 1.0, 8 / 3, 8 / 3, 8 / 3]
+    assert chosen_again(llama) == {0, 7}
+    shared_keys = [1.0, 0.25, 0.25, attention, 1.0, 4.0, 4.0, 4.0]
+    assert chosen_again(shared_keys) == {1, 2, 7}
+
+
+@pytest.mark.parametrize("model", [GPT2, LLAMA])
+def test_selective_checkpointing_computes_few_products_again(model: str) -> None:
+    runtime = trained(model, GradientCheckpointing(mode="selective"))
+    batch = texts_for(runtime)
+    first = runtime.step_flops(batch)
+    counted = runtime.step_flops(batch)
+    assert counted.model == first.model
+    assert first.hardware <= counted.hardware < 1.05 * first.hardware
+    assert (counted.hardware > first.hardware) == (model == LLAMA)
 
 
 def test_a_profile_holds_the_whole_step(tmp_path: Path) -> None:

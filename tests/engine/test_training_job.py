@@ -11,7 +11,7 @@ from optigpu.child.messages import Audited, Metered, Ready, Round, RunAudit, Run
 from optigpu.documents.selftest import SelfCheck, Subject
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.run import run
+from optigpu.measure import run
 from optigpu.selftest.setting import Setting
 from optigpu.selftest.techniques import case_of, run_technique
 from optigpu.techniques import TECHNIQUES

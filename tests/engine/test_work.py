@@ -20,12 +20,12 @@ from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
 from optigpu.techniques.quantization.int8_dynamic import Int8Dynamic
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import UnsupportedError
-from optigpu.workloads.generate import Generate
+from optigpu.workloads.requests.shapes import DecodeShape
 from tests.engine.image_models import image_runtime
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 
 BATCH, PROMPT, NEW = 3, 10, 5
-SHAPE = Generate(prompt_tokens=PROMPT, new_tokens=NEW, batch_size=BATCH).work_shape
+SHAPE = DecodeShape(PROMPT, NEW, BATCH, units=BATCH)
 WIDTH = 64
 """Of the tiny models' hidden states."""
 

@@ -12,8 +12,8 @@ from optigpu.documents.result import Outcome, Verdict
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
+from optigpu.measure import run
 from optigpu.report.ladder import ladder_grid
-from optigpu.run import run
 from optigpu.workloads import WORKLOADS
 from tests.engine.in_process import in_process
 from tests.engine.processes import program

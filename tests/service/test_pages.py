@@ -19,6 +19,7 @@ MEASURE = '"measure": {"replicates": 1, "min_seconds": 0.2, "max_seconds": 2}'
 QUICK = (
     '"measure": {"replicates": 1, "min_seconds": 0.05, "max_seconds": 1, "rel_ci": 1, "meters": ["latency"]}'
 )
+QUICK_ARGUMENT = QUICK.replace('"measure": ', "measure=")
 STRICT = 'set -eu -o pipefail\ncurl() { echo "+ curl $*" >&2; command curl --fail-with-body "$@"; echo; }\n'
 MEASURING = ("run", "ladder", "submit")
 QUICK_FLAGS = (
@@ -121,7 +122,10 @@ def test_the_readme_s_example_works(folder: Path) -> None:
     (shown,) = blocks(README, "")
     for written, less in (
         ("preset:gpt2", "preset:tiny-llama-test"),
-        ('"measure": {"min_seconds": 2, "max_seconds": 10}', f'{QUICK}, "limits": {{"wait_for_quiet_s": 0}}'),
+        (
+            'measure={"min_seconds": 2, "max_seconds": 10}',
+            f'{QUICK_ARGUMENT}, limits={{"wait_for_quiet_s": 0}}',
+        ),
     ):
         assert written in source
         source = source.replace(written, less)
@@ -132,11 +136,11 @@ def test_the_readme_s_example_works(folder: Path) -> None:
 
 def test_the_library_s_example_works_with_a_smaller_model(folder: Path) -> None:
     """And in less time: that it works is all that is asked."""
-    (source,) = [block for block in blocks(LIBRARY, "python") if "from optigpu.run import run" in block]
+    (source,) = [block for block in blocks(LIBRARY, "python") if "optigpu.ladder(" in block]
     for written, less in (
         ("preset:gpt2", "preset:tiny-llama-test"),
         ('"new_tokens": 64', '"new_tokens": 8'),
-        ('"measure": {"replicates": 1, "min_seconds": 1, "max_seconds": 10}', QUICK),
+        ('measure={"replicates": 1, "min_seconds": 1, "max_seconds": 10}', QUICK_ARGUMENT),
     ):
         assert written in source
         source = source.replace(written, less)

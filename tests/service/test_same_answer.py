@@ -11,7 +11,7 @@ import pytest
 from optigpu.cli import main
 from optigpu.client import Client
 from optigpu.job.spec import JobSpec
-from optigpu.run import run
+from optigpu.measure import run
 from optigpu.vocabulary import ServiceError, SpecError
 from tests.service.serving import Served
 

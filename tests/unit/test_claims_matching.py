@@ -234,3 +234,54 @@ def test_a_row_that_leaves_out_the_bits_or_the_text_is_not_taken_for_a_figure(
     row = a_row(**changes)
     assert says_too_little(row) is little
     assert (from_leaderboard([row]) == []) is little
+
+
+RESNET: dict[str, Any] = {
+    "workload": {"kind": "train_step", "batch_size": 32, "image_size": None, "optimizer": "sgd"},
+    "model": "preset:resnet-50",
+    "hardware": RTX_4090,
+    "name": "images_per_s",
+}
+HALF = {"name": "mixed_precision", "dtype": "float16"}
+
+
+def test_training_finds_the_figure_of_the_same_precision_and_batch() -> None:
+    assert found_for("4090-train-fp32", a_result(320.0, stack=(), **RESNET)) == 320.0
+    assert found_for("4090-train-fp16", a_result(700.0, stack=(HALF,), **RESNET)) == 700.0
+    assert found_for("4090-train-bf16", a_result(700.0, stack=(HALF,), **RESNET)) is None
+    assert found_for("4090-train-fp32", a_result(700.0, stack=(HALF,), **RESNET)) is None
+    smaller = RESNET | {"workload": RESNET["workload"] | {"batch_size": 16}}
+    assert found_for("4090-train-fp32", a_result(320.0, stack=(), **smaller)) is None
+    inference = RESNET | {"workload": {"kind": "classify", "batch_size": 32}}
+    assert found_for("4090-train-fp32", a_result(320.0, stack=(), **inference)) is None
+
+
+def test_weights_in_half_precision_are_not_mixed_precision() -> None:
+    assert found_for("4090-train-fp16", a_result(700.0, stack=("fp16",), **RESNET)) is None
+
+
+def test_a_ladder_of_training_is_told_apart_by_its_rungs_and_its_length() -> None:
+    claim = BOOK.claim("torchtune-packed-memory").model_copy(update={"model": None})
+    workload = {"kind": "train_step", "batch_size": 2, "sequence_tokens": 4096}
+    packed = ("bf16", "sequence_packing")
+
+    def found(stack: tuple[str, ...], **changes: Any) -> float | None:
+        result = a_result(60e9, name="peak_bytes", stack=stack, workload=workload | changes)
+        return figure.value if (figure := measured_for(claim, from_results([result]), BOOK)) else None
+
+    assert found(packed) == 60e9
+    assert found((*packed, "compile_training")) is None
+    assert found(("bf16",)) is None
+    assert found(packed, sequence_tokens=2048) is None
+
+
+def test_training_has_no_reason_of_its_own_against_a_measurement() -> None:
+    assert why_never(BOOK.claim("4090-train-fp32")) is None
+    assert why_never(BOOK.claim("torchtune-baseline-memory")) is None
+    assert why_never(BOOK.claim("3090-plain-step")) == (
+        "No result is restricted to the text's own transformer of 12 layers."
+    )
+    assert why_never(BOOK.claim("liger-throughput")) == (
+        "A result has no such metric: share of the throughput that is gained."
+    )
+    assert why_never(BOOK.claim("torchtitan-8-fsdp-memory")) == "OptiGPU has no technique fsdp."

@@ -18,14 +18,13 @@ from optigpu import __version__
 from optigpu.cli import main
 from optigpu.cli.flagged import Given, add_flagged
 from optigpu.cli.flags import Flag, job_flags, read_flags, section_flags, sections, workload_flags
-from optigpu.cli.local import with_default_stack
 from optigpu.cli.measuring import default_device
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
 from optigpu.cli.quantities import DURATION, SIZE, Unit, read_quantity
 from optigpu.documents.ranking import why_none_ranks
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
-from optigpu.job.plan import default_stack
+from optigpu.job.plan import default_stack, with_default_stack
 from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
@@ -40,7 +39,7 @@ from tests.unit.test_client import JOB_ID, job, stream
 
 COMMANDS = (
     "probe", "techniques", "models", "run", "ladder", "submit", "watch", "jobs", "cancel", "withdraw", "leaderboard",
-    "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
+    "ablation", "recipe", "compare", "replay", "claims", "chart", "convert", "fit", "advise", "search", "batch-scaling",
     "runs", "show", "export", "import",
 )  # fmt: skip
 
@@ -103,7 +102,7 @@ def test_help_loads_nothing_heavy() -> None:
         "httpx",
         "matplotlib",
         "optigpu.job.spec",
-        "optigpu.run",
+        "optigpu.measure",
         "optigpu.report",
     }
     code = f"import sys, optigpu.cli; print(sorted({heavy!r} & set(sys.modules)))"
@@ -359,7 +358,7 @@ def test_the_device_is_asked_for_only_when_none_is_named() -> None:
 
 
 def test_a_ladder_without_a_stack_takes_what_suits_the_machine() -> None:
-    made = with_default_stack(spec())
+    made = with_default_stack(spec(), probe())
     assert made.stack == default_stack(probe(), DeviceKind.CPU, made.workload, "torch")
     assert made.stack
 
@@ -375,7 +374,7 @@ def test_parameters_follow_the_technique() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"stack": "zzz"}, "stack.0.name: Unknown name 'zzz'. Valid: autocast, awq, bf16,"),
+        ({"stack": "zzz"}, "stack.0.name: Unknown name 'zzz'. Valid: activation_offload, autocast, awq, bf16,"),
         ({"stack": "torch_compile:mode"}, "write the parameter as torch_compile:mode=VALUE"),
         ({"stack": "torch_compile:mode=warp"}, "stack.0.mode: Unknown value 'warp'. Valid: default,"),
         (

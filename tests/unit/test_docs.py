@@ -220,7 +220,9 @@ def folders_in(lines: list[str]) -> tuple[list[str], list[str]]:
 def test_the_folders_that_the_design_lists_are_those_that_there_are() -> None:
     top, inner = folders_in(block_of(part(DESIGN, "Folders")))
     assert sorted(inner) == sorted(path.parent.name for path in (ROOT / "optigpu").glob("*/__init__.py"))
-    assert sorted(top) == sorted([*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs"])
+    assert sorted(top) == sorted(
+        [*(path.parent.name for path in ROOT.glob("*/__init__.py")), "docs", "names"]
+    )
 
 
 def test_the_folders_that_the_index_lists_exist() -> None:

@@ -27,13 +27,19 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu",
             "optigpu.job.spec",
             "optigpu.job.plan",
-            "optigpu.run",
+            "optigpu.measure",
             "optigpu.hardware",
             "optigpu.child.replicate",
             "optigpu.child.selftest",
             "optigpu.conductor.selftest",
         ),
         ("optigpu.cli", "optigpu.client", "optigpu.report", "optigpu.report.edge", "optigpu.edge.convert"),
+        (
+            "optigpu.facade.engine",
+            "optigpu.facade.deep_learning",
+            "optigpu.facade.compilation",
+            "optigpu.run",
+        ),
         ("api.app",),
         ("worker.execute", "worker.app", "worker.poll"),
     ],
@@ -49,7 +55,7 @@ def test_operators_are_measured_without_transformers() -> None:
 
 
 def test_the_engine_needs_no_server() -> None:
-    assert not SERVERS & loaded_by("optigpu", "optigpu.run", "optigpu.child.replicate")
+    assert not SERVERS & loaded_by("optigpu", "optigpu.measure", "optigpu.child.replicate")
 
 
 def test_the_package_itself_costs_nothing() -> None:

@@ -7,9 +7,9 @@ import pytest
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.job.plan import default_beside, default_stack, variants_of
 from optigpu.job.spec import JobSpec, Variant
+from optigpu.selftest.techniques import workload_for
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, Role, SpecError
-from optigpu.workloads import kinds_with
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 
@@ -205,7 +205,7 @@ def test_nothing_is_beside_a_stack_where_it_cannot_run() -> None:
 
 def test_every_technique_can_be_the_stack_of_a_ladder() -> None:
     for name, kind in TECHNIQUES.items():
-        (workload, *_) = kinds_with(kind.tasks)
-        on = {"device": kind.devices[0], "backend": kind.backends[0], "workload": {"kind": workload}}
+        workload = workload_for(kind(name=name)).model_dump(mode="json")
+        on = {"device": kind.devices[0], "backend": kind.backends[0], "workload": workload}
         variants = planned("ladder", name, **on)
         assert any(variant.rung == name for variant in variants)

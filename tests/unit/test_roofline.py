@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optigpu.documents.facts import RunFacts
+from optigpu.documents.facts import RunFacts, TrainingFacts, WeightFacts
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.roofline import Bound, RooflineFacts
@@ -30,6 +30,7 @@ from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
 from optigpu.workloads.requests.shapes import OperatorShape
+from optigpu.workloads.train_step import TrainStep
 from tests.unit.made_results import metric
 
 GIB = 2**30
@@ -496,6 +497,57 @@ def test_the_nearer_roof_decides_the_headroom(
     assert mbu is not None
     assert mfu is not None
     assert headroom == pytest.approx(1 / max(mbu, mfu))
+
+
+STEP = TrainStep(batch_size=4)
+TRAINED = RunFacts(
+    dtype="float32",
+    weights=WeightFacts(bytes=400_000_000, parameters=100_000_000),
+    training=TrainingFacts(model_flops=4e10, hardware_flops=5e10),
+)
+
+
+def of_training(samples_per_s: float, **changes: Any) -> Roofline:
+    metrics = {
+        "samples_per_s": metric("samples_per_s", samples_per_s, (0.9 * samples_per_s, 1.1 * samples_per_s))
+    }
+    return roofline_of(STEP, metrics, TRAINED.model_copy(update=changes), PEAKS, None)
+
+
+def test_a_step_of_training_uses_its_operations_and_with_recomputation_more() -> None:
+    found = of_training(samples_per_s=8.0).metrics
+    assert found["mfu"].value == pytest.approx(2 * 4e10 / RATE), "two steps a second"
+    assert found["hfu"].value == pytest.approx(2 * 5e10 / RATE)
+    assert found["hfu"].ci == pytest.approx((0.9 * 0.5, 1.1 * 0.5))
+    assert found["headroom"].value == pytest.approx(RATE / 4e10 / 2)
+    assert (found["mbu"].value, found["mbu"].reason) == (
+        None,
+        "The bytes of activations, gradients and optimizer states are not known.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({"autocast": "bfloat16"}, "bfloat16"),
+        ({"float32_matmul_precision": "high"}, "tf32"),
+        ({"cudnn_tf32": True}, "tf32"),
+        ({"training_dtypes": ("int8",)}, "int8"),
+    ],
+)
+def test_the_peak_is_that_of_the_dtype_that_the_step_multiplies(changes: dict[str, Any], dtype: str) -> None:
+    found = of_training(8.0, **changes)
+    assert found.dtype == dtype
+    assert found.metrics["mfu"].value == pytest.approx(2 * 4e10 / PEAKS.matmul_flops_per_s[dtype])
+
+
+def test_operations_that_were_not_counted_have_a_reason() -> None:
+    found = of_training(8.0, training=None, reasons={"training": "It cannot be traced."})
+    assert {name: each.value for name, each in found.metrics.items()} == dict.fromkeys(
+        ("mbu", "mfu", "hfu", "headroom")
+    )
+    assert "It cannot be traced." in (found.metrics["hfu"].reason or "")
+    assert "hfu" not in judged(tokens_per_s=16.0).metrics, "only training computes anything again"
 
 
 def test_an_8b_models_training_step_is_about_six_operations_a_weight_and_token() -> None:

@@ -17,7 +17,7 @@ from optigpu.documents.runs import RUN_FORMAT
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import Variant
-from optigpu.run import Report
+from optigpu.measure import Report
 from optigpu.runs import Keeper, KeptRun, find, folder, kept_runs, read
 from optigpu.vocabulary import Better, OptiGPUError, SpecError
 from tests.unit.test_attribution import job, measured

@@ -14,7 +14,7 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Measurement, Outcome, Verdict
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
-from optigpu.run import Report
+from optigpu.measure import Report
 from optigpu.statistics.intervals import summarise
 from optigpu.vocabulary import Role, SpecError, VariantStatus
 from tests.unit.made_results import result

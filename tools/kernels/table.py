@@ -8,14 +8,13 @@ from multiprocessing import get_context
 import torch
 
 from optigpu.hardware.catalog import Capability, capabilities
+from optigpu.hardware.occupancy import occupancy
 from optigpu.ops.kernel import Example
-from tools.kernels.compiling import WARP, Compiled, compiled
+from tools.kernels.compiling import Compiled, compiled
 from tools.kernels.sources import examples_of, files, name_of
 
 BF16_CAPABILITY = (8, 0)
 """The first GPUs with bfloat16."""
-REGISTER_UNIT, WARP_UNIT = 256, 4
-"""Registers are given to a warp in so many at a time, and to so many warps."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +95,7 @@ def lacking(example: Example, capability: Capability) -> str | None:
 
 def blocks_at_once(done: Compiled, capability: Capability) -> int:
     """Blocks that a multiprocessor has room for: by threads, registers, shared memory, and a limit of its own."""
-    warps = done.threads // WARP
-    registers = max(1, -(-done.registers * WARP // REGISTER_UNIT)) * REGISTER_UNIT
-    warps_by_registers = capability.registers // registers // WARP_UNIT * WARP_UNIT
-    shared_bytes = done.shared_bytes + capability.reserved_bytes_per_block
-    return min(
-        capability.blocks,
-        capability.threads // done.threads,
-        warps_by_registers // warps,
-        capability.shared_bytes // max(1, shared_bytes),
-    )
+    return occupancy(capability, done.threads, done.registers, done.shared_bytes).blocks
 
 
 def faults(done: Compiled, most_spilled_bytes: int, capability: Capability) -> list[str]:

@@ -36,6 +36,8 @@ class LiteRtBackend:
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Classification of images."""
+        if workload.has_labels:
+            return "litert reads no images; leave images out, or ask for the backend torch."
         if workload.kind in WORKLOADS:
             return None
         return f"litert does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."

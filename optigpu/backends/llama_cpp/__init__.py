@@ -21,6 +21,10 @@ from optigpu.workloads.base import Workload
 PACKAGES = ("llama-cpp-python", "gguf")
 INSTALL = 'pip install -e ".[llama]"'
 WORKLOADS = ("generate", "quality")
+REFUSED = (
+    "llama_cpp takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
+    "for the backend torch."
+)
 _TITLES = " and ".join(family.title for family in FAMILIES.values() if family.gguf)
 
 
@@ -42,7 +46,7 @@ class LlamaCppBackend:
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation and the scoring of text."""
         if workload.kind in WORKLOADS:
-            return None
+            return REFUSED if workload.is_sampled or workload.has_text else None
         return f"llama_cpp does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
 
     def start(self, *, model: bool) -> None:

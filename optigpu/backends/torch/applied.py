@@ -8,8 +8,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
-from optigpu.backends.torch.decoding import GreedyDecoder, LeanDecoder, LibraryDecoder, whole_passes
+from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
@@ -24,11 +25,13 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 class AppliedModel(TorchDevice):
     """The base class of models with an applied stack.
 
-    `reference` is what was loaded, `model` the transformers model with the attributes of its family; `weights` counts
-    its weights before the stack changed them.
+    `reference` is the job's model, None for one that the caller had already loaded; `instead` is the one that a stack
+    loaded in its place, if it did; `model` is the transformers model with the attributes of its family; `weights`
+    counts its weights before the stack changed them.
     """
 
-    reference: ModelReference
+    reference: ModelReference | None
+    instead: ModelReference | None = None
     model: Any
     modes: ModeOptions
     weights: int
@@ -63,13 +66,18 @@ def load_decoder(
 ) -> PreTrainedModel:
     """A decoder loaded as a stack asks for."""
     return load_model(
-        reference,
+        instead_of(options) or reference,
         device=place_of(options, device).value,
         dtype=options.dtype,
         attention=options.attention,
         seed=seed,
         packed=options.packed,
     )
+
+
+def instead_of(options: LoadOptions) -> ModelReference | None:
+    """What a stack loads in the place of the job's model, if it does."""
+    return parse_reference(options.instead) if options.instead else None
 
 
 def place_of(options: LoadOptions, device: DeviceKind) -> DeviceKind:
@@ -90,17 +98,23 @@ class DecodingModel(AppliedModel):
 
     def __init__(
         self,
-        model: str,
+        model: str | PreTrainedModel,
         stack: tuple[Technique, ...],
         device: DeviceKind,
         seed: int,
         progress: Callable[[str], None],
     ) -> None:
+        """`model` is a reference, or a model that is loaded and on the device: what a stack changes of loading then
+        has no effect."""
         super().__init__(device, seed)
-        self.reference = parse_reference(model)
         progress("loading")
         options, cache, self.modes = load_options(stack), cache_options(stack), mode_options(stack)
-        self.model = load_decoder(self.reference, options, device, seed)
+        if isinstance(model, str):
+            self.reference, self.instead = parse_reference(model), instead_of(options)
+            self.model = load_decoder(self.reference, options, device, seed)
+        else:
+            self.reference, self.model = None, model
+            options = options.but(dtype=str(model.dtype).removeprefix("torch."))
         self.facts = loaded_facts(self.model)
         self.weights = count_weights(self.model)
         progress("applying")
@@ -118,6 +132,25 @@ class DecodingModel(AppliedModel):
         """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
         with self._mode():
             tokens, marks = self._decode(prompt, new_tokens, self.clock)
+        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
+        return Decoded(tokens, self.clock.seconds(marks))
+
+    def draw(self, prompt: torch.Tensor, new_tokens: int, sampling: Sampling) -> Decoded:
+        """As `generate`, with tokens drawn by chance; leaves torch's random state as it was.
+
+        Raises UnsupportedError where a technique replaced the decode loop, whose own one is greedy.
+        """
+        if self._replacing:
+            raise UnsupportedError(
+                f"{' + '.join(self._replacing)} replaces the decode loop by a greedy one; leave it out, or leave "
+                "temperature and top_p out."
+            )
+        with (
+            torch.random.fork_rng([torch.cuda.current_device()] if self.device is DeviceKind.CUDA else []),
+            self._mode(),
+        ):
+            torch.manual_seed(sampling.seed)
+            tokens, marks = self._decoder.decode(prompt, new_tokens, self.clock, sampling)
         self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
         return Decoded(tokens, self.clock.seconds(marks))
 
@@ -170,7 +203,7 @@ class DecodingModel(AppliedModel):
         if self.decoded is None or self.decoded[0] != batch or self.decoded[1] < length:
             self.decoded = (batch, length)
 
-    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> GreedyDecoder:
+    def _make_decoder(self, stack: tuple[Technique, ...], cache: CacheOptions) -> Decoder:
         def wrap(step: Step) -> Step:
             for technique in stack:
                 step = technique.step(step, self.notes)

@@ -1,17 +1,25 @@
-"""The two decode loops: the library's own `generate`, and a lean greedy loop around one decode step.
+"""The two decode loops: the library's own `generate`, and a lean loop around one decode step.
 
 The library's loop runs as long as nothing in the stack overrides `step` or `loop`, so that the baseline is plain
-Hugging Face. Both decode greedily and mark the clock once before the prompt and once after each token.
+Hugging Face. Both take the most likely tokens or draw them, and mark the clock once before the prompt and once after
+each token.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import (
+    Cache,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from optigpu.backends.runtime import Sampling
 from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.backends.torch.modes import Mode
@@ -23,15 +31,18 @@ LOGITS_A_PASS = 2**24
 """How many logits one pass over a whole sequence may return: 64 MiB of float32."""
 
 
-class GreedyDecoder(Protocol):
-    """One way to decode greedily."""
+class Decoder(Protocol):
+    """One way to decode."""
 
     name: str
 
-    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
+    def decode(
+        self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Tokens [batch, new_tokens] and new_tokens + 1 marks. `prompt`: [batch, prompt_tokens] of ids.
 
-        The caller has entered the stack's mode.
+        Without `sampling` each token is the most likely one; with it tokens are drawn with torch's random numbers,
+        which the caller has seeded. The caller has entered the stack's mode.
         """
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
@@ -43,7 +54,7 @@ class GreedyDecoder(Protocol):
 
 
 class LibraryDecoder:
-    """transformers' own `generate` with its defaults but for greedy decoding, the cache, and no end token."""
+    """transformers' own `generate` with its defaults but for the choice of tokens, the cache, and no end token."""
 
     name = "transformers generate"
 
@@ -56,13 +67,13 @@ class LibraryDecoder:
         kind: Any = type(model)
         self._generate: Any = partial(kind.generate.__wrapped__, model) if recording else model.generate
 
-    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
+    def decode(
+        self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Marks where a streamer receives a token, which is when a user would."""
         streamer = _MarkingStreamer(clock)
-        options = self._options(prompt.shape[1] + new_tokens)
-        tokens = self._generate(
-            prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **options
-        )
+        options = self._options(prompt.shape[1] + new_tokens) | _choosing(sampling)
+        tokens = self._generate(prompt, max_new_tokens=new_tokens, streamer=streamer, **options)
         return tokens[:, prompt.shape[1] :], streamer.marks
 
     def score(self, tokens: torch.Tensor, prefill: int) -> Iterator[torch.Tensor]:
@@ -83,6 +94,13 @@ class LibraryDecoder:
         if self._cache == CacheOptions():
             return {}
         return {"past_key_values": new_cache(self._model, self._cache, length), "disable_compile": True}
+
+
+def _choosing(sampling: Sampling | None) -> dict[str, Any]:
+    """The options of `generate` for the choice of tokens; its own top_k of 50 would be a limit that nobody set."""
+    if sampling is None:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
 
 
 class _MarkingStreamer:
@@ -135,11 +153,36 @@ class DecodeStep:
         ).logits[:, -1]
         return logits.argmax(dim=-1, keepdim=True), logits
 
-    def prefill(self, prompt: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Fills the cache with the prompt ([batch, length]) and returns the first tokens, [batch, 1]."""
-        logits = self.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        tokens: torch.Tensor = logits[:, -1].argmax(dim=-1, keepdim=True)
-        return tokens
+    def prefill(self, prompt: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fills the cache with the prompt ([batch, length]) and returns the first tokens and their logits."""
+        whole = self.model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = whole[:, -1]
+        return logits.argmax(dim=-1, keepdim=True), logits
+
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The next tokens [batch, 1] from the most likely ones [batch, 1] and the logits [batch, vocabulary] of a step."""
+
+
+def _most_likely(tokens: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    # A CUDA graph writes its result where the last one stood.
+    return tokens.clone()
+
+
+def drawing(sampling: Sampling) -> Choose:
+    """Draws tokens by the operations of transformers' `generate` in their order, so that both loops draw the same."""
+    warpers = LogitsProcessorList()
+    if sampling.temperature != 1:
+        warpers.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+
+    def draw(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        # neither of the two looks at the tokens so far
+        scores = warpers(cast(torch.LongTensor, tokens), logits.to(torch.float32, copy=True))
+        return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)
+
+    return draw
 
 
 class LeanDecoder:
@@ -148,7 +191,7 @@ class LeanDecoder:
     A static cache is kept and reset between requests, so that its addresses stay what a compiled graph knows.
     """
 
-    name = "lean greedy loop"
+    name = "lean loop"
 
     def __init__(
         self, model: PreTrainedModel, cache: CacheOptions, wrap: Callable[[Step], Step], mode: Mode
@@ -165,17 +208,19 @@ class LeanDecoder:
         self._step = wrap(self._plain)
         self._kept: _Kept | None = None
 
-    def decode(self, prompt: torch.Tensor, new_tokens: int, clock: Clock) -> tuple[torch.Tensor, list[Any]]:
+    def decode(
+        self, prompt: torch.Tensor, new_tokens: int, clock: Clock, sampling: Sampling | None = None
+    ) -> tuple[torch.Tensor, list[Any]]:
         """The loop; reset and prefill belong to the time to the first token."""
+        choose = drawing(sampling) if sampling else _most_likely
         marks = [clock.mark()]
         cache = self._cache(prompt.shape[0], prompt.shape[1] + new_tokens)
-        token = self._plain.prefill(prompt, cache)
+        token = choose(*self._plain.prefill(prompt, cache))
         position = _position(prompt, prompt.shape[1])
         tokens = [token]
         marks.append(clock.mark())
         for _ in range(new_tokens - 1):
-            # A CUDA graph writes its result where the last one stood.
-            token = self._step(token, position, cache)[0].clone()
+            token = choose(*self._step(token, position, cache))
             position = position + 1
             tokens.append(token)
             marks.append(clock.mark())

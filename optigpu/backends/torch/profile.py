@@ -12,7 +12,7 @@ from optigpu.backends.runtime import Profile
 from optigpu.backends.torch.clock import Clock
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.documents.roofline import Bound
-from optigpu.hardware.intensity import GLUE, Operator, bound_of, bound_of_kernel
+from optigpu.hardware.intensity import GLUE, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.hardware.kernel_shares import Kernel
 from optigpu.vocabulary import DeviceKind
 
@@ -125,8 +125,16 @@ class Recording:
         ratio = self.steps / self.recorded_steps if self.recorded_steps else 1.0
         found = _on_cpu(events) if self._device is DeviceKind.CPU else _on_gpu(events)
         return [
-            Kernel(name, seconds, bound, ratio if at >= steps_from else 1.0, at >= steps_from)
-            for name, seconds, bound, at in found
+            Kernel(
+                name,
+                seconds,
+                bound,
+                ratio if at >= steps_from else 1.0,
+                at >= steps_from,
+                operator.input_bytes if operator else None,
+                (flops_of(operator) or None) if operator else None,
+            )
+            for name, seconds, bound, at, operator in found
         ]
 
     def _enter(self, name: str | None) -> None:
@@ -141,8 +149,9 @@ class Recording:
             self._range.__enter__()
 
 
-Found = tuple[str, float, Bound | None, float]
-"""A kernel's name, its seconds, what bounds it, and the microsecond at which it was launched."""
+Found = tuple[str, float, Bound | None, float, Operator | None]
+"""A kernel's name, its seconds, what bounds it, the microsecond at which it was launched, and the operator that is this
+kernel alone."""
 
 
 def _on_cpu(events: Iterable[Any]) -> Iterable[Found]:
@@ -150,9 +159,10 @@ def _on_cpu(events: Iterable[Any]) -> Iterable[Found]:
     for event in events:
         seconds, at = event.self_cpu_time_total / 1e6, event.time_range.start
         if event.name.startswith(_COMPILED):
-            yield "compiled graph", seconds, None, at
+            yield "compiled graph", seconds, None, at, None
         elif "::" in event.name and event.name not in GLUE:
-            yield event.name, seconds, bound_of(_operator(event), DeviceKind.CPU), at
+            operator = _operator(event)
+            yield event.name, seconds, bound_of(operator, DeviceKind.CPU), at, operator
 
 
 def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
@@ -160,9 +170,11 @@ def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
     launched: Counter[tuple[str, int]] = Counter()
     for event in events:
         for kernel in event.kernels:
-            bound = bound_of(_operator(event), DeviceKind.CUDA) or bound_of_kernel(kernel.name)
+            operator = _operator(event)
+            bound = bound_of(operator, DeviceKind.CUDA) or bound_of_kernel(kernel.name)
             launched[_key(kernel.name, kernel.duration)] += 1
-            yield kernel.name, kernel.duration / 1e6, bound, event.time_range.start
+            whole = operator if len(event.kernels) == 1 else None
+            yield kernel.name, kernel.duration / 1e6, bound, event.time_range.start, whole
     for event in events:
         if str(event.device_type) != "DeviceType.CUDA" or event.name.startswith("optigpu."):
             continue
@@ -171,7 +183,7 @@ def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
         if launched[key]:
             launched[key] -= 1
         else:
-            yield event.name, microseconds / 1e6, bound_of_kernel(event.name), event.time_range.start
+            yield event.name, microseconds / 1e6, bound_of_kernel(event.name), event.time_range.start, None
 
 
 def _key(name: str, microseconds: float) -> tuple[str, int]:

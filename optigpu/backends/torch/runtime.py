@@ -1,6 +1,6 @@
 """The runtimes of models: numpy arrays outside, torch tensors inside, converted outside of timed parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from optigpu.backends.runtime import (
     Images,
     Logits,
     Pass,
+    Sampling,
 )
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.device_runtime import TorchRuntime
@@ -22,8 +23,13 @@ from optigpu.backends.torch.passes import PassModel
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
-from optigpu.models.loading.load import load_tokenizer
+from optigpu.models.loading.load import load_tokenizer, source_of
+from optigpu.models.loading.processors import PictureProcessor, load_processor
 from optigpu.models.loading.weights import origin_of
+from optigpu.quality.pictures import Pixels
+from optigpu.vocabulary import UnsupportedError
+
+_CALLERS_OWN = "The caller loaded the model."
 
 
 class TorchModelRuntime(TorchRuntime):
@@ -35,15 +41,22 @@ class TorchModelRuntime(TorchRuntime):
         self._applied, self._folder = applied, folder
 
     def weights(self) -> WeightFacts:
-        """Their origin, and the bytes that they take now."""
+        """The origin of the job's model, and the bytes that the weights take now."""
         applied = self._applied
-        named = getattr(applied.model.config, "transformers_weights", None)
-        origin = origin_of(applied.reference, applied.model.name_or_path, self.seed, self._folder, named)
+        if applied.reference is None:
+            origin = WeightFacts(reasons=dict.fromkeys(("hash", "revision"), _CALLERS_OWN))
+        else:
+            named = getattr(applied.model.config, "transformers_weights", None)
+            source = source_of(applied.reference)
+            origin = origin_of(applied.reference, source, self.seed, self._folder, named)
+        if applied.instead:
+            loaded = origin_of(applied.instead, source_of(applied.instead), self.seed, self._folder)
+            self.notes.record(loaded_instead={"model": str(applied.instead), "hash": loaded.hash})
         return origin.model_copy(update={"bytes": weight_bytes(applied.model), "parameters": applied.weights})
 
 
 class TorchDecodingRuntime(TorchModelRuntime):
-    """A DecodingRuntime: greedy decoding of a transformers model."""
+    """A DecodingRuntime, ReferenceRuntime and TextRuntime: decoding of a transformers model."""
 
     def __init__(self, applied: DecodingModel, folder: Path) -> None:
         super().__init__(applied, folder)
@@ -52,6 +65,10 @@ class TorchDecodingRuntime(TorchModelRuntime):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.decoding.reference is None:
+            raise UnsupportedError(
+                "A model that the caller loaded came without a tokenizer; encode texts yourself."
+            )
         return load_tokenizer(self.decoding.reference)
 
     @property
@@ -66,6 +83,11 @@ class TorchDecodingRuntime(TorchModelRuntime):
     def generate(self, prompt: Ids, new_tokens: int) -> Generation:
         """Copies the prompt before and the tokens after the timed decoding."""
         made = self.decoding.generate(self._place.tensor(prompt), new_tokens)
+        return Generation(_ids(made.tokens), made.gaps_s)
+
+    def draw(self, prompt: Ids, new_tokens: int, sampling: Sampling) -> Generation:
+        """Copies as `generate` does."""
+        made = self.decoding.draw(self._place.tensor(prompt), new_tokens, sampling)
         return Generation(_ids(made.tokens), made.gaps_s)
 
     def logits(self, tokens: Ids) -> Logits:
@@ -97,13 +119,29 @@ class TorchDecodingRuntime(TorchModelRuntime):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
+    def prompt_ids(self, text: str) -> list[int]:
+        """Uses the tokenizer in the model's folder or repository, with its special tokens."""
+        ids: list[int] = self._tokenizer.encode(text)
+        if not ids or max(ids) >= self.facts.vocabulary:
+            what = f"the id {max(ids)}, and the model has {self.facts.vocabulary}" if ids else "no token"
+            raise UnsupportedError(
+                f"The tokenizer of {self.decoding.reference} makes of this prompt {what}; put the tokenizer that the "
+                "model was trained with beside it, or write another prompt."
+            )
+        return ids
+
+    def text_of(self, tokens: Ids) -> list[str]:
+        """Without special tokens."""
+        texts: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
+
     def observe(self, prompt: Ids) -> None:
         """Records which attention kernels run."""
         self.decoding.observe(self._place.tensor(prompt))
 
 
 class TorchPassRuntime(TorchModelRuntime):
-    """A PassRuntime: single forward passes of a transformers model."""
+    """A PassRuntime, of a classifier also a PictureRuntime: single forward passes of a transformers model."""
 
     def __init__(self, applied: PassModel, folder: Path) -> None:
         super().__init__(applied, folder)
@@ -129,6 +167,38 @@ class TorchPassRuntime(TorchModelRuntime):
     def compute_exactly(self) -> None:
         """cuDNN's float32 convolutions round to TF32 by default."""
         torch.backends.cudnn.allow_tf32 = False
+
+    def class_names(self) -> tuple[str, ...]:
+        """Those of the model's configuration."""
+        names = self.passing.model.config.id2label
+        return tuple(names[index] for index in sorted(names))
+
+    def processed(self, pictures: Sequence[Pixels]) -> Images:
+        """By the processor in the model's folder or repository, or the usual one where it has none.
+
+        Raises UnsupportedError where that gives several sizes, or another number of channels than the model takes.
+        """
+        made = [self._processor(each) for each in pictures]
+        shapes = {each.shape[1:] for each in made}
+        if len(shapes) > 1 or made[0].shape[1] != self.passing.model.config.num_channels:
+            raise UnsupportedError(
+                f"The model's own processor makes images of {', '.join(map(str, sorted(shapes)))}; crop the images to "
+                "one size, and name a model of 3 channels."
+            )
+        return np.concatenate(made)
+
+    def preprocessing(self) -> str:
+        """The processor and its settings."""
+        return self._processor.description
+
+    @cached_property
+    def _processor(self) -> PictureProcessor:
+        reference, facts = self.passing.reference, self.facts
+        if reference is None or not isinstance(facts, ImageFacts):
+            raise UnsupportedError(
+                "Pictures need a classifier that a reference names, for example hub:microsoft/resnet-50."
+            )
+        return load_processor(reference, facts.image_size, facts.channels)
 
     def _given(self, inputs: Ids | Images) -> torch.Tensor:
         dtype = getattr(torch, self.passing.dtype) if inputs.dtype.kind == "f" else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from optigpu.conductor.verdicts import detectors, disturbance
+from optigpu.conductor.verdicts import detectors, disturbance, training
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
@@ -38,6 +38,7 @@ def _reasons(
     found = {
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(evidence),
         VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
+        VerdictReason.LOSS_DIVERGED: training.diverged(evidence),
         VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
         **outside.reasons,
     }
@@ -76,7 +77,8 @@ def _wrong_outputs(evidence: Sequence[Evidence]) -> str | None:
     ready = (replicate.ready.problem for replicate in replicates)
     audited = (replicate.audit.problem for replicate in replicates if replicate.audit)
     problems = dict.fromkeys(problem for problem in (*ready, *audited) if problem)
-    return " ".join(map(_sentence, problems)) or None
+    sentences = [*map(_sentence, problems), *filter(None, [training.not_finite(evidence)])]
+    return " ".join(sentences) or None
 
 
 def _below_gate(limits: Limits, metrics: Mapping[str, MetricSummary]) -> str | None:

@@ -90,7 +90,7 @@ def classifies_images(reference: ModelReference) -> bool:
     if preset is not None:
         return type(AutoConfig.for_model(preset.model_type)) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     with _one_sentence(reference):
-        config = AutoConfig.from_pretrained(_source(reference), **_reading(reference))
+        config = AutoConfig.from_pretrained(source_of(reference), **reading_of(reference))
     return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
 
@@ -112,7 +112,7 @@ def load_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
             f"{reference} has random weights and no tokenizer; name a trained model, for example bundled:tiny."
         )
     with _one_sentence(reference):
-        return AutoTokenizer.from_pretrained(_source(reference), **_reading(reference))
+        return AutoTokenizer.from_pretrained(source_of(reference), **reading_of(reference))
 
 
 def loaded_facts(model: PreTrainedModel) -> ModelFacts:
@@ -127,7 +127,9 @@ def loaded_facts(model: PreTrainedModel) -> ModelFacts:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
-        tied_head=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
+        # A layer that was quantized in its place may hold its numbers under another name.
+        tied_head=getattr(model.get_output_embeddings(), "weight", None)
+        is model.get_input_embeddings().weight,
         **block_shapes(config.model_type, config.to_dict(), config.hidden_size, heads),
     )
 
@@ -196,7 +198,7 @@ def _read(
     attention: str | None,
     packed: str | None = None,
 ) -> PreTrainedModel:
-    source, reading = _source(reference), _reading(reference)
+    source, reading = source_of(reference), reading_of(reference)
 
     def read(config: PretrainedConfig | None = None) -> PreTrainedModel:
         model: PreTrainedModel = kind.from_pretrained(
@@ -224,14 +226,14 @@ def _read(
         return model
 
 
-def _source(reference: ModelReference) -> str:
+def source_of(reference: ModelReference) -> str:
     """The source for transformers: a directory of this machine, or the name of a repository."""
     if reference.kind == "bundled":
         return str(BUNDLED[reference.name])
     return str(model_directory(reference.name)) if reference.kind == "path" else reference.name
 
 
-def _reading(reference: ModelReference) -> dict[str, Any]:
+def reading_of(reference: ModelReference) -> dict[str, Any]:
     """Never remote code, and the network for the hub alone."""
     return {
         "revision": reference.revision or "main",

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-GroupSize = Literal[32, 64, 128]
-"""How many inputs of an output share a scale."""
-
 
 @dataclass(frozen=True)
 class Int4Scheme:
     """How weights become 4-bit numbers.
 
-    symmetric: whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then
-    improves it: offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog),
-    symmetric scales by a search.
+    group_size: how many inputs of an output share a scale; as many as there are is one scale per channel. symmetric:
+    whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then improves it:
+    offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric
+    scales by a search.
     """
 
-    group_size: GroupSize = 32
+    group_size: int = 32
     symmetric: bool = True
     solver: Literal["min_max", "hqq"] = "hqq"
 

@@ -5,14 +5,14 @@ import torch
 from optigpu.documents.selftest import Comparison
 from optigpu.ops.four_bits.compensated import compensated_groups, compensation
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import GroupSize, Int4Scheme
+from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.integers import INT4_LEAST
 from optigpu.ops.kernel_check import KernelCheck
 from optigpu.ops.kernel_operands import Draw
 from optigpu.vocabulary import DeviceKind
 
 OUTPUTS, INNER, SAMPLES = 48, 128, 512
-GROUP: GroupSize = 32
+GROUP = 32
 ONE_STEP = 1.02
 """A weight near the largest one, of the other sign, is off by a step; the scale itself is rounded to bfloat16."""
 

@@ -92,7 +92,7 @@ def pack_int4(weights: Int4Weights, backend: Int4Backend) -> PackedInt4:
     are 128 bytes: one stream of memory feeds 32 outputs and no sum runs across a register.
     """
     if backend == "torch-dequantize":
-        return PackedInt4(_halves(weights.q), weights.scale, weights.offset, weights.q.shape[0])
+        return PackedInt4(to_halves(weights.q), weights.scale, weights.offset, weights.q.shape[0])
     return _for_torch(weights) if backend == "torch-int4pack" else _for_native(weights)
 
 
@@ -101,18 +101,35 @@ def int4_rows(packed: PackedInt4, ids: torch.Tensor) -> torch.Tensor:
 
     Raises ValueError for the layout of torch's own operators, which torch alone can read.
     """
+    return dequantize_groups(_read_rows(packed, ids))
+
+
+def unpack_int4(packed: PackedInt4) -> Int4Weights:
+    """What `pack_int4` packed. Raises ValueError for the layout of torch's own operators."""
+    return _read_rows(packed, torch.arange(packed.outputs, device=packed.numbers.device))
+
+
+def _read_rows(packed: PackedInt4, ids: torch.Tensor) -> Int4Weights:
     if packed.numbers.dim() == 3:
         tile, place = ids // TILE, ids % TILE
         blocks = packed.numbers.unflatten(2, (TILE, -1))[tile, :, place]
         q = torch.stack([blocks & 15, blocks >> 4], dim=-2).flatten(-3)
         offset = None if packed.offset is None else packed.offset[tile, :, place]
-        return dequantize_groups(Int4Weights(q, packed.scale[tile, :, place], offset))
+        return Int4Weights(q, packed.scale[tile, :, place], offset)
     if packed.scale.dim() == 2:
-        halves = packed.numbers[ids]
-        q = torch.stack([halves >> 4, halves & 15], dim=-1).flatten(-2)
         offset = None if packed.offset is None else packed.offset[ids]
-        return dequantize_groups(Int4Weights(q, packed.scale[ids], offset))
+        return Int4Weights(from_halves(packed.numbers[ids]), packed.scale[ids], offset)
     raise ValueError("int4_rows cannot read weights in the layout of torch's own int4 operators.")
+
+
+def from_halves(halves: torch.Tensor) -> torch.Tensor:
+    """The numbers of `to_halves`, uint8 [..., inner]."""
+    return torch.stack([halves >> 4, halves & 15], dim=-1).flatten(-2)
+
+
+def to_halves(q: torch.Tensor) -> torch.Tensor:
+    """Two numbers in a byte, the first in the upper half: uint8 [outputs, inner / 2]."""
+    return torch.bitwise_or(q[:, ::2] << 4, q[:, 1::2])
 
 
 def int4_product_dtype(packed: PackedInt4) -> str | None:
@@ -183,13 +200,8 @@ def _for_torch(weights: Int4Weights) -> PackedInt4:
         numbers = torch._convert_weight_to_int4pack_for_cpu(q.int(), 1)
     else:
         inner_tiles = next(tiles for tiles in INNER_TILES if inner % (16 * tiles) == 0)
-        numbers = torch._convert_weight_to_int4pack(_halves(q), inner_tiles)
+        numbers = torch._convert_weight_to_int4pack(to_halves(q), inner_tiles)  # CUDA's packs halves as we do
     return PackedInt4(numbers, scale, None, outputs)
-
-
-def _halves(q: torch.Tensor) -> torch.Tensor:
-    """Two numbers in a byte, the first in the upper half: what torch's operator on CUDA packs, too."""
-    return torch.bitwise_or(q[:, ::2] << 4, q[:, 1::2])
 
 
 def _filled(tensor: torch.Tensor, unit: int, value: int = 0) -> torch.Tensor:

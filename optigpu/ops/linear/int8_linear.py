@@ -101,6 +101,13 @@ def pack(q: torch.Tensor) -> torch.Tensor:
     return filled.view(-1, TILE, inner).transpose(1, 2).contiguous()
 
 
+def unpack(packed: torch.Tensor, outputs: int) -> torch.Tensor:
+    """int8 weights [outputs, inner] from what `pack` returned."""
+    if packed.dim() == 2:
+        return packed
+    return packed.transpose(1, 2).flatten(0, 1)[:outputs]
+
+
 def int8_linear(
     x: torch.Tensor,
     packed: torch.Tensor,

@@ -78,8 +78,8 @@ class LlmInt8(Technique):
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
         has weights that float16 does not hold.
         """
-        from optigpu.surgery.bitsandbytes_layers import Int8OutlierLinear, places_but_the_head
-        from optigpu.surgery.places import exchange, weight_of
+        from optigpu.surgery.bitsandbytes_layers import Int8OutlierLinear
+        from optigpu.surgery.places import exchange, places_but_the_head, weight_of
 
         places = places_but_the_head(model, self.name)
         for place in places:

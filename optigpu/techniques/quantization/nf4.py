@@ -85,8 +85,8 @@ class Nf4(Technique):
         Raises UnsupportedError, with the model left as it was, when it has none but the head, is quantized already, or
         has weights that are NaN or infinite.
         """
-        from optigpu.surgery.bitsandbytes_layers import Nf4Linear, places_but_the_head
-        from optigpu.surgery.places import weight_of
+        from optigpu.surgery.bitsandbytes_layers import Nf4Linear
+        from optigpu.surgery.places import places_but_the_head, weight_of
 
         places = places_but_the_head(model, self.name)
         layers = []

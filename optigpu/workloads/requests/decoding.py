@@ -1,16 +1,26 @@
-"""Decoding of random prompts, prefill and decode timed apart: the request of each workload that generates text."""
+"""Decoding of prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from optigpu.backends.runtime import DecodingRuntime, Ids, Logits, ReferenceRuntime
+from optigpu.backends.runtime import (
+    DecodingRuntime,
+    Generation,
+    Ids,
+    Logits,
+    ReferenceRuntime,
+)
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """The metrics of a decoding request."""
+
+
+Decode = Callable[[Ids, int], Generation]
+"""What decodes so many tokens after a prompt [batch, prompt_tokens], timed."""
 
 
 class DecodingRequest:
@@ -23,21 +33,25 @@ class DecodingRequest:
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
         source: np.random.Generator | None = None,
+        prompt: Ids | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
 
-        `metrics` names those of METRICS that a request yields.
+        `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. `decode`
+        None is the runtime's `generate`, which takes the most likely tokens.
         """
         self._runtime = runtime
         self._source = source or np.random.default_rng(runtime.seed)
-        self._prompt = drawn_ids(self._source, runtime.facts, shape)
+        self._prompt = drawn_ids(self._source, runtime.facts, shape) if prompt is None else prompt
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
+        self._decode = decode
         self._gaps_s: list[float] = []
 
     def run(self) -> Mapping[str, float]:
         """One timed request; the first token counts as prefill, the others as decode."""
-        gaps_s = self._runtime.generate(self._prompt, self._new_tokens).gaps_s
+        gaps_s = self._generated().gaps_s
         self._gaps_s = gaps_s
         batch = self._prompt.shape[0]
         decode_s = sum(gaps_s[1:])
@@ -53,7 +67,10 @@ class DecodingRequest:
 
     def check(self) -> Check:
         """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
-        generation = self._runtime.generate(self._prompt, self._new_tokens)
+        return self.checked(self._generated())
+
+    def checked(self, generation: Generation) -> Check:
+        """The check of one request's output."""
         request_s = sum(generation.gaps_s)
         expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
         if shape != expected:
@@ -65,6 +82,9 @@ class DecodingRequest:
                 request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how
             )
         return Check(request_s, details=how)
+
+    def _generated(self) -> Generation:
+        return (self._decode or self._runtime.generate)(self._prompt, self._new_tokens)
 
     def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
         """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so."""
@@ -89,7 +109,9 @@ class DecodingRequest:
     def fresh(self) -> "DecodingRequest":
         """The next prompts of the same source."""
         batch, length = self._prompt.shape
-        return DecodingRequest(self._runtime, (batch, length), self._new_tokens, self._metrics, self._source)
+        return DecodingRequest(
+            self._runtime, (batch, length), self._new_tokens, self._metrics, self._source, decode=self._decode
+        )
 
 
 def drawn_ids(source: np.random.Generator, model: ModelFacts, shape: tuple[int, int]) -> Ids:

@@ -49,4 +49,11 @@ class OperatorShape:
     attention_flops: float = 0.0
 
 
-WorkShape = DecodeShape | PrefillShape | ImageShape | OperatorShape
+@dataclass(frozen=True)
+class TrainingShape:
+    """A step of training; its operations are counted when it runs."""
+
+    units: float
+
+
+WorkShape = DecodeShape | PrefillShape | ImageShape | OperatorShape | TrainingShape

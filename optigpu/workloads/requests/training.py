@@ -6,8 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.backends.training import LabelledImages, Texts, TrainedStep, TrainingBatch, TrainingRuntime
+from optigpu.documents.facts import TrainingFacts
 from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
+
+Draw = Callable[[], TrainingBatch]
+"""Makes the samples of the next step."""
 
 SUCCESSORS = 4
 """How many tokens can follow a token: a model that learns it has a loss of log(4) instead of log(vocabulary)."""
@@ -59,7 +64,7 @@ class TrainingRequest:
     def __init__(
         self,
         runtime: TrainingRuntime,
-        draw: Callable[[], TrainingBatch],
+        draw: Draw,
         metrics: Callable[[TrainingBatch, TrainedStep], Mapping[str, float]],
     ) -> None:
         """`draw` makes the next samples, `metrics` follow from a step over them."""
@@ -82,9 +87,17 @@ class TrainingRequest:
         return Check(step.step_s, details={"gradient_norm": norm})
 
     def observe(self) -> None:
-        """Records the operations of a step."""
+        """Records the operations of a step, and what else only a step can show."""
         batch = self._draw()
         self._runtime.observe(batch)
+        try:
+            counted = self._runtime.step_flops(batch)
+        except UnsupportedError as error:
+            notes = self._runtime.notes
+            notes.record(reasons={**notes.facts.get("reasons", {}), "training": str(error)})
+            return
+        facts = TrainingFacts(model_flops=counted.model, hardware_flops=counted.hardware)
+        self._runtime.notes.record(training=facts)
 
     def described(self) -> Mapping[str, Sequence[float]]:
         """The parts of a step are metrics."""

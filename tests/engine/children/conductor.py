@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from optigpu.job.spec import JobSpec
-from optigpu.run import run
+from optigpu.measure import run
 from tests.engine.processes import program
 
 SPEC = {

@@ -13,6 +13,37 @@ from optigpu.backends.torch.operators.base import TorchOperator, dtype_of, wide
 _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
+def standard_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    hidden: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention by its definition, which keeps every score in memory: [..., length, head_size] each.
+
+    `hidden` marks the pairs that do not count.
+    """
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+    return torch.matmul(scores.softmax(dim=-1), value)
+
+
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool = False,
+    grouped: bool = False,
+) -> torch.Tensor:
+    """torch's scaled_dot_product_attention, which is one kernel where there is one for these tensors."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, enable_gqa=grouped
+    )
+
+
 class TorchAttention(TorchOperator):
     """Attention over random queries, keys and values."""
 
@@ -65,18 +96,12 @@ class TorchAttention(TorchOperator):
         key, value = self._key, self._value
         if self._shape.group > 1:
             key, value = (tensor.repeat_interleave(self._shape.group, dim=1) for tensor in (key, value))
-        scores = torch.matmul(self._query, key.transpose(-2, -1)) * self._shape.scale
-        if self._hidden is not None:
-            scores.masked_fill_(self._hidden, float("-inf"))
-        return torch.matmul(scores.softmax(dim=-1), value)
+        return standard_attention(self._query, key, value, self._shape.scale, self._hidden)
 
     def _fused(self) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            self._query,
-            self._key,
-            self._value,
-            is_causal=self._shape.causal,
-            enable_gqa=self._shape.group > 1,
+        shape = self._shape
+        return fused_attention(
+            self._query, self._key, self._value, causal=shape.causal, grouped=shape.group > 1
         )
 
     def _require_kernel(self) -> None:

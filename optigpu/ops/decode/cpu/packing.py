@@ -26,7 +26,7 @@ from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import GROUPS, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
-from optigpu.ops.four_bits.scheme import GroupSize, Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
 from optigpu.ops.naming import named
 
@@ -166,7 +166,7 @@ def quantize_four(
     errors make up for each other. Raises ValueError as those do.
     """
     # `_check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(cast(GroupSize, group), symmetric=True, solver="hqq")
+    scheme = Int4Scheme(group, symmetric=True, solver="hqq")
     if known is None:
         return quantize_groups(weight, scheme, unit)
     return compensated_groups(weight, known, scheme, unit)

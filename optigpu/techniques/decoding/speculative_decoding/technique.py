@@ -103,7 +103,7 @@ class SpeculativeDecoding(Technique):
         sizes = (getattr(workload, "batch_size", 1), *getattr(workload, "batch_sizes", ()))
         if max(sizes) > 1:
             return "speculative_decoding decodes one sequence at a time; set batch_size to 1."
-        return None
+        return super().fits(workload)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """What it buys depends on the text."""

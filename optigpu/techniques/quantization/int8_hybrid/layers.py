@@ -35,8 +35,9 @@ class ModelParts:
     """A model taken apart. `linears` are its linear layers without a head that is tied to the embedding.
 
     `head` and `embedding` are the two ends of one table where they are tied; `head` is None where they are not, and
-    `embedding` where it is not a plain torch Embedding. `tables` are the other embeddings (of positions). `first_block`
-    is the beginning of the paths in the first block, None where blocks are not known.
+    `embedding` where it is not a plain torch Embedding. `tables` are the other embeddings (of positions). All of these
+    are left out where tables are kept. `first_block` is the beginning of the paths in the first block, None where
+    blocks are not known.
     """
 
     model: PreTrainedModel
@@ -47,8 +48,8 @@ class ModelParts:
     first_block: str | None
 
 
-def parts_of(model: PreTrainedModel, technique: str) -> ModelParts:
-    """The model taken apart; all weights are looked at and none is changed.
+def parts_of(model: PreTrainedModel, technique: str, with_tables: bool) -> ModelParts:
+    """The model taken apart, with its tables or without; all weights are looked at and none is changed.
 
     Raises UnsupportedError when there is no linear layer, when the model is quantized already, and when a weight is NaN
     or infinite.
@@ -64,9 +65,9 @@ def parts_of(model: PreTrainedModel, technique: str) -> ModelParts:
     return ModelParts(
         model=model,
         linears=tuple(place for place in places if place is not head),
-        head=head,
-        embedding=embedding,
-        tables=tuple(table for table in tables if table is not input_embedding),
+        head=head if with_tables else None,
+        embedding=embedding if with_tables else None,
+        tables=tuple(table for table in tables if with_tables and table is not input_embedding),
         first_block=_first_block(model),
     )
 

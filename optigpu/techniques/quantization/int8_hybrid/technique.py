@@ -12,6 +12,7 @@ from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from optigpu.models.tensors import StoredWeights
@@ -26,7 +27,8 @@ class Int8Hybrid(Technique):
     `memory_target` is a share of the bytes that the weights have in fp32. What it leaves above the fewest bits goes to
     the head (with `bits` 4), then to the first block (`keep_first_block`), which is kept in up to 16 bits, then to the
     layers that rounding costs most. Without a target it is 0.26 (0.16 with 4 bits), or the least that a small model can
-    reach. `smoothing`, from 0 to 1, is SmoothQuant's alpha: it moves outliers of activations into the weights, on a
+    reach. Without `quantize_embeddings` the tables of tokens and positions stay as they are, and with them a tied head.
+    `smoothing`, from 0 to 1, is SmoothQuant's alpha: it moves outliers of activations into the weights, on a
     text that the model writes by itself, and leaves the model's outputs as they were. It is meant for rounded
     activations; here, with rounded weights alone, it helps a model with strong outliers and costs others a little (5%
     more divergence of bundled:tiny at 0.5).
@@ -61,6 +63,7 @@ class Int8Hybrid(Technique):
         "grad_enabled": "quantized weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    later: ClassVar[tuple[str, ...]] = ("quantize_embeddings",)
     error_bound: ClassVar[float] = 0.15
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(),
@@ -72,6 +75,7 @@ class Int8Hybrid(Technique):
     memory_target: Annotated[float, Field(gt=0, le=1)] | None = None
     keep_first_block: bool = True
     smoothing: Annotated[float, Field(ge=0, le=1)] | None = None
+    quantize_embeddings: bool = True
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """int8_weight_only is as fast; this one is for those who need its memory."""
@@ -90,6 +94,12 @@ class Int8Hybrid(Technique):
         Raises UnsupportedError when the model has no linear layer, is quantized already, has weights that are NaN
         or infinite, cannot be smoothed as asked, or cannot be as small as asked.
         """
+        self.apply(model, notes)
+
+    def apply(
+        self, model: "PreTrainedModel", notes: Notes, calibration_ids: "torch.Tensor | None" = None
+    ) -> None:
+        """As `modules`, with a text for the smoothing, int64 [sequences, length]; None: one that the model writes."""
         from optigpu.ops.linear.int4_linear import int4_linear_backend
         from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.smoothing import own_text, smooth
@@ -101,14 +111,15 @@ class Int8Hybrid(Technique):
             rest_of,
         )
 
-        parts = parts_of(model, self.name)
+        parts = parts_of(model, self.name, self.quantize_embeddings)
         whole, rest = fp32_bytes(model), rest_of(parts)
         target = DEFAULT_TARGETS[self.bits] if self.memory_target is None else self.memory_target
         budget = int(target * whole) - total_bytes(rest)
         if self.memory_target is not None:
             self._require(least_bytes(candidates_of(parts, self.bits, self.keep_first_block)), budget, whole)
         if self.smoothing is not None:
-            notes.record(smoothed_norms=smooth(model, own_text(model), self.smoothing))
+            ids = own_text(model) if calibration_ids is None else calibration_ids
+            notes.record(smoothed_norms=smooth(model, ids, self.smoothing))
         decisions = decide(candidates_of(parts, self.bits, self.keep_first_block), budget)
         carry_out(parts, decisions)
         notes.record(
@@ -124,7 +135,11 @@ class Int8Hybrid(Technique):
         """Raises UnsupportedError when even the fewest bits are over the budget, with the least that can be reached."""
         if least > budget:
             share = (self.memory_target or 0) + (least - budget) / whole
+            others = [
+                *(["set bits to 4"] if self.bits == 8 else []),
+                *([] if self.quantize_embeddings else ["quantize the embeddings"]),
+            ]
             raise UnsupportedError(
                 f"{self.name}: with {self.bits} bits this model needs at least {share:.2%} of its fp32 bytes, and "
-                f"memory_target is {self.memory_target:.2%}; raise it{', or set bits to 4' if self.bits == 8 else ''}."
+                f"memory_target is {self.memory_target:.2%}; {', or '.join(['raise it', *others])}."
             )

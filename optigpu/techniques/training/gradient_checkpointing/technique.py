@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique, Trial
+from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ _WITH_CACHE = "a block that is computed again would write to the key-value cache
 class GradientCheckpointing(Technique):
     """Of each block the input is kept, and the backward pass computes the block again.
 
-    With `mode` "selective" the results of matrix products and attention are kept as well, and what is cheap to compute
-    is computed again: norms, activation functions, sums.
+    With `mode` "selective" most results of matrix products and attention are kept as well, and what is cheap to compute
+    is computed again: norms, activation functions, sums, and the smallest products.
     """
 
     layer: ClassVar[Layer] = Layer.TRAINING
@@ -35,7 +35,12 @@ class GradientCheckpointing(Technique):
     expected: ClassVar[tuple[Expected, ...]] = (
         Expected(Basis.ARITHMETIC, "full: one more forward pass of the blocks, so a third more operations"),
         Expected(Basis.ARITHMETIC, "full: activations of one block, and the input of each"),
-        Expected(Basis.AIM, "selective: at least half of the bytes for at most a third of the extra time"),
+        Expected(
+            Basis.MEASURED,
+            "selective: 77% of the bytes that full saves for 15% of the time that it adds, on four blocks of GPT-2's "
+            "width on two cores",
+            "training.md",
+        ),
     )
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("kv_cache", "static_kv_cache", "int8_kv_cache", "sliding_kv_cache"), _WITH_CACHE
@@ -46,6 +51,10 @@ class GradientCheckpointing(Technique):
     mode: Literal["full", "selective"] = Field(
         "full", description="Whether all activations of a block are computed again, or the cheap ones alone."
     )
+
+    def chosen(self) -> tuple[Choice, ...]:
+        """A selective one looks at each operator that runs."""
+        return (Choice.OPERATORS,) if self.mode == "selective" else ()
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It saves memory, not time."""

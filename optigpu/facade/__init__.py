@@ -1,0 +1,1 @@
+"""The classes and functions that people import, one file each; `optigpu.exports` lists them. Imports nothing itself."""

@@ -1,0 +1,109 @@
+"""BenchmarkResult: what one benchmark found. What was not measured is None, and says why."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+
+from optigpu.report.numbers import short
+
+MEBIBYTE = 2**20
+"""Bytes of what the fields call MB."""
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The figures of one benchmark of a model.
+
+    Memory is in MB of 2**20 bytes. `latency_ms_mean` is the mean over all runs, `latency_ms_ci` the 95% interval of
+    their median, and `throughput_per_sec` counts what `throughput_of` names. `flops_total` are the floating-point
+    operations of one run, `energy_j` its energy above that of the idle device, `latencies_s` the seconds of each run.
+    Where text was generated, `first_token_ms` is the median time to the first token. A figure that was not measured is
+    None, and `reasons` may say why, by the field's name; `notes` say what else a reader should know.
+
+    >>> result = BenchmarkResult("my model", latency_ms_mean=12.5, throughput_per_sec=80.0, params_total=1_000)
+    >>> result.print_summary()
+    === my model ===
+      Latency:    12.5 ms mean; p50, p95, p99 not measured
+      Throughput: 80.0 items/s
+      Memory:     VRAM not measured, host not measured
+      Parameters: 1,000 (trainable not measured), size not measured
+      FLOPs:      not measured
+      Power:      not measured
+      Accuracy:   not measured
+    """
+
+    name: str
+    vram_allocated_mb: float | None = None
+    vram_reserved_mb: float | None = None
+    vram_peak_mb: float | None = None
+    latency_ms_mean: float | None = None
+    latency_ms_p50: float | None = None
+    latency_ms_p95: float | None = None
+    latency_ms_p99: float | None = None
+    throughput_per_sec: float | None = None
+    params_total: int | None = None
+    params_trainable: int | None = None
+    model_size_mb: float | None = None
+    accuracy: float | None = None
+    flops_total: float | None = None
+    power_watts: float | None = None
+    energy_j: float | None = None
+    host_peak_mb: float | None = None
+    latency_ms_ci: tuple[float, float] | None = None
+    throughput_of: str = "items"
+    first_token_ms: float | None = None
+    notes: tuple[str, ...] = ()
+    latencies_s: tuple[float, ...] = field(default=(), repr=False)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def record(self) -> dict[str, object]:
+        """The figures by their names, without samples and reasons."""
+        left_out = {"latencies_s", "reasons", "notes"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+
+    def print_summary(self) -> None:
+        """Prints every figure, and below them why others were not measured."""
+        print(f"=== {self.name} ===")
+        for line in self._lines():
+            print(f"  {line}")
+        for why in dict.fromkeys([*self.notes, *self.reasons.values()]):
+            print(f"  ({why})")
+
+    def _lines(self) -> Iterator[str]:
+        yield f"Latency:    {_figure(self.latency_ms_mean, 'ms mean')}{self._interval()}; {self._percentiles()}"
+        if self.first_token_ms is not None:
+            yield f"First:      {_figure(self.first_token_ms, 'ms to the first token')}"
+        yield f"Throughput: {_figure(self.throughput_per_sec, f'{self.throughput_of}/s')}"
+        yield f"Memory:     VRAM {self._vram()}, host {_figure(self.host_peak_mb, 'MB peak')}"
+        yield f"Parameters: {self._parameters()}, size {_figure(self.model_size_mb, 'MB')}"
+        yield f"FLOPs:      {_figure(None if self.flops_total is None else self.flops_total / 1e9, 'GFLOP a run')}"
+        yield f"Power:      {_figure(self.power_watts, 'W')}"
+        yield f"Accuracy:   {NOT_MEASURED if self.accuracy is None else f'{self.accuracy:.4f}'}"
+
+    def _interval(self) -> str:
+        if self.latency_ms_ci is None:
+            return ""
+        low, high = self.latency_ms_ci
+        return f", median in [{short(low)}, {short(high)}]"
+
+    def _percentiles(self) -> str:
+        """Those that were measured, then the names of the others."""
+        found = {"p50": self.latency_ms_p50, "p95": self.latency_ms_p95, "p99": self.latency_ms_p99}
+        known = [f"{name} {short(value)} ms" for name, value in found.items() if value is not None]
+        unknown = [name for name, value in found.items() if value is None]
+        return ", ".join(known + ([f"{', '.join(unknown)} {NOT_MEASURED}"] if unknown else []))
+
+    def _vram(self) -> str:
+        if self.vram_peak_mb is None:
+            return NOT_MEASURED
+        return f"{short(self.vram_peak_mb)} MB peak ({_figure(self.vram_allocated_mb, 'MB')} before the run)"
+
+    def _parameters(self) -> str:
+        if self.params_total is None:
+            return NOT_MEASURED
+        trainable = NOT_MEASURED if self.params_trainable is None else f"{self.params_trainable:,}"
+        return f"{self.params_total:,} (trainable {trainable})"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return NOT_MEASURED if value is None else f"{short(value)} {unit}"

@@ -1,0 +1,210 @@
+"""BenchmarkEngine: this machine's matrix products and a model's decoding, beside what is claimed for an RTX 5090."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optigpu.documents.result import Result
+from optigpu.facade.benchmark_result import BenchmarkResult
+from optigpu.facade.beside_card import beside_card, beside_grid
+from optigpu.facade.decoded import Decoded, Decoding, decode
+from optigpu.facade.in_process import device_of
+from optigpu.facade.job_report import JobReport, chart_of
+from optigpu.facade.measuring import job_spec, measured
+from optigpu.facade.shown import Picture, Shown, frame, picture
+from optigpu.hardware import best_device
+from optigpu.job.bench import SIZES, brief
+from optigpu.report import Column, Grid, markdown
+from optigpu.report.charts import Report
+from optigpu.report.numbers import short, with_interval
+from optigpu.vocabulary import BenchMode, Document, OptiGPUError, SpecError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PROMPT = "The future of AI is"
+TITLE = "BenchmarkEngine"
+CHART_FILES = (".svg", ".png")
+
+
+class BenchmarkEngine(Shown):
+    """Measures matrix products in processes of their own and loaded models in this one, and compares both with claims.
+
+    >>> from optigpu import BenchmarkEngine, QuantizationOptimizer
+    >>> engine = BenchmarkEngine(device="cpu")
+    >>> model, tokenizer = QuantizationOptimizer.load("bundled:tiny", precision="bf16", device="cpu")
+    >>> result = engine.run_inference(model, tokenizer, prompt="Once upon a time", label="BF16", seconds=0.1)
+    >>> result.name, result.throughput_of, result.power_watts is None
+    ('BF16', 'tokens', True)
+    >>> sorted(path.name for path in engine.save("results/"))
+    ['comparison.md', 'inference.json', 'inference.png', 'inference.svg', 'results.json']
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        """`device` is where matrix products run, by default CUDA where there is a GPU; a model stays where it is."""
+        self.device = best_device() if device is None else device_of(device)
+        self.matmul: list[JobReport] = []
+        self._decoded: list[Decoded] = []
+
+    def run_matmul_suite(
+        self,
+        *,
+        full: bool = False,
+        sizes: Sequence[int] | None = None,
+        dtypes: Sequence[str] | None = None,
+        progress: bool | None = None,
+        **fields: object,
+    ) -> JobReport:
+        """Measures square matrix products, by default with the sizes and dtypes of `optigpu bench`, more with `full`.
+
+        The claim for an RTX 5090 is of 4096: on a CPU ask for `sizes=[4096]` to stand beside it. `fields` are those of
+        a job, as `optigpu.run` takes them. Raises what that raises.
+        """
+        mode = BenchMode.FULL if full else BenchMode.QUICK
+        usual = SIZES[self.device, mode]
+        workload = {"kind": "matmul", "sizes": sizes or usual.sides, "dtypes": dtypes or usual.dtypes}
+        asked = {"device": self.device, **brief(mode), **fields}
+        report = measured(job_spec(workload, None, (), asked), progress)
+        self.matmul.append(report)
+        return report
+
+    def run_inference(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase | None",
+        prompt: str = PROMPT,
+        label: str | None = None,
+        *,
+        new_tokens: int = 50,
+        seconds: float = 3.0,
+        energy: bool = False,
+    ) -> BenchmarkResult:
+        """Decodes `new_tokens` tokens greedily after the prompt, again and again for `seconds`, in this process.
+
+        It runs the model's own `generate` without its decoding settings (an end token, a penalty), under torch.no_grad.
+        Without a tokenizer the prompt is as many random ids as it has words. Energy takes a quarter of a minute more.
+
+        Raises SpecError for an empty prompt or too many tokens, and OptiGPUError for output that is NaN or infinite.
+        """
+        asked = Decoding(prompt, new_tokens, seconds, energy)
+        index = len(self._decoded)
+        decoded = decode(model, tokenizer, asked, label or f"inference {index + 1}", index)
+        self._decoded.append(decoded)
+        return decoded.benchmark
+
+    @property
+    def inference(self) -> list[BenchmarkResult]:
+        """What `run_inference` has returned so far."""
+        return [each.benchmark for each in self._decoded]
+
+    @property
+    def results(self) -> list[Result]:
+        """All results: those of the jobs, and one for each inference."""
+        return [result for report in self.matmul for result in report.results] + [
+            each.result for each in self._decoded
+        ]
+
+    def report(self) -> None:
+        """Prints all tables. Raises SpecError where nothing has been measured."""
+        self._require_results()
+        print(self)
+
+    def grids(self) -> Sequence[Grid]:
+        """Matrix products, inference, and both beside the claims."""
+        products = [grid for report in self.matmul for grid in report.grids()]
+        inference = [_inference_grid(self._decoded)] if self._decoded else []
+        return (*products, *inference, beside_grid(self._documents()))
+
+    def to_frame(self) -> "DataFrame":
+        """A row for each inference. Raises UnsupportedError where pandas is not installed."""
+        return frame([each.record() for each in self.inference])
+
+    def plot(self, kind: str = "baselines", path: str | Path | None = None) -> Picture:
+        """A chart of all results, by default beside what is claimed for an RTX 5090; the kinds are JobReport.plot's.
+
+        Raises SpecError for an unknown kind, and where no result has what such a chart shows.
+        """
+        chart, documents = chart_of(kind), self._documents()
+        return picture(lambda file: chart(TITLE, documents, file), path)
+
+    def document(self) -> dict[str, object]:
+        """Everything as plain JSON: results, the figures of each inference, and the claims beside them."""
+        return {
+            "results": self._documents(),
+            "inference": [each.record() | {"reasons": dict(each.reasons)} for each in self.inference],
+            "baselines": [each.document() for each in beside_card(self._documents())],
+        }
+
+    def save(self, folder: str | Path = "results/") -> tuple[Path, ...]:
+        """Writes results.json, comparison.md, and charts (SVG, PNG, their data as JSON) of what there is to draw.
+
+        Raises SpecError where nothing has been measured, OptiGPUError where the folder cannot be written.
+        """
+        self._require_results()
+        place = Path(folder)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            written = [place / "results.json", place / "comparison.md"]
+            written[0].write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
+            written[1].write_text("\n".join(map(markdown, self.grids())), encoding="utf-8")
+            for name, kind, results in self._charts():
+                with suppress(SpecError):  # nothing of that kind to draw
+                    written += _draw(kind, Report(name, results), place / name)
+        except OSError as error:
+            raise OptiGPUError(
+                f"{place} cannot be written ({error.strerror}); make it writable, or name another folder."
+            ) from error
+        return tuple(written)
+
+    def _charts(self) -> Sequence[tuple[str, str, list[Document]]]:
+        """The file's name, the kind of chart, and the results of each chart."""
+        documents = self._documents()
+        jobs = sum(len(report.results) for report in self.matmul)
+        return (
+            ("matmul", "ladder", documents[:jobs]),
+            ("inference", "ladder", documents[jobs:]),
+            ("baselines", "baselines", documents),
+        )
+
+    def _documents(self) -> list[Document]:
+        return [result.model_dump(mode="json") for result in self.results]
+
+    def _require_results(self) -> None:
+        if not self.results:
+            raise SpecError("Nothing has been measured; call run_matmul_suite() or run_inference() first.")
+
+
+def _inference_grid(decoded: Sequence[Decoded]) -> Grid:
+    headings = ("tokens/s", "first token (ms)", "p95 of a request (ms)", "weights (MB)", "peak (MB)")
+    return Grid(
+        title=f"Inference on {decoded[0].result.environment.hardware_class}",
+        columns=(Column("model"), *(Column(heading, right=True) for heading in headings)),
+        rows=tuple(
+            (
+                each.benchmark.name,
+                with_interval(each.result.metrics["tokens_per_s"].model_dump()),
+                short(each.benchmark.first_token_ms),
+                short(each.benchmark.latency_ms_p95),
+                short(each.benchmark.model_size_mb),
+                short(each.benchmark.vram_peak_mb),
+            )
+            for each in decoded
+        ),
+        notes=(
+            "Decoded one after the other in one process, whose 95% intervals do not speak of others: `optigpu.ladder` "
+            "takes several, in turns. MB are 2^20 bytes.",
+        ),
+    )
+
+
+def _draw(kind: str, report: Report, stem: Path) -> list[Path]:
+    """The chart as SVG and PNG, and its data as JSON. Raises SpecError where there is nothing of that kind."""
+    chart, data = chart_of(kind), stem.with_suffix(".json")
+    files = [stem.with_suffix(suffix) for suffix in CHART_FILES]
+    for file in files:
+        chart.draw(report, file)
+    data.write_text(chart.data(report).model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return [*files, data]

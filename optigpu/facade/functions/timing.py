@@ -1,0 +1,93 @@
+"""Times calls of a caller's own code in this process: the device's clock, and the statistics of every other figure.
+
+One process stands for itself alone: a job measures several (`optigpu.run`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from optigpu.backends.torch.clock import calls_s, clock_for
+from optigpu.backends.torch.memory import operator_peaks_of, peaks_of
+from optigpu.documents.result import Measurement, MetricSummary
+from optigpu.facade.benchmark_result import MEBIBYTE
+from optigpu.facade.in_process import device_of, interval_ms
+from optigpu.statistics.intervals import Bounds, ratio, summarise
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Seconds of equal calls, one after the other."""
+
+    samples_s: tuple[float, ...]
+
+    @property
+    def summary(self) -> MetricSummary:
+        """Their median with its 95% interval, and the percentiles that so many calls can bound."""
+        return summarise(Measurement(name="latency_s", samples=(self.samples_s,)))
+
+    @property
+    def median_ms(self) -> float:
+        return 1e3 * float(self.summary.value or 0.0)
+
+    @property
+    def ci_ms(self) -> Bounds | None:
+        """The median's 95% interval; None for fewer calls than one needs."""
+        return interval_ms(self.summary)
+
+
+def device_for(asked: str | torch.device | None) -> torch.device:
+    """The device that was asked for; None takes CUDA where there is a GPU, and else this CPU.
+
+    Raises UnsupportedError for CUDA where there is none, and SpecError for a device that is neither.
+    """
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device_of(str(asked)) is DeviceKind.CUDA and not torch.cuda.is_available():
+        raise UnsupportedError(
+            "There is no CUDA device here; leave device out, or name cpu, to use this CPU."
+        )
+    return torch.device(asked)
+
+
+def kind_of(device: torch.device) -> DeviceKind:
+    """The kind of a device of `device_for`."""
+    return DeviceKind(device.type)
+
+
+def place_name(device: torch.device) -> str:
+    """The device for a heading: the GPU's name, or the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+
+
+def timed(call: Callable[[], object], device: torch.device, *, warmup: int, repeats: int) -> CallTimes:
+    """The times of `repeats` calls after `warmup` others."""
+    return timed_in_turns({"": call}, device, warmup=warmup, repeats=repeats)[""]
+
+
+def timed_in_turns(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, *, warmup: int, repeats: int
+) -> dict[str, CallTimes]:
+    """The times of each of the calls, which take turns: what slows the machine slows them all alike."""
+    clock = clock_for(kind_of(device))
+    for call in calls.values():
+        calls_s(call, warmup, clock)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            samples[name].append(calls_s(call, 1, clock))
+    return {name: CallTimes(tuple(found)) for name, found in samples.items()}
+
+
+def speedup(slower: CallTimes, faster: CallTimes) -> tuple[float, Bounds | None]:
+    """How many times faster the second calls are, with the 95% interval within this process."""
+    return ratio((slower.samples_s,), (faster.samples_s,))
+
+
+def peak_mb(call: Callable[[], object], held: Iterable[torch.Tensor], device: torch.device) -> float:
+    """The peak memory of one call in MB: of CUDA's allocator, or of the tensors on a CPU, `held` ones included."""
+    kind = kind_of(device)
+    found = peaks_of(call, kind) if kind is DeviceKind.CUDA else operator_peaks_of(call, held)
+    return (found.allocated_bytes or 0) / MEBIBYTE

@@ -1,0 +1,275 @@
+"""CUDAKernelOptimizer: plans of kernels for a card, computed from its limits, and measured where the card is."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from optigpu.documents.names import closest, did_you_mean
+from optigpu.facade.shown import Shown
+from optigpu.hardware import probe
+from optigpu.hardware.cards import card_of
+from optigpu.hardware.catalog import find
+from optigpu.hardware.kernel_plans import KernelPlan, Problem, planned, streamed_s
+from optigpu.report.formats import Column, Grid
+from optigpu.report.numbers import short
+from optigpu.vocabulary import DeviceKind, Frozen, SpecError
+
+Operation = Literal["fused_int4_gemm", "speculative_verify"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+INPUTS, OUTPUTS, GROUP = 4096, 14_336, 128
+"""The MLP of Mistral 7B, and the group size that 4-bit checkpoints usually have."""
+MOST_DRAFT_TOKENS = 16
+SUMMARY_ROWS = (1, 16, 256, 4096)
+
+
+class SpeculativeVerifyConfig(Frozen):
+    """How many tokens a draft should guess, and how the pass that verifies them multiplies.
+
+    One of `draft_tokens` is accepted with probability `acceptance`, independent of the others, and costs `draft_cost`
+    of a plain step. Then a pass gives `expected_tokens` on average ((1 - a^(k+1)) / (1 - a): Leviathan et al., 2023,
+    arXiv:2211.17192), and `speedup` is predicted over one token a step.
+    """
+
+    draft_tokens: int
+    acceptance: float
+    draft_cost: float
+    expected_tokens: float
+    verify: KernelPlan
+    speedup: float
+    basis: Literal["predicted"] = "predicted"
+
+
+class KernelSpeedup(Frozen):
+    """`seconds` of a kernel and of what it replaces, and their ratio: predicted, or measured where the card is."""
+
+    operation: Operation
+    card: str
+    replaces: str
+    seconds: float
+    replaced_seconds: float
+    basis: Literal["predicted", "measured"]
+
+    @property
+    def speedup(self) -> float:
+        return self.replaced_seconds / self.seconds
+
+
+class CUDAKernelOptimizer(Shown):
+    """Plans kernels for a GPU of the catalog from its multiprocessors, instructions and rates.
+
+    What it returns is data that says whether it was predicted or measured. Raises SpecError for an unknown GPU, with
+    those whose multiprocessors the catalog knows.
+
+    >>> from optigpu import CUDAKernelOptimizer
+    >>> cuda_opt = CUDAKernelOptimizer(gpu_model="A100")
+    >>> plan = cuda_opt.get_fused_int4_gemm_config(rows=1)
+    >>> plan.bound.value, plan.mma, plan.basis
+    ('memory', (16, 8, 16), 'predicted')
+    >>> plan.shared_bytes <= cuda_opt.card.capability.shared_bytes_per_block
+    True
+    """
+
+    def __init__(self, gpu_model: str = "A100") -> None:
+        self.card = card_of(gpu_model)
+
+    def get_fused_int4_gemm_config(
+        self, rows: int = 1, inputs: int = INPUTS, outputs: int = OUTPUTS, group_size: int = GROUP
+    ) -> KernelPlan:
+        """The plan of a product that widens 4-bit weights in registers. Raises SpecError for sizes that do not fit."""
+        return planned(self.card, Problem(rows=rows, inputs=inputs, outputs=outputs, group_size=group_size))
+
+    def get_speculative_verify_config(
+        self,
+        acceptance: float = 0.7,
+        draft_cost: float = 0.05,
+        inputs: int = INPUTS,
+        outputs: int = OUTPUTS,
+        weight_bits: Literal[4, 16] = 16,
+    ) -> SpeculativeVerifyConfig:
+        """The number of draft tokens, up to 16, with the highest predicted speed, and the plan of their verification.
+
+        Raises SpecError for an acceptance that is not between 0 and 1, and a negative cost.
+        """
+        if not 0 < acceptance < 1 or draft_cost < 0:
+            raise SpecError(
+                f"acceptance must be between 0 and 1 and draft_cost at least 0, not {acceptance} and {draft_cost}."
+            )
+        plans = [
+            planned(
+                self.card,
+                Problem(rows=rows, inputs=inputs, outputs=outputs, weight_bits=weight_bits),
+            )
+            for rows in range(1, MOST_DRAFT_TOKENS + 2)
+        ]
+        found = [
+            _verification(tokens, acceptance, draft_cost, plans[tokens], plans[0])
+            for tokens in range(1, MOST_DRAFT_TOKENS + 1)
+        ]
+        return max(found, key=lambda each: (each.speedup, -each.draft_tokens))
+
+    def estimate_kernel_speedup(
+        self,
+        operation: str = "fused_int4_gemm",
+        rows: int = 1,
+        inputs: int = INPUTS,
+        outputs: int = OUTPUTS,
+        group_size: int = GROUP,
+    ) -> KernelSpeedup:
+        """What a kernel buys over what it replaces; `fused_int4_gemm` is measured where this machine has the card.
+
+        fused_int4_gemm replaces widening all weights into memory and multiplying in float16; speculative_verify, of
+        `rows` tokens, as many steps of one. Raises SpecError for another operation.
+        """
+        known = _operation(operation)
+        if known == "speculative_verify":
+            return self._verified(rows, inputs, outputs)
+        if self.is_here:
+            return self.measure(DeviceKind.CUDA, rows, inputs, outputs, group_size)
+        fused = self.get_fused_int4_gemm_config(rows, inputs, outputs, group_size)
+        plain = planned(
+            self.card,
+            Problem(rows=rows, inputs=inputs, outputs=outputs, weight_bits=16, group_size=group_size),
+        )
+        widening = streamed_s(self.card, fused.problem.weight_bytes + plain.problem.weight_bytes)
+        return KernelSpeedup(
+            operation=known,
+            card=self.card.device.name,
+            replaces="widening the weights into memory, then a float16 product",
+            seconds=fused.seconds,
+            replaced_seconds=widening + plain.seconds,
+            basis="predicted",
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's first GPU is the card."""
+        accelerators = probe().accelerators
+        return bool(accelerators) and find(accelerators[0].name) == self.card.device
+
+    @staticmethod
+    def measure(
+        device: DeviceKind, rows: int, inputs: int, outputs: int, group_size: int = GROUP
+    ) -> KernelSpeedup:
+        """The repository's own int4 product against widening and multiplying, in turns, on a device of this machine.
+
+        Raises UnsupportedError when there is no such device.
+        """
+        from optigpu.backends.torch.int4_products import product_seconds
+
+        environment = probe()
+        found = product_seconds(device, rows, inputs, outputs, group_size)
+        is_gpu = device is DeviceKind.CUDA and environment.accelerators
+        return KernelSpeedup(
+            operation="fused_int4_gemm",
+            card=environment.accelerators[0].name if is_gpu else environment.cpu_model,
+            replaces="widening the weights into memory, then a bfloat16 product",
+            seconds=found.fused,
+            replaced_seconds=found.separate,
+            basis="measured",
+        )
+
+    def print_optimization_summary(self) -> None:
+        """Prints the plans for a few numbers of rows, and the verification of draft tokens."""
+        print(self)
+
+    def grids(self) -> Sequence[Grid]:
+        """The tables of the summary."""
+        plans = [self.get_fused_int4_gemm_config(rows) for rows in SUMMARY_ROWS]
+        return (_products(self, plans), _verifications(self.get_speculative_verify_config()))
+
+    def _verified(self, rows: int, inputs: int, outputs: int) -> KernelSpeedup:
+        one, all_rows = (
+            planned(self.card, Problem(rows=count, inputs=inputs, outputs=outputs, weight_bits=16))
+            for count in (1, rows)
+        )
+        return KernelSpeedup(
+            operation="speculative_verify",
+            card=self.card.device.name,
+            replaces=f"{rows} products of one row",
+            seconds=all_rows.seconds,
+            replaced_seconds=rows * one.seconds,
+            basis="predicted",
+        )
+
+
+def _verification(
+    tokens: int, acceptance: float, draft_cost: float, verify: KernelPlan, step: KernelPlan
+) -> SpeculativeVerifyConfig:
+    expected = (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+    cost = verify.seconds / step.seconds + draft_cost * tokens
+    return SpeculativeVerifyConfig(
+        draft_tokens=tokens,
+        acceptance=acceptance,
+        draft_cost=draft_cost,
+        expected_tokens=expected,
+        verify=verify,
+        speedup=expected / cost,
+    )
+
+
+def _operation(name: str) -> Operation:
+    found = next((each for each in OPERATIONS if each == name), None)
+    if found is None:
+        meant = did_you_mean(closest(name, OPERATIONS))
+        raise SpecError(f"operation: {name!r} is unknown.{meant} The operations are {', '.join(OPERATIONS)}.")
+    return found
+
+
+def _products(optimizer: CUDAKernelOptimizer, plans: Sequence[KernelPlan]) -> Grid:
+    headings = (
+        "rows",
+        "tile",
+        "warps",
+        "stages",
+        "split",
+        "shared KiB",
+        "blocks/SM",
+        "occupancy",
+        "bound",
+        "us",
+        "gain",
+    )
+    gains = [optimizer.estimate_kernel_speedup(rows=plan.problem.rows) for plan in plans]
+    rows = tuple(_row(plan, gain) for plan, gain in zip(plans, gains, strict=True))
+    card = optimizer.card
+    notes = (
+        f"{card.device.name}: {card.multiprocessors} multiprocessors, {card.capability.shared_bytes // 1024} KiB of "
+        f"shared memory and {card.capability.registers} registers each ({card.device.source}).",
+        f"us: predicted, for {INPUTS} inputs and {OUTPUTS} outputs in groups of {GROUP}; registers are estimated.",
+        f"gain: over {gains[0].replaces}, {gains[0].basis}.",
+    )
+    columns = tuple(Column(heading, right=heading not in ("tile", "bound")) for heading in headings)
+    return Grid("Fused int4 products", columns, rows, notes)
+
+
+def _row(plan: KernelPlan, gain: KernelSpeedup) -> tuple[str, ...]:
+    tiling = plan.tiling
+    return (
+        str(plan.problem.rows),
+        f"{tiling.m} x {tiling.n} x {tiling.k}",
+        str(tiling.warps),
+        str(tiling.stages),
+        str(tiling.split_k),
+        short(plan.shared_bytes / 1024),
+        str(plan.occupancy.blocks),
+        f"{plan.occupancy.share:.0%}",
+        plan.bound.value,
+        short(1e6 * plan.seconds),
+        f"{gain.speedup:.2f}x",
+    )
+
+
+def _verifications(found: SpeculativeVerifyConfig) -> Grid:
+    headings = ("draft tokens", "tokens a pass", "speedup", "tile", "bound")
+    tiling = found.verify.tiling
+    row = (
+        str(found.draft_tokens),
+        short(found.expected_tokens),
+        f"{found.speedup:.2f}x",
+        f"{tiling.m} x {tiling.n} x {tiling.k}",
+        found.verify.bound.value,
+    )
+    note = (
+        f"Predicted for tokens that are accepted with probability {found.acceptance} and cost {found.draft_cost} of a "
+        "step each."
+    )
+    return Grid("Verification of draft tokens", tuple(Column(each) for each in headings), (row,), (note,))

@@ -1,0 +1,179 @@
+"""run, ladder and leaderboard: jobs and boards as plain functions of a program or a notebook."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from optigpu.client import Client
+from optigpu.documents.events import Event, as_document
+from optigpu.documents.views import LeaderboardPage
+from optigpu.facade.job_report import JobReport
+from optigpu.facade.shown import Shown, frame
+from optigpu.hardware import best_device, probe
+from optigpu.job.plan import with_default_stack
+from optigpu.job.spec import JobSpec
+from optigpu.measure import run as measure
+from optigpu.report import Grid, RunProgress, console, leaderboard_grids, leaderboard_records
+from optigpu.techniques.base import Technique
+from optigpu.variables import DEFAULT_URL
+from optigpu.workloads import WORKLOADS
+from optigpu.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+AskedWorkload = str | Mapping[str, object] | Workload
+"""A workload by its kind with its usual shapes, or as in a job's JSON, `{"kind": ..., ...}`."""
+AskedTechnique = str | Mapping[str, object] | Technique
+"""A technique by its name with its usual parameters, or as in a job's JSON, `{"name": ..., ...}`."""
+
+
+def run(
+    workload: AskedWorkload = "generate",
+    model: str | None = None,
+    *,
+    stack: Sequence[AskedTechnique] = (),
+    progress: bool | None = None,
+    **fields: object,
+) -> JobReport:
+    """Measures a job on this machine, each variant in processes of its own; this one loads no torch.
+
+    `fields` are the others of a job's JSON: device, plan, measure, limits, beside, backend, seed, name, tags, note.
+    Without a device it is CUDA where there is a GPU; without a model the workload's usual one. `progress` is shown on
+    stderr, by default if that is a terminal.
+
+    Raises SpecError with a line for each field that is wrong, and UnsupportedError where the device is missing. What
+    fails later ends its own variant, with the reason in `rows`.
+
+    >>> import optigpu
+    >>> report = optigpu.run(
+    ...     {"kind": "generate", "prompt_tokens": 8, "new_tokens": 8},
+    ...     "preset:tiny-llama-test",
+    ...     stack=["int8_weight_only"],
+    ...     device="cpu",
+    ...     measure={"replicates": 1, "min_seconds": 0.2, "max_seconds": 1, "meters": ["latency", "memory"]},
+    ...     limits={"wait_for_quiet_s": 0},
+    ... )
+    >>> (result,) = report.results
+    >>> result.variant.label, result.metrics["weight_bytes"].unit
+    ('int8_weight_only', 'B')
+    """
+    return measured(job_spec(workload, model, stack, fields), progress)
+
+
+def ladder(
+    workload: AskedWorkload = "generate",
+    model: str | None = None,
+    *,
+    stack: Sequence[AskedTechnique] | None = None,
+    progress: bool | None = None,
+    **fields: object,
+) -> JobReport:
+    """As `run`, with the plan `ladder`: the baseline, each technique alone, and each prefix of the stack.
+
+    Without a stack it takes the techniques that suit the device, and beside them those that exclude the others.
+
+    >>> import optigpu
+    >>> optigpu.ladder(stack=["int9"])
+    Traceback (most recent call last):
+    ...
+    optigpu.documents.fields.FieldsError: stack.0.name: ...
+    """
+    return measured(ladder_spec(workload, model, stack, fields), progress)
+
+
+@dataclass(frozen=True, repr=False)
+class Leaderboard(Shown):
+    """Boards of a service's comparable results, one for each workload and model."""
+
+    page: LeaderboardPage
+
+    def grids(self) -> Sequence[Grid]:
+        """A table for each board."""
+        return leaderboard_grids(self.page)
+
+    def to_frame(self) -> "DataFrame":
+        """A row for each result, raw values in SI units. Raises UnsupportedError where pandas is not installed."""
+        return frame(leaderboard_records(self.page))
+
+    def __repr__(self) -> str:
+        return f"Leaderboard({len(self.page.boards)} boards)"
+
+
+def leaderboard(
+    url: str | None = None, *, api_key: str | None = None, **filters: str | float | bool | None
+) -> Leaderboard:
+    """The best results of a service, by the filters of `optigpu leaderboard`: metric, workload, model, hardware, ...
+
+    Without `url` the service is the one that OPTIGPU_URL names, else one on this machine; the key is OPTIGPU_API_KEY's.
+    Raises UnreachableError where none answers, and ServiceError for a filter that it does not know.
+
+    >>> import optigpu
+    >>> optigpu.leaderboard("http://127.0.0.1:9", metric="tokens_per_s")
+    Traceback (most recent call last):
+    ...
+    optigpu.vocabulary.UnreachableError: No service answers at http://127.0.0.1:9 ...
+    """
+    address = url or os.environ.get("OPTIGPU_URL", DEFAULT_URL)
+    with Client(address, api_key or os.environ.get("OPTIGPU_API_KEY")) as client:
+        return Leaderboard(client.leaderboard(**filters))
+
+
+def job_spec(
+    workload: AskedWorkload,
+    model: str | None,
+    stack: Sequence[AskedTechnique],
+    fields: Mapping[str, object],
+) -> JobSpec:
+    """The job that `run` measures. Raises SpecError with a line for each field that is wrong."""
+    asked = _named("kind", workload)
+    kind = WORKLOADS.get(str(asked.get("kind")))
+    if model is None and "models" not in fields and kind is not None and kind.task.needs_model:
+        model = kind.example_model
+    device = {} if "device" in fields else {"device": best_device()}
+    techniques = [_named("name", each) for each in stack]
+    return JobSpec.model_validate(
+        {**device, **fields, "workload": asked, "model": model, "stack": techniques}
+    )
+
+
+def _named(key: str, asked: str | Mapping[str, object] | Workload | Technique) -> Mapping[str, object]:
+    if isinstance(asked, str):
+        return {key: asked}
+    return asked.model_dump() if isinstance(asked, Workload | Technique) else asked
+
+
+def _silent(event: Event) -> None:
+    """Shows no progress."""
+
+
+def ladder_spec(
+    workload: AskedWorkload,
+    model: str | None,
+    stack: Sequence[AskedTechnique] | None,
+    fields: Mapping[str, object],
+) -> JobSpec:
+    """The job that `ladder` measures. Raises SpecError with a line for each field that is wrong."""
+    spec = job_spec(workload, model, stack or (), {**fields, "plan": "ladder"})
+    return with_default_stack(spec, probe()) if stack is None else spec
+
+
+def measured(spec: JobSpec, progress: bool | None) -> JobReport:
+    """Runs a job; `progress` None shows it where stderr is a terminal."""
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return JobReport(measure(spec, _silent))
+    with RunProgress(console(stderr=True)) as shown:
+
+        def show(event: Event) -> None:
+            shown.show(event.kind, as_document(event))
+
+        return JobReport(measure(spec, show))
+
+
+def printed(spec: JobSpec, progress: bool | None) -> JobReport:
+    """Runs a job and prints its table."""
+    report = measured(spec, progress)
+    print(report)
+    return report

@@ -1,0 +1,145 @@
+"""QuantizationOptimizer: a model in one of nine precisions, loaded and changed in this process."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from optigpu.documents.names import closest, did_you_mean
+from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
+from optigpu.facade.accelerated import accelerate
+from optigpu.facade.in_process import device_of
+from optigpu.facade.loaded import Origin, remember
+from optigpu.hardware import best_device, probe
+from optigpu.job.spec import resolve
+from optigpu.models.facts import known_facts
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Technique
+from optigpu.techniques.decoding.native_decode import NativeDecode
+from optigpu.techniques.quantization.awq import Awq
+from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.fp16 import Fp16
+from optigpu.techniques.quantization.gptq import Gptq
+from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
+from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
+from optigpu.techniques.quantization.nf4 import Nf4
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NATIVE = "native"
+
+
+def _four_bits(environment: Environment, device: DeviceKind) -> tuple[Technique, ...]:
+    """NF4 where its library and a GPU are there, else 4-bit integers."""
+    has_nf4 = device is DeviceKind.CUDA and "bitsandbytes" in environment.software
+    return (Nf4() if has_nf4 else Int4WeightOnly(),)
+
+
+Chosen = Callable[[Environment, DeviceKind], tuple[Technique, ...]]
+STACKS: Mapping[str, tuple[Technique, ...] | Chosen] = MappingProxyType(
+    {
+        "fp32": (),
+        "fp16": (Fp16(),),
+        "bf16": (Bf16(),),
+        "int8": (Int8WeightOnly(),),
+        "int4": _four_bits,
+        "nf4": (Nf4(),),
+        "gptq": (Gptq(),),
+        "awq": (Awq(),),
+        NATIVE: (NativeDecode(),),
+    }
+)
+"""The techniques of each precision, or what chooses them for a machine."""
+
+
+class QuantizationOptimizer:
+    """Loads language models in a precision, by the techniques that jobs measure."""
+
+    @staticmethod
+    def load(
+        name: str, precision: str, *, device: str | None = None, seed: int = 0
+    ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
+        """A model that is ready for `model.generate`, and its tokenizer.
+
+        `name` is a reference as in a job: preset:NAME, bundled:tiny, path:DIR, or a name of the hub such as "gpt2". A
+        preset has random weights, drawn from `seed`, and no tokenizer: that is None. `precision` is one of
+
+        - fp32, fp16, bf16: the dtype of the weights;
+        - int8: int8 weights with a scale for each output channel (`int8_weight_only`);
+        - int4: NF4 where bitsandbytes and a GPU are there, else 4-bit integers (`int4_weight_only`);
+        - nf4, gptq, awq: those techniques, which need their extras or a checkpoint that was made so;
+        - native: our decoder behind `model.generate`, by `optigpu.accelerate`.
+
+        Raises SpecError for an unknown precision, device or name, which lists the known ones, and UnsupportedError
+        where this machine cannot do it or the model cannot be had, for example without a network.
+
+        >>> from optigpu import QuantizationOptimizer
+        >>> model, tokenizer = QuantizationOptimizer.load("bundled:tiny", precision="int8", device="cpu")
+        >>> ids = tokenizer("Once upon a time", return_tensors="pt").input_ids
+        >>> model.generate(ids, max_new_tokens=4).shape[1] - ids.shape[1]
+        4
+        >>> QuantizationOptimizer.load("bundled:tiny", precision="int7")
+        Traceback (most recent call last):
+        ...
+        optigpu.vocabulary.SpecError: There is no precision 'int7'. Did you mean int8 or int4? The precisions are ...
+        """
+        if precision not in STACKS:
+            meant = did_you_mean(closest(precision, STACKS))
+            raise SpecError(
+                f"There is no precision {precision!r}.{meant} The precisions are {', '.join(STACKS)}."
+            )
+        reference, kind = parse_reference(name), best_device() if device is None else device_of(device)
+        environment = probe()
+        chosen = STACKS[precision]
+        stack = chosen(environment, kind) if callable(chosen) else chosen
+        _require(stack, environment, kind, name)
+        model, weights = _loaded(str(reference), () if precision == NATIVE else stack, kind, seed)
+        if precision == NATIVE:
+            accelerate(model)
+            stack = (_native(model),)
+        remember(model, Origin(str(reference), stack, weights))
+        return model, _tokenizer(str(reference))
+
+
+def _require(stack: tuple[Technique, ...], environment: Environment, device: DeviceKind, name: str) -> None:
+    """Raises UnsupportedError with the first reason why the stack cannot run there."""
+    facts = known_facts(parse_reference(name))
+    decoder = facts if isinstance(facts, ModelFacts) else None
+    for technique in stack:
+        if device not in technique.devices:
+            raise UnsupportedError(
+                f"{technique.name} runs on {', '.join(technique.devices)}, not on {device}."
+            )
+        reason = technique.check(environment, device, decoder)
+        if reason:
+            raise UnsupportedError(reason)
+
+
+def _loaded(
+    reference: str, stack: tuple[Technique, ...], device: DeviceKind, seed: int
+) -> "tuple[PreTrainedModel, int]":
+    """The model with the stack applied, and the number of its weights before."""
+    from optigpu.backends.torch.applied import DecodingModel
+
+    applied = DecodingModel(reference, resolve(stack, "generate"), device, seed, _silent)
+    return applied.model, applied.weights
+
+
+def _native(model: "PreTrainedModel") -> NativeDecode:
+    """The technique with the bits that `accelerate` chose for the model."""
+    from optigpu.techniques.decoding.native_decode.programs import attached
+
+    return NativeDecode(weights=attached(model).head.kind, calibration="none")
+
+
+def _silent(doing: str) -> None:
+    """Shows no progress."""
+
+
+def _tokenizer(name: str) -> "PreTrainedTokenizerBase | None":
+    from optigpu.models.loading.load import load_tokenizer
+
+    reference = parse_reference(name)
+    return None if reference.kind == "preset" else load_tokenizer(reference)

@@ -1,0 +1,113 @@
+"""quantize(model) in one line, and make_it_work_hybrid with everything that can be chosen."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from optigpu.documents.fields import refusing
+from optigpu.techniques.base import Notes
+from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
+from optigpu.vocabulary import SpecError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    Samples = torch.Tensor | Mapping[str, Any] | Sequence["torch.Tensor | Mapping[str, Any]"]
+    """Token ids, int64 [sequences, length] or [length]; what a tokenizer returns with them; or several of these."""
+
+DEFAULT_ALPHA = 0.5
+"""SmoothQuant's own alpha, for samples without one."""
+
+
+def quantize(
+    model: "PreTrainedModel", bits: Literal[8, 4] = 8, memory_target: float | None = None
+) -> "PreTrainedModel":
+    """Quantizes a loaded transformers model in place and returns it; `generate` works as before.
+
+    This is the technique int8_hybrid: int8 linear layers, and one int8 table for the embedding and its tied head. With
+    4 `bits` the linear layers have 4-bit weights in groups of 32. `memory_target` is a share of the bytes that the
+    weights have in float32: what it leaves above the fewest bits goes to where rounding costs most. None is 0.26, or
+    0.16 with 4 bits, or the least that a small model can reach.
+
+    Raises UnsupportedError, with the model left as it was, when it has no linear layer, is quantized already, has
+    weights that are NaN or infinite, or cannot be as small as asked; SpecError for a wrong parameter.
+
+    >>> from transformers import AutoModelForCausalLM
+    >>> from optigpu import quantize
+    >>> from optigpu.models.bundled import BUNDLED
+    >>> model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype="float32")
+    >>> before = model.get_memory_footprint()
+    >>> model = quantize(model)
+    >>> model.get_memory_footprint() < 0.27 * before
+    True
+    """
+    return _quantized(model, None, bits=bits, memory_target=memory_target)
+
+
+def make_it_work_hybrid(
+    model: "PreTrainedModel",
+    sample_inputs: "Samples | None" = None,
+    quantize_embeddings: bool = True,
+    smoothing_alpha: float | None = None,
+    memory_target: float | None = None,
+    bits: Literal[8, 4] = 8,
+) -> "PreTrainedModel":
+    """As `quantize`, with smoothing, and with embeddings quantized or not.
+
+    `smoothing_alpha`, from 0 to 1, is SmoothQuant's: how much of the outliers of activations moves into the weights. It
+    is calibrated on `sample_inputs`, token ids that are cut to the shortest sample, or without them on a text that the
+    model writes by itself. With samples and no alpha it is 0.5; with neither nothing is smoothed. Without
+    `quantize_embeddings` the tables stay as they are, and with them a tied head.
+
+    Raises what `quantize` raises, and SpecError for samples that are not token ids of this model.
+
+    >>> import torch
+    >>> from transformers import AutoModelForCausalLM
+    >>> from optigpu import make_it_work_hybrid
+    >>> from optigpu.models.bundled import BUNDLED
+    >>> model = AutoModelForCausalLM.from_pretrained(BUNDLED["tiny"], dtype="float32")
+    >>> calibration_data = [torch.tensor([[464, 318, 257, 12]])]
+    >>> model = make_it_work_hybrid(model, sample_inputs=calibration_data, smoothing_alpha=0.3, memory_target=0.4)
+    >>> type(model.transformer.h[0].mlp.c_fc).__name__  # the target leaves the first block 16 bits
+    'Int16Linear'
+    """
+    ids = None if sample_inputs is None else _ids(sample_inputs, model)
+    alpha = DEFAULT_ALPHA if smoothing_alpha is None and ids is not None else smoothing_alpha
+    chosen = {"memory_target": memory_target, "quantize_embeddings": quantize_embeddings, "smoothing": alpha}
+    return _quantized(model, ids, bits=bits, **chosen)
+
+
+def _quantized(model: "PreTrainedModel", ids: "torch.Tensor | None", **parameters: Any) -> "PreTrainedModel":
+    with refusing(Int8Hybrid):
+        technique = Int8Hybrid(**parameters)
+    try:
+        technique.apply(model, Notes(), ids)
+    except ValueError as error:  # what smoothing says of ids that do not fit
+        raise SpecError(f"sample_inputs: {str(error).replace('calibration_ids', 'sample_inputs')}") from None
+    return model
+
+
+def _ids(samples: "Samples", model: "PreTrainedModel") -> "torch.Tensor":
+    """int64 [sequences, the shortest length], on the model's device."""
+    import torch
+
+    several = isinstance(samples, Sequence) and not isinstance(samples, str)
+    parts = [_tensor(sample) for sample in (samples if several else [samples])]
+    if not parts:
+        raise SpecError(
+            "sample_inputs is empty; give token ids, or leave it out for a text that the model writes."
+        )
+    shortest = min(part.shape[1] for part in parts)
+    return torch.cat([part[:, :shortest] for part in parts]).to(model.device)
+
+
+def _tensor(sample: object) -> "torch.Tensor":
+    import torch
+
+    ids = sample["input_ids"] if isinstance(sample, Mapping) and "input_ids" in sample else sample
+    if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or ids.is_floating_point():
+        raise SpecError(
+            "sample_inputs must be token ids: an int64 tensor [sequences, length], what a tokenizer returns with "
+            f'return_tensors="pt", or a list of these, not {type(ids).__name__}.'
+        )
+    return ids.reshape(-1, ids.shape[-1]).long()

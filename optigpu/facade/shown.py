@@ -1,0 +1,68 @@
+"""How the facade's objects show themselves: tables on a terminal and in a notebook, data frames, pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+
+from optigpu.report.formats import Grid, console, html, terminal
+from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Shown:
+    """The base of what is shown as tables: rich prints it, and a notebook displays it."""
+
+    def grids(self) -> Sequence[Grid]:
+        """The tables."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Group:
+        return Group(*map(terminal, self.grids()))
+
+    def __str__(self) -> str:
+        page = console()
+        with page.capture() as captured:
+            page.print(self)
+        return captured.get().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return "".join(map(html, self.grids()))
+
+
+def frame(records: Sequence[Mapping[str, object]]) -> "DataFrame":
+    """The records as a pandas DataFrame, one row each. Raises UnsupportedError where pandas is not installed."""
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        raise UnsupportedError("A data frame needs pandas; install it with `pip install pandas`.") from None
+    return DataFrame.from_records(list(records))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart that was drawn, as PNG; `path` is the file that was asked for, None for a picture in memory alone."""
+
+    png: bytes
+    path: Path | None = None
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+    def __repr__(self) -> str:
+        return f"Picture({self.path or f'{len(self.png):,} bytes of PNG'})"
+
+
+def picture(draw: Callable[[Path], None], path: str | Path | None = None) -> Picture:
+    """What `draw` writes into a file; also into `path`, whose suffix (.svg, .png, .pdf) chooses the format."""
+    if path is not None:
+        draw(Path(path))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "chart.png"
+        draw(file)
+        return Picture(file.read_bytes(), None if path is None else Path(path))

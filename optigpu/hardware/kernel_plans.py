@@ -1,0 +1,248 @@
+"""Plans of matrix products on an NVIDIA GPU: tiles, stages and warps, chosen by arithmetic and not by measuring.
+
+Every figure follows from the catalog's limits of a multiprocessor, its instructions and the card's published rates.
+Two assumptions stand beside them, named below; a plan's seconds are a prediction and say so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from optigpu.documents.roofline import Bound
+from optigpu.hardware.cards import Card
+from optigpu.hardware.occupancy import WARP, Occupancy, occupancy
+from optigpu.vocabulary import Frozen, SpecError
+
+LATENCY_S = 0.8e-6
+"""Assumed: the time from asking for bytes of memory to having them. So many bytes must be under way as the bandwidth
+moves in that time (Little's law), and the first blocks wait for it once."""
+OTHER_REGISTERS = 40
+"""Assumed: registers of a thread for addresses, loop counters and scales, besides its accumulators and fragments."""
+REGISTER_STEP = 8
+"""Compilers give registers to threads in multiples of this."""
+
+SHARED_BYTES_PER_CLOCK = 128
+"""Of a multiprocessor: 32 banks of 4 bytes (CUDA C++ Programming Guide, "Shared Memory")."""
+L2_BYTES_PER_CLOCK = 64
+"""What a multiprocessor gets from the L2 cache at most (Jia et al., Dissecting the NVIDIA Volta GPU Architecture via
+Microbenchmarking, 2018, arXiv:1804.06826)."""
+
+TILES_M, TILES_N, TILES_K = (16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128)
+WARPS, STAGES, SPLITS = (4, 8), (2, 3, 4, 5), (1, 2, 4, 8, 16)
+STAGES_WITHOUT_ASYNC = 2
+"""Without asynchronous copies a stage waits in registers, and two are all that there is room for."""
+HALF = 2
+"""Bytes of a float16."""
+ACCUMULATOR = 4
+"""Bytes of a float32, in which products are summed."""
+
+
+class Problem(Frozen):
+    """y [rows, outputs] = x [rows, inputs] @ weight.T, x and y in float16.
+
+    weight_bits: 16, or 4 with a float16 scale for each `group_size` inputs of an output.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    weight_bits: Literal[4, 16] = 4
+    group_size: int = 128
+
+    @property
+    def weight_bytes(self) -> int:
+        scales = HALF * self.outputs * -(-self.inputs // self.group_size) if self.weight_bits == 4 else 0
+        return self.outputs * self.inputs * self.weight_bits // 8 + scales
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of x and y."""
+        return HALF * self.rows * (self.inputs + self.outputs)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inputs * self.outputs
+
+
+class Tiling(Frozen):
+    """A block's tile [m, n, k], its warps, how many k-steps are loaded ahead, and the parts that inputs are split
+    into."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    split_k: int
+
+
+class KernelPlan(Frozen):
+    """How a product is divided on a card. `registers` of a thread are an estimate, `seconds` a prediction.
+
+    `blocks` of the whole product run in `waves`; `bound` is memory, or compute for all that is on the chip: tensor
+    cores, shared memory and the L2 cache.
+    """
+
+    card: str
+    problem: Problem
+    tiling: Tiling
+    mma: tuple[int, int, int]
+    threads: int
+    registers: int
+    shared_bytes: int
+    occupancy: Occupancy
+    blocks: int
+    waves: int
+    bound: Bound
+    seconds: float
+    basis: Literal["predicted"] = "predicted"
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """One tiling on a card. `loaded_bytes` are what all blocks together bring into shared memory."""
+
+    tiling: Tiling
+    registers: int
+    shared_bytes: int
+    room: Occupancy
+    blocks: int
+    waves: int
+    bound: Bound
+    seconds: float
+    loaded_bytes: int
+
+
+def planned(card: Card, problem: Problem) -> KernelPlan:
+    """The plan with the shortest predicted time; of equal ones that which loads the least.
+
+    Raises SpecError for sizes that are not positive and a group size that does not divide the inputs.
+    """
+    _check(problem)
+    rates = _Rates.of(card)
+    found = (_estimate(card, rates, problem, tiling) for tiling in _tilings(card, problem))
+    best = min(
+        (each for each in found if each),
+        key=lambda each: (each.seconds, each.loaded_bytes, each.shared_bytes),
+    )
+    return KernelPlan(
+        card=card.device.name,
+        problem=problem,
+        tiling=best.tiling,
+        mma=card.allocation.mma["fp16"],
+        threads=WARP * best.tiling.warps,
+        registers=best.registers,
+        shared_bytes=best.shared_bytes,
+        occupancy=best.room,
+        blocks=best.blocks,
+        waves=best.waves,
+        bound=best.bound,
+        seconds=best.seconds,
+    )
+
+
+def streamed_s(card: Card, size: int) -> float:
+    """The seconds in which a card's memory moves so many bytes."""
+    return size / _Rates.of(card).bytes_per_s
+
+
+def _check(problem: Problem) -> None:
+    if min(problem.rows, problem.inputs, problem.outputs, problem.group_size) < 1:
+        raise SpecError(
+            "A product needs at least one row, one input, one output and groups of at least one input."
+        )
+    if problem.weight_bits == 4 and problem.inputs % problem.group_size:
+        raise SpecError(
+            f"group_size {problem.group_size} does not divide {problem.inputs} inputs; choose a divisor."
+        )
+
+
+def _tilings(card: Card, problem: Problem) -> Iterator[Tiling]:
+    """All that the shape allows: no tile is taller than the rows need, and each part of the inputs has a step."""
+    m, n, k = card.allocation.mma["fp16"]
+    rows = -(-problem.rows // m) * m
+    stages = STAGES if card.allocation.async_copy else (STAGES_WITHOUT_ASYNC,)
+    for tile_m, tile_n, tile_k, warps, ahead, split in product(
+        TILES_M, TILES_N, TILES_K, WARPS, stages, SPLITS
+    ):
+        fits = tile_m <= max(rows, TILES_M[0]) and tile_k % k == 0
+        if fits and tile_m * tile_n >= warps * m * n and problem.inputs >= split * tile_k * ahead:
+            yield Tiling(m=tile_m, n=tile_n, k=tile_k, warps=warps, stages=ahead, split_k=split)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """A card's rates: of its memory, of its tensor cores, and of all multiprocessors' shared memories and L2 ports."""
+
+    bytes_per_s: float
+    flop_per_s: float
+    shared_bytes_per_s: float
+    l2_bytes_per_s: float
+
+    @classmethod
+    def of(cls, card: Card) -> "_Rates":
+        bandwidth = card.device.memory_bandwidth_bytes_per_s
+        if bandwidth is None:
+            raise SpecError(f"The catalog has no memory bandwidth of {card.device.name}; choose another GPU.")
+        clocks = card.device.blocks[0].clock_hz * card.multiprocessors
+        flop_per_s = card.device.peak_flop_per_s["fp16"]
+        return cls(bandwidth, flop_per_s, SHARED_BYTES_PER_CLOCK * clocks, L2_BYTES_PER_CLOCK * clocks)
+
+
+def _estimate(card: Card, rates: _Rates, problem: Problem, tiling: Tiling) -> _Estimate | None:
+    """None for a tiling whose block does not fit a multiprocessor."""
+    stage_bytes, registers = _stage_bytes(problem, tiling), _registers(card, tiling)
+    shared_bytes = tiling.stages * stage_bytes
+    room = occupancy(card.capability, WARP * tiling.warps, registers, shared_bytes)
+    if not room.blocks:
+        return None
+    tiles = -(-problem.rows // tiling.m) * -(-problem.outputs // tiling.n)
+    blocks, at_once = tiles * tiling.split_k, card.multiprocessors * room.blocks
+    waves = -(-blocks // at_once)
+    busy = blocks / (-(-blocks // card.multiprocessors) * card.multiprocessors)
+    steps = tiles * -(-problem.inputs // tiling.k)
+    under_way = min(blocks, at_once) * (tiling.stages - 1) * stage_bytes
+    memory_s = _bytes(problem, tiling) / min(rates.bytes_per_s, under_way / LATENCY_S)
+    multiply_s = 2 * steps * tiling.m * tiling.n * tiling.k / (rates.flop_per_s * busy)
+    read_s = steps * _read_bytes(problem, tiling) / (rates.shared_bytes_per_s * busy)
+    load_s = steps * stage_bytes / (rates.l2_bytes_per_s * busy)
+    on_chip_s = max(multiply_s, read_s, load_s)
+    return _Estimate(
+        tiling=tiling,
+        registers=registers,
+        shared_bytes=shared_bytes,
+        room=room,
+        blocks=blocks,
+        waves=waves,
+        bound=Bound.COMPUTE if on_chip_s > memory_s else Bound.MEMORY,
+        seconds=max(memory_s, on_chip_s) + LATENCY_S,
+        loaded_bytes=steps * stage_bytes,
+    )
+
+
+def _read_bytes(problem: Problem, tiling: Tiling) -> int:
+    """What a block's warps read of shared memory in a k-step: each the whole tile of x, and its part of the weights."""
+    return HALF * tiling.warps * tiling.m * tiling.k + tiling.n * tiling.k * problem.weight_bits // 8
+
+
+def _stage_bytes(problem: Problem, tiling: Tiling) -> int:
+    """Shared memory of one k-step: a tile of x, a tile of weights as stored, and its scales."""
+    scales = HALF * tiling.n * -(-tiling.k // problem.group_size) if problem.weight_bits == 4 else 0
+    return HALF * tiling.m * tiling.k + tiling.n * tiling.k * problem.weight_bits // 8 + scales
+
+
+def _registers(card: Card, tiling: Tiling) -> int:
+    """Of a thread: its accumulators, and the fragments of one instruction's depth twice, one of them being loaded."""
+    _, n, k = card.allocation.mma["fp16"]
+    accumulators = tiling.m * tiling.n // (WARP * tiling.warps)
+    warp_n = max(n, tiling.n // tiling.warps)
+    fragments = 2 * HALF * (tiling.m + warp_n) * k // (WARP * ACCUMULATOR)
+    total = accumulators + fragments + OTHER_REGISTERS
+    return -(-total // REGISTER_STEP) * REGISTER_STEP
+
+
+def _bytes(problem: Problem, tiling: Tiling) -> int:
+    """Weights once, x and y, and where inputs are split the partial sums, written and read."""
+    partial = 2 * ACCUMULATOR * problem.rows * problem.outputs * tiling.split_k if tiling.split_k > 1 else 0
+    return problem.weight_bytes + problem.io_bytes + partial

@@ -1,0 +1,162 @@
+"""Labelled images in a folder under the datasets folder: which files they are, their classes, and their pixels.
+
+A folder has one folder for each class, or a `labels.csv` with the columns `file` and `label`.
+"""
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.quality.text import DATASETS_DIR, check_inside
+from optigpu.vocabulary import UnsupportedError
+
+LABELS = "labels.csv"
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
+
+Pixels = NDArray[np.uint8]
+"""One image, [height, width, 3] in RGB."""
+Images = NDArray[np.float32]
+"""[batch, channels, height, width]."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One file, and its class as it is written."""
+
+    path: Path
+    label: str
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """The images of a folder; `sha256` is of the names, labels and contents of all files."""
+
+    name: str
+    pictures: tuple[Picture, ...]
+    sha256: str
+
+
+def open_pictures(name: str) -> PictureFolder:
+    """The images of the folder that `name` means under the datasets folder, in the order of their names.
+
+    Raises UnsupportedError when there is no such folder, when it leads elsewhere, when it holds no labelled image, and
+    without Pillow.
+    """
+    if find_spec("PIL") is None:
+        raise UnsupportedError(
+            "Images are read by Pillow, which is not installed; install it with: pip install pillow"
+        )
+    root = os.environ.get(DATASETS_DIR)
+    if not root:
+        raise UnsupportedError(
+            f"images {name} are under the datasets folder; set {DATASETS_DIR} for the worker."
+        )
+    folder = (Path(root) / name).resolve()
+    if not folder.is_relative_to(Path(root).resolve()):
+        raise UnsupportedError(f"{name} is outside of {DATASETS_DIR}; move the folder into it.")
+    if not folder.is_dir():
+        raise UnsupportedError(f"There is no folder {name} under {DATASETS_DIR}; put the images there.")
+    found = tuple(_listed(folder) if (folder / LABELS).is_file() else _by_folder(folder))
+    if not found:
+        raise UnsupportedError(
+            f"{name} holds no labelled image ({', '.join(SUFFIXES)}); make one folder for each class, or write "
+            f"{LABELS}."
+        )
+    return PictureFolder(name, found, _digest(folder, found))
+
+
+def check_folder(name: str) -> str:
+    """The name itself. Raises ValueError if it leads out of the datasets folder."""
+    check_inside(name, f"{name!r} must be a folder")
+    return name
+
+
+def class_indices(labels: Sequence[str], classes: Sequence[str]) -> tuple[NDArray[np.int64], str]:
+    """The model's class of each label, and how labels were read.
+
+    `classes` are the model's names, some of them synonyms with commas between. Labels are those names, or their
+    numbers; where there are as many labels as classes, they may be other words, in the order of the alphabet. Raises
+    UnsupportedError for a label that is none of them.
+    """
+    known = {
+        word.strip().lower(): index for index, name in enumerate(classes) for word in [name, *name.split(",")]
+    }
+    if all(label.lower() in known for label in labels):
+        return np.array([known[label.lower()] for label in labels]), "names of the model's classes"
+    distinct = sorted(set(labels))
+    if all(label.isdecimal() and int(label) < len(classes) for label in distinct):
+        return np.array([int(label) for label in labels]), "numbers of the model's classes"
+    if len(distinct) == len(classes):
+        return np.array(
+            [distinct.index(label) for label in labels]
+        ), "the model's classes in alphabetical order"
+    odd = next(label for label in distinct if label.lower() not in known)
+    raise UnsupportedError(
+        f"The label {odd!r} is no class of this model; its {len(classes)} classes are {', '.join(classes[:5])}, ... "
+        "Name folders by the model's classes, or by their numbers from 0."
+    )
+
+
+def picture_batches(
+    folder: PictureFolder, size: int, process: Callable[[Sequence[Pixels]], Images]
+) -> Iterator[Images]:
+    """All images, `size` at a time, as `process` makes them; the last batch is filled up with its first image.
+
+    Raises UnsupportedError for a file that is no image.
+    """
+    for start in range(0, len(folder.pictures), size):
+        batch = [_pixels(each.path) for each in folder.pictures[start : start + size]]
+        yield process(batch + [batch[0]] * (size - len(batch)))
+
+
+def _pixels(path: Path) -> Pixels:
+    from PIL import Image  # what only this workload needs
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, Image.DecompressionBombError) as error:
+        raise UnsupportedError(f"{path.name} cannot be read as an image ({error}); remove it.") from error
+
+
+def _by_folder(folder: Path) -> Iterator[Picture]:
+    for inner in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        for path in sorted(inner.iterdir()):
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+                yield Picture(_inside(folder, path), inner.name)
+
+
+def _listed(folder: Path) -> Iterator[Picture]:
+    text = io.StringIO((folder / LABELS).read_text("utf-8-sig"), newline="")
+    rows = csv.DictReader(text)
+    if not {"file", "label"} <= set(rows.fieldnames or ()):
+        raise UnsupportedError(
+            f"{LABELS} needs a first line with the columns file and label; write: file,label"
+        )
+    for row in rows:
+        path = folder / row["file"]
+        if not path.is_file():
+            raise UnsupportedError(f"{LABELS} names {row['file']}, and there is no such file beside it.")
+        yield Picture(_inside(folder, path), row["label"].strip())
+
+
+def _inside(folder: Path, path: Path) -> Path:
+    if not path.resolve().is_relative_to(folder):
+        raise UnsupportedError(f"{path.name} leads out of the folder of images; put the file itself there.")
+    return path
+
+
+def _digest(folder: Path, pictures: Sequence[Picture]) -> str:
+    found = hashlib.sha256()
+    for each in pictures:
+        content = hashlib.sha256(each.path.read_bytes()).hexdigest()
+        found.update(f"{each.path.relative_to(folder).as_posix()}\0{each.label}\0{content}\n".encode())
+    return found.hexdigest()

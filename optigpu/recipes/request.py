@@ -1,0 +1,85 @@
+"""What a recipe is asked for, and what came of it."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from optigpu.models.reference import parse_reference, preset_of
+from optigpu.vocabulary import Frozen, RecipeName, SpecError
+
+ABOUT = "recipe.json"
+"""The file in the model's folder that says how it was made."""
+
+
+class RecipeRequest(Frozen):
+    """A smaller model, trained on text that its teacher writes.
+
+    `layers` is of distillation: the blocks that the student keeps; null keeps half of them. `keep` is of
+    structured_pruning: the share of each MLP's neurons that stays.
+    """
+
+    recipe: RecipeName
+    model: str = "bundled:tiny"
+    output: Path
+    layers: int | None = Field(None, ge=1, le=1024)
+    keep: float = Field(0.5, gt=0, lt=1)
+    steps: int = Field(120, ge=0, le=1_000_000)
+    batch_size: int = Field(8, ge=1, le=4096)
+    length: int = Field(128, ge=8, le=131072)
+    texts: int = Field(256, ge=1, le=1_000_000)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+    @field_validator("model")
+    @classmethod
+    def _trained(cls, model: str) -> str:
+        try:
+            reference = parse_reference(model)
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+        if preset_of(reference) is not None:
+            raise ValueError(
+                f"{model} has random weights, from which there is nothing to learn; name a trained model, for example "
+                "bundled:tiny"
+            )
+        return str(reference)
+
+
+class RecipeOutcome(Frozen):
+    """The model that was made, and how it compares with its teacher on text that neither was trained on here.
+
+    The text was written by the teacher, so that its own perplexity is the least that is possible on average. `before`
+    are those of the smaller model before it was trained.
+    """
+
+    request: RecipeRequest
+    changed: str
+    teacher_parameters: int
+    parameters: int
+    teacher_perplexity: float
+    perplexity_before: float
+    perplexity: float
+    kld_before: float
+    kld: float
+    # Mean loss of the first and the last tenth of the steps; null without steps.
+    first_loss: float | None
+    last_loss: float | None
+    seconds: float
+
+
+def check_output(folder: Path) -> None:
+    """Refuses a folder that cannot be written or that holds something else than a recipe's outcome.
+
+    Raises SpecError.
+    """
+    parent = folder.resolve().parent
+    if not parent.is_dir():
+        raise SpecError(f"output: there is no folder {parent}; make it first.")
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"output: {folder} is a file; name a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
+        raise SpecError(f"output: {folder} holds files that no recipe wrote; name an empty or a new folder.")
+    place = folder if folder.is_dir() else parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise SpecError(f"output: {place} cannot be written; name a folder of yours.")

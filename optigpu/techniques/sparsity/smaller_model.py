@@ -1,0 +1,71 @@
+"""smaller_model: a distilled or pruned model in the place of the one that it was made from."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import facts_of
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Basis, Expected, LoadOptions, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, SpecError
+
+
+class SmallerModel(Technique):
+    """Loads another model with the same vocabulary instead, and applies the rest of the stack to it.
+
+    Its speed and its quality are then relative to the model that the job names: the divergence is that of the smaller
+    model from the fp32 one of full size. `optigpu recipe` makes such models.
+    """
+
+    layer: ClassVar[Layer] = Layer.SPARSITY
+    phase: ClassVar[Phase] = Phase.PRUNING
+    summary: ClassVar[str] = "a distilled or pruned model in the place of the one that it was made from"
+    citation: ClassVar[str] = (
+        "Hinton et al., Distilling the Knowledge in a Neural Network, 2015, arXiv:1503.02531; Sanh et al., DistilBERT, "
+        "2019, arXiv:1910.01108; Molchanov et al., Importance Estimation for Neural Network Pruning, 2019, "
+        "arXiv:1906.10771"
+    )
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.LITERATURE,
+            "40% smaller and 60% faster with 97% of the score, for BERT with half of its layers",
+            "Sanh et al., DistilBERT, 2019, arXiv:1910.01108",
+        ),
+        Expected(Basis.AIM, "a loss of quality that training makes smaller and never removes"),
+    )
+    cautionary: ClassVar[bool] = True
+    trials: ClassVar[tuple[Trial, ...]] = (Trial({"model": "bundled:tiny"}),)
+
+    name: Literal["smaller_model"] = "smaller_model"
+    model: str | None = Field(
+        None,
+        max_length=200,
+        examples=["path:tiny-distilled"],
+        description="The model that is loaded instead.",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _canonical_reference(cls, model: str | None) -> str | None:
+        try:
+            return None if model is None else str(parse_reference(model))
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """It needs a model of the same vocabulary, as far as both are known before they are loaded."""
+        if self.model is None:
+            return "smaller_model needs a model; write smaller_model:model=path:DIR, a folder that optigpu recipe made."
+        smaller = facts_of(parse_reference(self.model))
+        if smaller is None or model is None or smaller.vocabulary == model.vocabulary:
+            return None
+        return (
+            f"{self.model} has {smaller.vocabulary} tokens and the model {model.vocabulary}; name one with the same "
+            "vocabulary."
+        )
+
+    def load(self, options: LoadOptions) -> LoadOptions:
+        """Another model is loaded."""
+        return options.but(instead=self.model)

@@ -1,0 +1,54 @@
+"""chunked_cross_entropy: the head and the loss in chunks of tokens, so that no pass holds the logits of all tokens."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique
+from optigpu.vocabulary import Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from optigpu.backends.training import TrainingParts
+
+
+class ChunkedCrossEntropy(Technique):
+    """Multiplies the hidden states with the head for `tokens` tokens at a time, and again in the backward pass.
+
+    A chunk's logits are freed before the next one's are computed. Losses and gradients are those of one product, up to
+    rounding. The price is one more product with the head for each token.
+    """
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.TRAINING
+    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    summary: ClassVar[str] = "the head and the loss for a chunk of tokens at a time"
+    citation: ClassVar[str] = (
+        "Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024, arXiv:2411.09009"
+    )
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "the bytes of logits and of their gradient shrink from all tokens of a step to a chunk's; one product with "
+            "the head more, of three",
+        ),
+        Expected(
+            Basis.LITERATURE,
+            "60% less memory together with fused kernels, for models with large vocabularies",
+            "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989",
+        ),
+    )
+
+    name: Literal["chunked_cross_entropy"] = "chunked_cross_entropy"
+    tokens: int = Field(1024, ge=1, le=1 << 20, description="Tokens of a chunk.")
+
+    def training(self, parts: "TrainingParts", model: "PreTrainedModel", notes: Notes) -> "TrainingParts":
+        """Replaces the forward pass and the loss.
+
+        Raises UnsupportedError for a model whose logits are not its head's product with its last hidden states.
+        """
+        from optigpu.techniques.training.chunked_cross_entropy.loss import ChunkedLoss
+
+        notes.record(loss_chunk_tokens=self.tokens)
+        return parts.but(loss=ChunkedLoss(model, self.tokens))

@@ -1,0 +1,69 @@
+"""int8_finetune: low-rank factors are trained beside int8 weights."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
+from optigpu.surgery.adapter_parameters import AdapterParameters
+from optigpu.surgery.extras import Package
+from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Int8Finetune(AdapterParameters, Technique):
+    """Stores all linear layers but the head as int8 with a scale for each output, frozen; adds factors as lora does.
+
+    Forward passes run through the operator of int8_weight_only. The backward pass widens one layer's weights at a time.
+    """
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.ADAPTERS
+    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    summary: ClassVar[str] = "low-rank factors are trained beside frozen int8 weights"
+    citation: ClassVar[str] = (
+        "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"
+    )
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a quarter of the fp32 bytes of the layers that it stores as int8, and lora's gradients",
+        ),
+        Expected(Basis.AIM, "the speed of lora, with losses closer to it than those of qlora"),
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
+    error_bound: ClassVar[float] = 0.1
+
+    name: Literal["int8_finetune"] = "int8_finetune"
+
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
+        """The library is an extra."""
+        return ("peft",)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It trains another model than all weights would make."""
+        return False
+
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+        """Replaces the linear layers in place and adds the factors.
+
+        Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized
+        already, or has weights that are NaN or infinite.
+        """
+        from optigpu.ops.linear.int8_linear import int8_linear_backend
+        from optigpu.surgery.adapters import add_factors, chosen_places
+        from optigpu.surgery.frozen_layers import FrozenLinear
+        from optigpu.surgery.int8_layers import Int8Linear
+        from optigpu.surgery.places import exchange, places_but_the_head
+
+        places = places_but_the_head(model, self.name)
+        chosen = chosen_places(model, places, self.targets, self.name)
+        exchange(places, lambda layer: FrozenLinear.around(Int8Linear.of(layer), layer))
+        notes.record(
+            frozen_layers=len(places),
+            frozen_format="int8",
+            int8_backend=int8_linear_backend(model.device),
+            **add_factors(model, chosen, self),
+        )

@@ -1,0 +1,81 @@
+"""qlora: low-rank factors are trained beside weights of 4 bits."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from optigpu.documents.result import Environment
+from optigpu.documents.shapes import ModelFacts
+from optigpu.surgery.adapter_parameters import AdapterParameters
+from optigpu.surgery.extras import Package
+from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Qlora(AdapterParameters, Technique):
+    """Stores all linear layers but the head in 4 bits, frozen, and adds factors as lora does.
+
+    `base` "nf4" is bitsandbytes' NormalFloat in blocks of 64, whose statistics are quantized as well with
+    `double_quantization`; "int4" is the format of int4_weight_only, in groups of 32. Both run on CPUs and on CUDA. The
+    backward pass widens one layer's weights at a time.
+    """
+
+    layer: ClassVar[Layer] = Layer.TRAINING
+    phase: ClassVar[Phase] = Phase.ADAPTERS
+    tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    summary: ClassVar[str] = "low-rank factors are trained beside frozen weights of 4 bits"
+    citation: ClassVar[str] = "Dettmers et al., QLoRA, 2023, arXiv:2305.14314"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "an eighth to a seventh of the fp32 bytes of the layers that it stores in 4 bits, and lora's gradients",
+        ),
+        Expected(Basis.LITERATURE, "a model of 65B weights is finetuned on one GPU of 48 GB"),
+        Expected(Basis.AIM, "slower than lora, since each pass widens the weights"),
+    )
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.ADAPTERS, Choice.WEIGHTS)
+    error_bound: ClassVar[float] = 0.1
+    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"base": "int4"}))
+
+    name: Literal["qlora"] = "qlora"
+    base: Literal["nf4", "int4"] = Field("nf4", description="The format of the frozen weights.")
+    double_quantization: bool = Field(
+        True, description="Whether the statistics of nf4 are quantized as well."
+    )
+
+    def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
+        """Both libraries are extras."""
+        return ("peft", "bitsandbytes") if self.base == "nf4" else ("peft",)
+
+    def suits(self, environment: Environment, device: DeviceKind) -> bool:
+        """It trains another model than all weights would make."""
+        return False
+
+    def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
+        """Replaces the linear layers in place and adds the factors.
+
+        Raises UnsupportedError, with the model left as it was, when it has no linear layer for them, is quantized
+        already, has weights that are NaN or infinite, or inputs that the groups of "int4" do not divide.
+        """
+        from optigpu.ops.four_bits.scheme import Int4Scheme
+        from optigpu.surgery.adapters import add_factors, chosen_places
+        from optigpu.surgery.frozen_layers import FrozenLinear, WideningLayer
+        from optigpu.surgery.int4_layers import Int4Linear
+        from optigpu.surgery.places import LinearLayer, exchange, places_but_the_head, weight_of
+
+        scheme = Int4Scheme()
+
+        def quantized(layer: LinearLayer) -> WideningLayer:
+            if self.base == "int4":
+                return Int4Linear.of(layer, scheme, readable=True)
+            from optigpu.surgery.bitsandbytes_layers import Nf4Linear
+
+            return Nf4Linear(weight_of(layer), layer.bias, self.double_quantization, packed=False)
+
+        places = places_but_the_head(model, self.name, scheme.group_size if self.base == "int4" else 1)
+        chosen = chosen_places(model, places, self.targets, self.name)
+        exchange(places, lambda layer: FrozenLinear.around(quantized(layer), layer))
+        notes.record(frozen_layers=len(places), frozen_format=self.base, **add_factors(model, chosen, self))

@@ -1,0 +1,52 @@
+"""The notebooks run from top to bottom on a CPU, and are kept without outputs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.pages import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LIMIT_S = 300
+"""Of a whole notebook on a CPU."""
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
+    return notebook
+
+
+def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_both_notebooks_are_there() -> None:
+    assert [path.name for path in NOTEBOOKS] == ["GPU_Optimization_Mistral7B.ipynb", "OptiGPU_Demo.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    for cell in code(read(path)):
+        assert (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_where_the_package_is_missing(path: Path) -> None:
+    first = code(read(path))[0].source
+    assert 'find_spec("optigpu") is None' in first
+    assert "git+" in first
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    """nbclient raises what a cell raises."""
+    notebook = read(path)
+    NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = code(notebook)
+    assert all(cell.execution_count for cell in cells)
+    said = "".join(str(output) for cell in cells for output in cell.outputs)
+    assert "image/png" in said

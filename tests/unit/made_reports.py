@@ -1,0 +1,130 @@
+"""Reports made up for the tests of charts: a ladder, attention over lengths, a sweep of batches, matrix products."""
+
+from typing import Any
+
+from optigpu.documents.result import Attribution, AttributionRow, Gain, VerdictReason
+from optigpu.report.charts.marks import Report
+from optigpu.vocabulary import Role, VariantStatus
+from tests.unit.made_results import ATTRIBUTION as BROKEN_ATTRIBUTION
+from tests.unit.made_results import metric
+from tests.unit.test_charts import LADDER, RESULTS, VALID, made
+
+TITLE = "generate preset:gpt2 on 2x Test CPU"
+STACK = ("bf16", "int8_weight_only", "static_kv_cache", "torch_compile")
+
+
+def with_stack(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the stack that its label names."""
+    label = result["variant"]["label"]
+    names = [] if label == "baseline" else label.split(" + ")
+    return result | {"variant": result["variant"] | {"stack": [{"name": name} for name in names]}}
+
+
+def with_metrics(result: dict[str, Any], **values: tuple[float, ...]) -> dict[str, Any]:
+    """The result with further metrics: the value, and the two ends of its interval if it has one."""
+    more = {
+        name: metric(name, value[0], (value[1], value[2]) if value[1:] else None).model_dump(mode="json")
+        for name, value in values.items()
+    }
+    return result | {"metrics": result["metrics"] | more}
+
+
+def gain(ratio: float, *reasons: VerdictReason) -> Gain:
+    return Gain(ratio=ratio, ci=(ratio * 0.95, ratio * 1.04), compared_with=0, reasons=reasons)
+
+
+def _row(place: int) -> AttributionRow:
+    label, role, rate = LADDER[place][:3]
+    return AttributionRow(
+        index=place,
+        role=role,
+        label=label,
+        status=VariantStatus.SUCCEEDED,
+        technique="static_kv_cache" if place == 4 else label.rsplit(" + ", 1)[-1],
+        speedup=None if role is Role.BASELINE else gain(rate / 15.1),
+        added=gain(1.62) if role is Role.CUMULATIVE or place == 1 else None,
+    )
+
+
+BYTES = (497.8e6, 248.9e6, 281.6e6, 497.8e6, 140.8e6, 140.8e6, 497.8e6)
+LADDER_RESULTS = [
+    with_metrics(with_stack(each), weight_bytes=(held,)) for each, held in zip(RESULTS, BYTES, strict=True)
+]
+ATTRIBUTION = Attribution(metric="tokens_per_s", rows=tuple(map(_row, range(len(LADDER)))), best=5)
+LADDER_REPORT = Report(TITLE, LADDER_RESULTS, ATTRIBUTION)
+BROKEN_REPORT = Report(TITLE, LADDER_RESULTS, BROKEN_ATTRIBUTION)
+
+
+def _of(workload: dict[str, Any], label: str, primary: str, **values: tuple[float, ...]) -> dict[str, Any]:
+    """A result of another workload."""
+    base = made(0, label, Role.SINGLE, 10.0, 10**9, "float32", 1.0, VALID) | {"metrics": {}}
+    variant = base["variant"] | {"workload": workload, "model": None, "primary_metric": primary, "stack": []}
+    return with_metrics(base | {"variant": variant}, **values)
+
+
+def _attention(implementation: str, length: int, milliseconds: float, megabytes: float) -> dict[str, Any]:
+    workload = {
+        "kind": "attention",
+        "lengths": [length],
+        "implementations": [implementation],
+        "dtype": "float32",
+    }
+    seconds, held = milliseconds / 1e3, megabytes * 1e6
+    return _of(
+        workload,
+        f"{implementation} {length}",
+        "latency_s",
+        latency_s=(seconds, seconds * 0.95, seconds * 1.05),
+        peak_bytes=(held,),
+    )
+
+
+ATTENTION_REPORT = Report(
+    "attention on 2x Test CPU",
+    [
+        _attention("standard", 128, 0.4, 1.2),
+        _attention("standard", 512, 6.1, 14.0),
+        _attention("standard", 2048, 99.0, 210.0),
+        _attention("fused", 128, 0.3, 0.8),
+        _attention("fused", 512, 3.2, 3.1),
+        _attention("fused", 2048, 51.0, 12.6),
+    ],
+)
+
+
+def _batch(size: int, rate: float, p95: float | None) -> dict[str, Any]:
+    workload = {"kind": "batch_sweep", "batch_sizes": [size], "prompt_tokens": 32, "new_tokens": 32}
+    found = _of(
+        workload,
+        f"batch {size}",
+        "tokens_per_s",
+        tokens_per_s=(rate, rate * 0.97, rate * 1.02),
+        latency_s=(0.9 * (p95 or 1.0), 0.8, 1.1),
+    )
+    found["metrics"]["latency_s"]["p95"] = p95
+    return found
+
+
+BATCHES_REPORT = Report(
+    "batch_sweep on 2x Test CPU",
+    [_batch(8, 118.0, 2.4), _batch(1, 31.0, 0.9), _batch(4, 84.0, 1.6), _batch(16, 131.0, None)],
+)
+
+
+def _matmul(size: int, rate: float) -> dict[str, Any]:
+    workload = {"kind": "matmul", "sizes": [size], "dtypes": ["float32"]}
+    return _of(workload, f"float32 {size}", "tflops", tflops=(rate, rate * 0.97, rate * 1.03))
+
+
+MATMUL_REPORT = Report("matmul on 2x Test CPU", [_matmul(4096, 0.3), _matmul(512, 0.2)])
+REPORTS = {
+    "precision": LADDER_REPORT,
+    "overview": LADDER_REPORT,
+    "lengths": ATTENTION_REPORT,
+    "batches": BATCHES_REPORT,
+    "waterfall": LADDER_REPORT,
+    "comparison": LADDER_REPORT,
+    "baselines": MATMUL_REPORT,
+    "architecture": LADDER_REPORT,
+}
+"""A report that each chart has something to draw of."""

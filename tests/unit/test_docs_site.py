@@ -1,0 +1,136 @@
+"""The site of the documentation builds without a network or a warning; its guides state figures that were measured."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optigpu.claims import baselines
+from optigpu.exports import EXPORTS
+from optigpu.vocabulary import Document, Layer
+from tests.pages import ROOT
+from tools.docs_doctests import fenced
+from tools.docs_site import with_the_others
+
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+RESULTS = ROOT / "docs" / "results"
+BEYOND = (Layer.SPARSITY, Layer.DECODING)
+"""Layers without a guide of their own."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, module_monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The built site; a warning stops the build."""
+    module_monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    module_monkeypatch.chdir(ROOT)
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def module_monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
+    built = {page.relative_to(site) for page in site.rglob("*.html")}
+    assert {page for page in pages if page.name != "README.html"} <= built
+    loads = re.compile(
+        r"""<(?:script|img|iframe)[^>]+src="https?://|<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+http"""
+    )
+    assert [page for page in built if loads.search((site / page).read_text())] == []
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    said = (site / "reference" / "library.html").read_text()
+    assert [name for name, module in EXPORTS.items() if f'id="{module}.{name}"' not in said] == []
+
+
+@pytest.mark.slow
+def test_a_link_to_a_source_file_leads_to_its_source(site: Path) -> None:
+    target = "source/optigpu/job/plan.py.html"
+    assert f'href="{target}"' in (site / "architecture.html").read_text()
+    assert "ladder" in (site / target).read_text()
+
+
+@pytest.mark.slow
+def test_a_link_to_a_folder_leads_to_a_list_of_its_pages(site: Path) -> None:
+    said = (site / "decisions" / "index.html").read_text()
+    assert [
+        page.stem for page in (ROOT / "docs" / "decisions").glob("*.md") if f"{page.stem}.html" not in said
+    ] == []
+
+
+def test_each_of_the_layers_has_a_guide_with_the_same_parts() -> None:
+    for layer in Layer:
+        if layer in BEYOND:
+            continue
+        text = (ROOT / "docs" / "guides" / f"{layer}.md").read_text()
+        headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        for heading in ("What it does", "When it helps", "When it hurts", "Measured here", "Try it"):
+            assert heading in headings, (layer, heading)
+
+
+def rounded_ratios() -> set[str]:
+    """The median ratios of the benchmarks of layers, as they are printed, and their shares of bytes."""
+    found: set[str] = set()
+    for name in ("layers.json", "layers_hybrid.json"):
+        document: Document = json.loads((RESULTS / name).read_text())
+        for rows in document["tables"].values():
+            whole = rows[0]["weight_bytes"]
+            for row in rows:
+                found |= {f"{row['ratio']:.2f}x", f"{100 * row['weight_bytes'] / whole:.1f}%"}
+    return found
+
+
+MEASURED = "\n".join(
+    page.read_text() for page in [*RESULTS.glob("*.md"), *(ROOT / "docs" / "decisions").glob("*.md")]
+)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_figure_of_a_guide_was_measured(page: Path) -> None:
+    """Those of claims are written as words or have no decimals."""
+    figures = set(re.findall(r"\b\d+\.\d+x|\b\d+\.\d%|\b0\.00\d{3}\b", page.read_text()))
+    bare = {
+        figure
+        for figure in figures
+        if figure not in rounded_ratios() and figure.removesuffix("x") not in MEASURED
+    }
+    claimed = {f"{claim.value:g}%" for claim in baselines().claims}
+    assert bare - claimed == set()
+
+
+def test_the_expected_impact_has_nine_rows_with_a_measurement_or_the_reason_of_none() -> None:
+    text = (ROOT / "docs" / "guides" / "expected-impact.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 9
+    assert {row[4].partition(",")[0] for row in rows} == {"low", "medium", "high"}
+    for row in rows:
+        assert "null: " in row[5] or "](../results/" in row[5], row[0]
+    impact = [claim for claim in baselines().claims if claim.id.startswith("impact-")]
+    assert {claim.what for claim in impact} >= {"KV cache", "distillation", "structured pruning"}
+
+
+def test_an_example_of_a_docstring_becomes_a_block_of_code() -> None:
+    text = "What it does.\n\n>>> import optigpu\n>>> optigpu.run(\n...     {})\n['float32 32']\n\nMore.\n"
+    assert fenced(text) == (
+        "What it does.\n\n```python\n>>> import optigpu\n>>> optigpu.run(\n...     {})\n['float32 32']\n```\n\nMore.\n"
+    )
+    assert fenced("No example: a > b.") == "No example: a > b."
+
+
+def test_a_page_that_the_navigation_does_not_name_stands_under_more() -> None:
+    nav: list[object] = ["README.md", {"Guides": [{"All": "guides/README.md"}]}]
+    assert with_the_others(nav, ["README.md", "guides/README.md", "decisions/0001-a.md"]) == nav
+    assert with_the_others(nav, ["README.md", "new.md", "guides/README.md"]) == [*nav, {"More": ["new.md"]}]

@@ -1,0 +1,194 @@
+"""recommend_optimization and simulate_matmul: the guide's scenarios, what was measured, and predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu import recommend_optimization, simulate_matmul, simulate_matmul_devices
+from optigpu.documents.result import Attribution
+from optigpu.facade.recommendations import Recommendation, Recommendations
+from optigpu.hardware.catalog import find
+from optigpu.runs import KeptRun
+from optigpu.vocabulary import DeviceKind, SpecError
+
+
+def titles(found: Recommendations) -> list[str]:
+    return [each.title for each in found.recommendations]
+
+
+def run(
+    technique: str,
+    ratio: float,
+    width: float = 0.05,
+    *,
+    kind: str = "generate",
+    device: DeviceKind = DeviceKind.CPU,
+    run_id: str = "0197",
+    reasons: tuple[str, ...] = (),
+) -> KeptRun:
+    """A kept ladder in which one technique was measured alone."""
+    gain = {"ratio": ratio, "ci": (ratio - width, ratio + width), "compared_with": 0, "reasons": reasons}
+    rows = [
+        {"index": 0, "role": "baseline", "label": "baseline", "status": "succeeded"},
+        {
+            "index": 1, "role": "alone", "label": technique, "status": "succeeded",
+            "technique": technique, "alone": gain,
+        },
+    ]  # fmt: skip
+    results: list[dict[str, Any]] = [
+        {
+            "variant": {"index": index, "model": "preset:gpt2", "device": device, "workload": {"kind": kind}},
+            "environment": {"hardware_class": "AMD EPYC 9554 2 cores"},
+        }
+        for index in (0, 1)
+    ]
+    attribution = Attribution.model_validate({"metric": "tokens_per_s", "rows": rows})
+    document = {
+        "id": run_id,
+        "created_at": "",
+        "results": results,
+        "attribution": attribution.model_dump(mode="json"),
+    }
+    return KeptRun(Path("unused"), document)
+
+
+def by_technique(found: Recommendations, name: str) -> Recommendation:
+    return next(each for each in found.recommendations if each.technique == name)
+
+
+def test_fine_tuning_on_an_rtx_4080(capsys: pytest.CaptureFixture[str]) -> None:
+    found = recommend_optimization(16, "training", True, "consumer_gpu", runs=())
+    assert titles(found) == [
+        "Mixed precision (BF16 or FP16)", "Flash attention", "torch.compile", "Gradient checkpointing",
+        "Gradient accumulation", "QLoRA",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "=== OPTIMIZATION RECOMMENDATIONS ==="
+    assert printed[1:] == [f"  {line}" for line in found["priorities"]]  # type: ignore[attr-defined]
+    assert found.priorities[3].startswith("4. Gradient checkpointing: ")
+
+
+def test_inference_on_a_raspberry_pi() -> None:
+    found = recommend_optimization(0, "inference", False, "edge", runs=())
+    assert titles(found)[3:] == [
+        "KV cache", "GGUF Q3_K_M or Q4_K_M", "Export ahead of time (ONNX or AOTInductor)", "Distillation",
+    ]  # fmt: skip
+
+
+def test_production_on_an_a100() -> None:
+    found = recommend_optimization(80, "inference", True, "server_gpu", runs=())
+    assert titles(found)[3:] == ["KV cache", "INT8 (bitsandbytes)"]
+    assert [each.technique for each in found.recommendations][-1] == "llm_int8"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "technique"), [("server_gpu", "gptq"), ("consumer_gpu", "awq"), ("cpu", "gguf")]
+)
+def test_four_bits_are_those_of_the_hardware(hardware: str, technique: str) -> None:
+    found = recommend_optimization(24, "inference", False, hardware, runs=())
+    assert found.recommendations[-1].technique == technique
+
+
+def test_every_recommendation_has_an_effect_a_reason_and_a_source() -> None:
+    for task in ("training", "inference", "edge"):
+        for hardware in ("server_gpu", "consumer_gpu", "cpu", "edge"):
+            for each in recommend_optimization(8, task, False, hardware, runs=()).recommendations:
+                assert each["effect"]
+                assert each["reason"]
+                assert each["source"]
+
+
+def test_an_effect_that_was_measured_for_the_project_comes_before_one_of_the_literature() -> None:
+    found = recommend_optimization(0, "inference", True, "cpu", runs=())
+    assert by_technique(found, "torch_compile").effect.startswith("measured here: GPT-2")
+    assert by_technique(found, "torch_compile").source == "results/README.md"
+
+
+def test_what_was_measured_on_this_machine_overrules_the_guide() -> None:
+    slower = run("torch_compile", 0.8)
+    found = recommend_optimization(0, "inference", True, "cpu", runs=[slower])
+    last = found.recommendations[-1]
+    assert (last.technique, last.advised, last.source) == ("torch_compile", False, "run 0197")
+    assert "0.80x [0.75, 0.85] tokens_per_s of preset:gpt2" in last.effect
+    assert found.priorities[-1].endswith("(not advised)")
+    undecided = recommend_optimization(0, "inference", True, "cpu", runs=[run("torch_compile", 1.0)])
+    assert by_technique(undecided, "torch_compile").advised
+
+
+def test_what_saves_memory_is_advised_although_it_is_slower() -> None:
+    slower = run("gradient_checkpointing", 0.75, kind="train_step", device=DeviceKind.CUDA)
+    found = recommend_optimization(16, "training", True, "consumer_gpu", runs=[slower])
+    advice = by_technique(found, "gradient_checkpointing")
+    assert advice.advised
+    assert advice.effect.startswith("measured here: 0.75x")
+    assert found.recommendations.index(advice) == 3
+
+
+def test_the_newest_run_on_such_hardware_and_for_such_a_task_counts() -> None:
+    runs = [
+        run("bf16", 1.4, device=DeviceKind.CUDA, run_id="gpu"),
+        run("bf16", 1.3, run_id="broken", reasons=("output_invalid",)),
+        run("bf16", 1.5, run_id="newest"),
+        run("bf16", 0.5, run_id="older"),
+    ]
+    found = recommend_optimization(0, "inference", True, "cpu", runs=runs)
+    assert by_technique(found, "bf16").source == "run newest"
+    on_gpu = recommend_optimization(80, "inference", True, "server_gpu", runs=runs)
+    assert by_technique(on_gpu, "bf16").source == "run gpu"
+    assert (
+        recommend_optimization(80, "training", True, "server_gpu", runs=runs).recommendations[0].measured
+        is None
+    )
+
+
+def test_what_was_faster_is_added_where_it_may_round() -> None:
+    runs = [run("native_decode", 15.0), run("inference_mode", 1.2), run("int8_kv_cache", 0.9)]
+    free = recommend_optimization(0, "inference", False, "cpu", runs=runs)
+    assert titles(free)[-2:] == ["native_decode", "inference_mode"]
+    exact = recommend_optimization(0, "inference", True, "cpu", runs=runs)
+    assert titles(exact)[-1] == "inference_mode"
+    assert "native_decode" not in titles(exact)
+
+
+def test_kept_runs_are_read_where_none_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path))
+    found = recommend_optimization(80, "inference", True, "server_gpu")
+    assert all(each.measured is None for each in found.recommendations)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((8, "serving", True, "cpu"), "task: 'serving' is unknown; write one of training, inference, edge"),
+        ((8, "edge", True, "phone"), "write one of server_gpu, consumer_gpu, cpu, edge"),
+        ((-1, "edge", True, "cpu"), "vram_available_gb: -1 is no amount of memory"),
+    ],
+)
+def test_unknown_words_list_the_known_ones(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        recommend_optimization(*arguments)
+
+
+def test_a_matrix_product_is_predicted_and_says_so() -> None:
+    flops, seconds = simulate_matmul(4096, 800)
+    assert flops == 2 * 4096**3
+    assert seconds == pytest.approx(flops / 800e9)
+    assert str(simulate_matmul(1000, 800)).startswith("prediction: ")
+
+
+def test_rows_for_cpus_gpus_and_tpus_come_from_the_catalog() -> None:
+    rows = simulate_matmul_devices(1024, "bf16")
+    assert {row.kind.value for row in rows} == {"cpu", "gpu", "tpu"}
+    assert [row.gflops for row in rows] == sorted(row.gflops for row in rows)
+    (known,) = (row for row in rows if row.name == "Google TPU v5e")
+    device = find("Google TPU v5e")
+    assert device is not None
+    assert known.gflops * 1e9 == pytest.approx(device.peak_flop_per_s["bf16"])
+    assert known.source
+
+
+@pytest.mark.parametrize(("size", "rate"), [(0, 1.0), (4, 0.0), (4, float("nan"))])
+def test_a_product_needs_a_size_and_a_rate(size: int, rate: float) -> None:
+    with pytest.raises(SpecError, match=r"size: |device_gflops: "):
+        simulate_matmul(size, rate)
