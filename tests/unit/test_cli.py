@@ -374,7 +374,10 @@ def test_parameters_follow_the_technique() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"stack": "zzz"}, "stack.0.name: Unknown name 'zzz'. Valid: activation_offload, autocast, awq, bf16,"),
+        (
+            {"stack": "zzz"},
+            "stack.0.name: Unknown name 'zzz'. Valid: activation_offload, autocast, awq, bf16,",
+        ),
         ({"stack": "torch_compile:mode"}, "write the parameter as torch_compile:mode=VALUE"),
         ({"stack": "torch_compile:mode=warp"}, "stack.0.mode: Unknown value 'warp'. Valid: default,"),
         (
