@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
@@ -79,10 +79,14 @@ class NumbersAsExpected(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is torch.ops.aten._local_scalar_dense.default:
+        try:
+            return function(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            # A number that torch knows, such as an optimizer's count of steps, was answered above.
+            if function is not torch.ops.aten._local_scalar_dense.default:
+                raise
             dtype = args[0].dtype
             return True if dtype is torch.bool else 0.0 if dtype.is_floating_point else 1
-        return function(*args, **(kwargs or {}))
 
 
 def predicted_need(
