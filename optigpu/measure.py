@@ -202,7 +202,7 @@ def _searched(
             # What a stopped round did not measure keeps the outcome of the round before.
             if index not in held or outcome.result is not None:
                 held[index] = with_round(outcome, number, count)
-        chosen = survivors(spec, list(found.values()), held)
+        chosen = survivors(spec, list(found.values()))
         if stop or number == count - 1 or not chosen:
             break
         left = [variant for index in chosen for variant in left if variant.index == index]

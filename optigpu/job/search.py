@@ -6,7 +6,7 @@ Optimization, 2016, arXiv:1502.07943). A stack whose interval lies below the bes
 else, stops at once. A pure part of the run: it decides, and measures nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
@@ -71,19 +71,13 @@ def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
 def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
     """The job as round `number` of `count` measures it.
 
-    Only the last one has all replicates and meters. Quality is measured in the first as well, where it decides who goes
-    on, and energy, whose windows are long, in the last alone.
+    Only the last one has all replicates and meters: energy has long windows, and a profile decides nothing.
     """
     if number == count - 1:
         return spec
     share = SHRINK ** (count - 1 - number)
     measure = spec.measure
-    kept = {"latency", "memory", *(("quality",) if number == 0 else ()), *spec.workload.meters}
-    limits = (
-        spec.limits
-        if "quality" in kept
-        else spec.limits.model_copy(update={"max_kld": None, "min_top1": None})
-    )
+    kept = {"latency", "memory", "quality", *spec.workload.meters}
     most = max(FEWEST_SECONDS, measure.max_seconds / share)
     shorter = {
         "replicates": 1,
@@ -91,19 +85,18 @@ def round_spec(spec: JobSpec, number: int, count: int) -> JobSpec:
         "max_seconds": most,
         "meters": tuple(meter for meter in measure.meters if meter in kept),
     }
-    return spec.model_copy(update={"measure": measure.model_copy(update=shorter), "limits": limits})
+    return spec.model_copy(update={"measure": measure.model_copy(update=shorter)})
 
 
-def survivors(spec: JobSpec, outcomes: Sequence[Outcome], earlier: Mapping[int, Outcome]) -> tuple[int, ...]:
+def survivors(spec: JobSpec, outcomes: Sequence[Outcome]) -> tuple[int, ...]:
     """The indices of the variants that go on after a round, the fastest first.
 
     At most a third of them, rounded up: of those that the limits allow first the ones that no other surpasses in
     everything, then the fastest. What is surely slower than the fastest and better in nothing stops in any case.
-    `earlier` has the outcomes of earlier rounds, whose quality holds for later ones.
     """
     primary = spec.workload.primary
-    known = [_with_quality(outcome, earlier.get(outcome.index)) for outcome in outcomes]
-    allowed = [result for result in known if result is not None and is_allowed(spec, result)]
+    known = (outcome.result for outcome in outcomes if outcome.result)
+    allowed = [result for result in known if is_allowed(spec, result)]
     if not allowed:
         return ()
     front = pareto(allowed, primary)
@@ -172,15 +165,6 @@ def _bounds(summary: MetricSummary) -> tuple[float, float]:
 def _surely_beaten(result: Result, front: Iterable[Result], primary: str) -> bool:
     """Whether one of the front is surely faster and at least as good in all else."""
     return any(_compared(best, result, primary) > 0 and _surpasses(best, result, primary) for best in front)
-
-
-def _with_quality(outcome: Outcome, earlier: Outcome | None) -> Result | None:
-    """The result with the quality of an earlier round where this one measured none."""
-    result = outcome.result
-    if result is None or earlier is None or earlier.result is None:
-        return result
-    known = {name: earlier.result.metrics[name] for name in ("kld_mean",) if name in earlier.result.metrics}
-    return result.model_copy(update={"metrics": known | result.metrics})
 
 
 def _speed(result: Result, primary: str) -> float:

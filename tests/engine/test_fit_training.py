@@ -55,7 +55,7 @@ def test_a_step_s_peak_is_within_a_twentieth_of_the_measured_one(model: str, nam
 
 def test_a_step_that_depends_on_numbers_is_not_predicted() -> None:
     scaled = TECHNIQUES["mixed_precision"].model_validate({"name": "mixed_precision", "dtype": "float16"})
-    with pytest.raises(UnsupportedError, match="training with mixed_precision depends on numbers"):
+    with pytest.raises(UnsupportedError, match="training with mixed_precision cannot be told from shapes"):
         predicted_need(RULE, LLAMA, (scaled,), (samples,))
 
 

@@ -63,7 +63,7 @@ def test_rounds_measure_longer_and_the_last_one_as_asked() -> None:
     assert [each.measure.max_seconds for each in (first, second, last)] == [10, 30, 90]
     assert [each.measure.replicates for each in (first, second, last)] == [1, 1, 3]
     assert "quality" in first.measure.meters
-    assert "quality" not in second.measure.meters
+    assert "energy" not in second.measure.meters
     assert last == asked
 
 

@@ -12,11 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
@@ -72,6 +68,27 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self._sizes.pop(key)
 
 
+class NumbersAsExpected(TorchDispatchMode):
+    """Answers who reads a number: true for a condition, such as whether weights are finite, 0 for a size, such as
+    how far two outputs differ."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            return function(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            # A number that torch knows, such as an optimizer's count of steps, was answered above.
+            if function is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            dtype = args[0].dtype
+            return True if dtype is torch.bool else 0.0 if dtype.is_floating_point else 1
+
+
 def predicted_need(
     rule: UpdateRule, model: str, stack: tuple[Technique, ...], batches: tuple[BatchOf, ...]
 ) -> tuple[TrainingNeed, ...]:
@@ -81,7 +98,7 @@ def predicted_need(
     """
     names = " + ".join(technique.name for technique in stack) or "a plain step"
     refusal = (
-        f"The memory of training with {names} depends on numbers, not on shapes alone; measure it with the workload "
+        f"The memory of training with {names} cannot be told from shapes alone; measure it with the workload "
         "train_step."
     )
     try:
@@ -91,7 +108,7 @@ def predicted_need(
                 raise UnsupportedError(refusal)
             _step(trained, batches[0])
             return tuple(_need(trained, batch) for batch in batches)
-    except (DataDependentOutputException, UnsupportedFakeTensorException, NotImplementedError) as error:
+    except (RuntimeError, ZeroDivisionError) as error:
         raise UnsupportedError(refusal) from error
 
 
@@ -129,6 +146,7 @@ def _shapes_alone() -> Iterator[None]:
         contexts.callback(TORCH_INIT_FUNCTIONS.update, {_DRAWN_AGAIN: TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN]})
         TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN] = _as_it_is
         contexts.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        contexts.enter_context(NumbersAsExpected())  # type: ignore[no-untyped-call]
         contexts.callback(setattr, masking_utils, _PACKED, getattr(masking_utils, _PACKED))
         setattr(masking_utils, _PACKED, _not_packed)
         yield
