@@ -149,7 +149,10 @@ def test_an_address_gives_joules_and_its_secrets_stay_out_of_the_facts(
         monkeypatch.setenv(WALL_METER, address)
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         reading = metered(tmp_path, Plug(said.append))
-    assert reading.reasons == {"j_per_image": "generate classifies no images"}
+    assert reading.reasons == {
+        "j_per_image": "generate classifies no images",
+        "j_per_1000_tokens": "generate learns no tokens",
+    }
     facts = reading.facts.energy
     assert facts is not None
     assert reading.values["energy_j"] == pytest.approx(REQUEST_J, rel=0.2)
