@@ -44,14 +44,14 @@ def advise(
     of a service if its URL is given. Where there are none, the predicted memory decides.
     """
     from optigpu.fit.advice import best_measured
-    from optigpu.fit.cards import gpu_named
     from optigpu.hardware import probe
+    from optigpu.hardware.cards import gpu_of
     from optigpu.hardware.catalog import find_class
     from optigpu.hardware.probe import hardware_class
     from optigpu.job.spec import JobSpec
 
     here = probe()
-    card = gpu_named(gpu) if gpu else None
+    card = gpu_of(gpu, "gpu") if gpu else None
     device = DeviceKind.CUDA if card else default_device()
     workload = {"kind": "generate", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     spec = JobSpec(workload=workload | {"batch_size": batch_size}, model=model, device=device)

@@ -82,9 +82,9 @@ def fit(
         raise SpecError(
             "Give --model and --gpu for a GPU, or the MANIFEST of a converted network for boards."
         )
-    from optigpu.fit.cards import gpu_named
     from optigpu.fit.fitting import RESERVE_BYTES, Asked
     from optigpu.fit.fitting import fit as fitted
+    from optigpu.hardware.cards import gpu_of
     from optigpu.models.reference import parse_reference, preset_of
     from optigpu.models.tensors import decoder_shape
     from optigpu.report.fit import fit_grid
@@ -92,7 +92,7 @@ def fit(
     if train:
         _show_training(model, gpu, batch, context, stack, reserve, form)
         return
-    reference, card = parse_reference(model), gpu_named(gpu)
+    reference, card = parse_reference(model), gpu_of(gpu, "gpu")
     shape, preset = decoder_shape(reference), preset_of(reference)
     stacks = _stacks(stack, plan, card, shape.facts)
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
@@ -111,9 +111,9 @@ def _show_training(
     reserve: str | None,
     form: OutputFormat,
 ) -> None:
-    from optigpu.fit.cards import gpu_named
     from optigpu.fit.fitting import RESERVE_BYTES
     from optigpu.fit.training import USUAL, fit_training
+    from optigpu.hardware.cards import gpu_of
     from optigpu.job.spec import JobSpec
     from optigpu.report.fit import training_grid
 
@@ -125,7 +125,7 @@ def _show_training(
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     found = fit_training(
         str(specs[0].model),
-        gpu_named(gpu),
+        gpu_of(gpu, "gpu"),
         stacks,
         batch=batch,
         sequence_tokens=length,

@@ -19,7 +19,7 @@ from optigpu.hardware.catalog import (
 )
 from optigpu.vocabulary import SpecError
 
-_MAKERS = re.compile(r"nvidia|geforce|tesla")
+_MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct")
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Card:
         return self.device.blocks[0].units
 
 
-def gpu_of(name: str) -> Device:
+def gpu_of(name: str, field: str = "gpu_model") -> Device:
     """The GPU of the catalog of that name, in any spelling: "A100", "rtx4090", "NVIDIA L40S".
 
-    Raises SpecError for a name that the catalog does not have, with the names that it has.
+    Raises SpecError for a name that the catalog does not have, with `field` and the names that it has.
     """
     found = _gpus().get(_plain(name))
     if found is None:
-        raise _unknown(name, [device.name for device in devices() if device.kind is HardwareKind.GPU])
+        raise _unknown(field, name, [device.name for device in devices() if device.kind is HardwareKind.GPU])
     return found
 
 
@@ -51,16 +51,16 @@ def card_of(name: str) -> Card:
     found = _gpus().get(_plain(name))
     card = _cards().get(found.name) if found else None
     if card is None:
-        raise _unknown(name, list(_cards()))
+        raise _unknown("gpu_model", name, list(_cards()))
     return card
 
 
-def _unknown(name: str, known: list[str]) -> SpecError:
+def _unknown(field: str, name: str, known: list[str]) -> SpecError:
     """Names are listed by the shortest that each has."""
     shortest = sorted({_shortest(each) for each in known})
     plain = {_plain(each): each for each in shortest}
     meant = did_you_mean(tuple(plain[each] for each in closest(_plain(name), plain)))
-    return SpecError(f"gpu_model: {name!r} is not in the catalog.{meant} Its GPUs are {', '.join(shortest)}.")
+    return SpecError(f"{field}: {name!r} is not in the catalog.{meant} Its GPUs are {', '.join(shortest)}.")
 
 
 def _shortest(name: str) -> str:

@@ -8,8 +8,8 @@ import pytest
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
 from optigpu.documents.shapes import ImageFacts
-from optigpu.fit.cards import gpu_named
 from optigpu.fit.training import fit_training
+from optigpu.hardware.cards import gpu_of
 from optigpu.job.spec import resolve
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import UnsupportedError
@@ -62,7 +62,7 @@ def test_a_step_that_depends_on_numbers_is_not_predicted() -> None:
 @pytest.mark.slow
 def test_the_largest_batch_follows_from_the_bytes_of_a_sample() -> None:
     stacks = [[], [{"name": "gradient_checkpointing"}]]
-    card = gpu_named("rtx4060")
+    card = gpu_of("rtx4060")
     found = fit_training(LLAMA, card, stacks, batch=4, sequence_tokens=32, reserve_bytes=0)
     plain, checkpointed = found.stacks
     assert plain.fits

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from optigpu.cli import app
 from optigpu.fit.advice import Evidence, best_measured, best_predicted, code_of, evidence_of
-from optigpu.fit.cards import gpu_named
 from optigpu.fit.fitting import Asked, fit
 from optigpu.fit.stacks import NamedStack, usual_stacks
+from optigpu.hardware.cards import gpu_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.models.reference import parse_reference
@@ -76,7 +76,7 @@ def test_with_a_bound_only_a_known_divergence_below_it_counts() -> None:
 
 
 def predicted(model: str, gpu: str, max_kld: float | None = None) -> Any:
-    card, shape = gpu_named(gpu), decoder_shape(parse_reference(model))
+    card, shape = gpu_of(gpu), decoder_shape(parse_reference(model))
     stacks = usual_stacks(card, shape.facts)
     spec = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": model, "device": "cuda"})
     found = fit(shape, None, card, stacks, Asked(context=256))
@@ -100,7 +100,7 @@ def test_a_model_that_fits_no_card_runs_on_the_host() -> None:
 
 
 def test_where_nothing_fits_the_error_says_what_would() -> None:
-    card, shape = gpu_named("rtx4060"), decoder_shape(parse_reference("preset:llama-3.1-405b"))
+    card, shape = gpu_of("rtx4060"), decoder_shape(parse_reference("preset:llama-3.1-405b"))
     only = (NamedStack("fp32", ()),)
     found = fit(shape, None, card, only, Asked())
     with pytest.raises(
