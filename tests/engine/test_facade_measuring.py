@@ -1,6 +1,5 @@
 """run and ladder as functions of the package: a report with tables, frames and charts; one job serves all tests."""
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from optigpu.facade.job_report import JobReport
 from optigpu.facade.measuring import job_spec, ladder_spec
 from optigpu.hardware import probe
 from optigpu.job.plan import default_stack, variants_of
-from optigpu.measure import Report
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, OptiGPUError, SpecError, UnsupportedError
 from optigpu.workloads.matmul import Matmul
@@ -70,16 +68,6 @@ def test_what_it_saves_can_be_shown_again(report: JobReport, tmp_path: Path) -> 
     assert [result["id"] for result in kept.results] == [result.id for result in report.results]
     with pytest.raises(OptiGPUError, match="cannot be written"):
         report.save(tmp_path / "missing" / "run.json")
-
-
-def test_importing_the_former_module_leaves_the_function_callable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`import optigpu.run` puts the module in the place of the function."""
-    monkeypatch.delitem(sys.modules, "optigpu.run", raising=False)
-    monkeypatch.delattr(optigpu, "run", raising=False)
-    former = importlib.import_module("optigpu.run")
-    assert former.Report is Report
-    with pytest.raises(SpecError, match="workload"):
-        optigpu.run("no such workload", device="cpu")
 
 
 def test_a_job_is_asked_for_by_names_by_json_and_by_objects() -> None:

@@ -198,7 +198,7 @@ def nothing(model: Any) -> None:
             FusedGelu(),
             "llama",
             nothing,
-            "supports the MLPs of GPT-2, OPT, ViT, and this llama model has none",
+            "supports the MLPs of GPT-2, GPT-J, OPT, ViT, and this llama model has none",
         ),
         (
             FusedGelu(),

@@ -233,9 +233,16 @@ def test_it_goes_with_what_changes_weights_before() -> None:
     assert pruned.generate(prompt(), 4).tokens.shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in TECHNIQUES.items() if "torch" in kind.backends])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, kind in TECHNIQUES.items()
+        if "torch" in kind.backends and set(kind.tasks) & set(NativeDecode.tasks)
+    ],
+)
 def test_it_excludes_what_would_not_run(name: str) -> None:
-    goes = {"bf16", "fp16", "tf32", "inference_mode", "magnitude_pruning"}
+    goes = {"bf16", "fp16", "tf32", "inference_mode", "magnitude_pruning", "smaller_model"}
     assert (conflict_between(NativeDecode, TECHNIQUES[name]) is None) == (name in goes)
 
 

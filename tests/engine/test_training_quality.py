@@ -10,9 +10,9 @@ from optigpu.backends.training import TrainingParts
 from optigpu.documents.facts import LossQuality
 from optigpu.documents.result import VerdictReason
 from optigpu.job.spec import JobSpec, resolve
+from optigpu.measure import run
 from optigpu.meters.base import MeterContext, QualityOptions, Reading
 from optigpu.meters.quality import QualityMeter, make_reference
-from optigpu.run import run
 from optigpu.techniques.base import IN_TRAINING, Notes, Phase, Technique
 from optigpu.techniques.training.gradient_accumulation import GradientAccumulation
 from optigpu.techniques.training.mixed_precision import MixedPrecision

@@ -47,13 +47,17 @@ MISTAKES = [
         "workload.kind: Unknown name 'matmull'. Did you mean matmul? Valid: matmul, attention,",
     ),
     generate("--device gpu", "device: Unknown value 'gpu'. Valid: cpu, cuda.", device="gpu"),
-    generate("--plan ladders", "plan: Unknown value 'ladders'. Did you mean ladder? Valid:", plan="ladders"),
+    generate(
+        "--plan ladders",
+        "plan: Unknown value 'ladders'. Did you mean ladder or memory-ladder? Valid:",
+        plan="ladders",
+    ),
     generate(
         "--backend pytorch", "backend: Unknown value 'pytorch'. Did you mean torch? Valid:", backend="pytorch"
     ),
     generate(
         "--stack int8",
-        "stack.0.name: Unknown name 'int8'. Did you mean int8_hybrid, int8_dynamic, int8_kv_cache or",
+        "stack.0.name: Unknown name 'int8'. Did you mean int8_hybrid, int8_dynamic, int8_finetune or",
         stack=[{"name": "int8"}],
     ),
     generate(
