@@ -38,7 +38,6 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.facade.engine",
             "optigpu.facade.deep_learning",
             "optigpu.facade.compilation",
-            "optigpu.run",
         ),
         ("api.app",),
         ("worker.execute", "worker.app", "worker.poll"),
