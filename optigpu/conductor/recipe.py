@@ -1,19 +1,18 @@
 """Makes a smaller model in a process of its own, which holds the CPU as a job does."""
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from optigpu import paths
 from optigpu.child.messages import RecipeMade, RunRecipe
-from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.asking import TimedWatch, ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.session import environment_for
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest, check_output
-from optigpu.vocabulary import CancelledError, DeviceKind, OverdueError
+from optigpu.vocabulary import DeviceKind
 
 RECIPE = (sys.executable, "-P", "-m", "optigpu.child.recipe")
 """The program that makes models. -P keeps files of the working directory from being taken for modules."""
@@ -35,38 +34,23 @@ def make_smaller(
     """
     check_output(request.output)
     environment = environment_for(DeviceKind.CPU)
-    watch = _Watch(doing, cancelled, limit_s)
+    watch = TimedWatch(
+        limit_s,
+        cancelled,
+        f"The recipe had not ended after {limit_s:g} s, and nothing was written; ask for fewer steps, or raise "
+        "--timeout.",
+        doing,
+    )
+
+    def wait() -> None:
+        doing("waiting for the CPU, which a job uses")
+        watch.check()
+
     order = RunRecipe(
         request=request.model_copy(update={"output": request.output.resolve()}), threads=environment.cpu_cores
     )
     with (
-        hold(lock_dir or paths.lock_dir(), DeviceKind.CPU, environment, watch.wait) as descriptors,
+        hold(lock_dir or paths.lock_dir(), DeviceKind.CPU, environment, wait) as descriptors,
         Child(program, child_variables(environment.cpu_cores), keep=descriptors) as child,
     ):
         return ask(child, order, RecipeMade, watch).outcome
-
-
-class _Watch:
-    """The limits of the process, for `ask`."""
-
-    def __init__(
-        self, doing: Callable[[str], None], cancelled: Callable[[], str | None], limit_s: float
-    ) -> None:
-        self.show, self._cancelled, self._limit_s = doing, cancelled, limit_s
-        self._until = time.monotonic() + limit_s
-
-    def check(self) -> None:
-        """Raises CancelledError when there is a reason to stop, and OverdueError when the time is up."""
-        reason = self._cancelled()
-        if reason is not None:
-            raise CancelledError(reason)
-        if time.monotonic() > self._until:
-            raise OverdueError(
-                f"The recipe had not ended after {self._limit_s:g} s, and nothing was written; ask for fewer steps, or "
-                "raise --timeout."
-            )
-
-    def wait(self) -> None:
-        """Another job has the CPU."""
-        self.show("waiting for the CPU, which a job uses")
-        self.check()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from optigpu import paths
 from optigpu.child.messages import Checked, Checks, ListChecks, RunCheck
-from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.asking import TimedWatch, ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold
 from optigpu.conductor.processes.variables import child_variables
@@ -22,9 +22,7 @@ from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
 from optigpu.selftest.kept import outcome_of
 from optigpu.vocabulary import (
-    CancelledError,
     DeviceKind,
-    OverdueError,
     ReplicateError,
     SpecError,
     UnsupportedError,
@@ -68,7 +66,7 @@ class SelfTester:
         self._doing("listing the checks")
         threads = environment_for(DeviceKind.CPU).cpu_cores
         with Child(self._program, child_variables(threads)) as child:
-            known = ask(child, ListChecks(), Checks, _Watch(LIST_LIMIT_S, self._cancelled)).checks
+            known = ask(child, ListChecks(), Checks, _watch(LIST_LIMIT_S, self._cancelled)).checks
         for name in only:
             _require_known(name, dict.fromkeys(check.name for check in known))
         chosen = [
@@ -110,12 +108,12 @@ class SelfTester:
             scratch_folder() as folder,
             _Process(self._program, environment, descriptors, folder) as process,
         ):
-            yield lambda check: process.run(check, _Watch(self._limit_s, self._cancelled))
+            yield lambda check: process.run(check, _watch(self._limit_s, self._cancelled))
 
     def _wait(self) -> None:
         """Another job has the device."""
         self._doing("waiting for the device, which a job uses")
-        _Watch(math.inf, self._cancelled).check()
+        _watch(math.inf, self._cancelled).check()
 
 
 class _Process:
@@ -135,7 +133,7 @@ class _Process:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def run(self, check: SelfCheck, watch: "_Watch") -> CheckResult:
+    def run(self, check: SelfCheck, watch: TimedWatch) -> CheckResult:
         """How the check ended. Raises CancelledError."""
         if check.alone:
             self._end()
@@ -174,23 +172,9 @@ class _Process:
             _log.warning("%s", error)
 
 
-class _Watch:
-    """The limits of one check, for `ask`."""
-
-    def __init__(self, limit_s: float, cancelled: Callable[[], str | None]) -> None:
-        self._limit_s, self._cancelled = limit_s, cancelled
-        self._until = time.monotonic() + limit_s
-
-    def check(self) -> None:
-        """Raises CancelledError when there is a reason to stop, and OverdueError when the time is up."""
-        reason = self._cancelled()
-        if reason is not None:
-            raise CancelledError(reason)
-        if time.monotonic() > self._until:
-            raise OverdueError(f"It hung: it had not ended after {self._limit_s:g} s, and was killed.")
-
-    def show(self, doing: str) -> None:
-        """A check does not say what it is doing."""
+def _watch(limit_s: float, cancelled: Callable[[], str | None]) -> TimedWatch:
+    """The limits of one check."""
+    return TimedWatch(limit_s, cancelled, f"It hung: it had not ended after {limit_s:g} s, and was killed.")
 
 
 def _judged(check: SelfCheck, found: Checked) -> CheckResult:

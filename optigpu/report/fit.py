@@ -1,4 +1,6 @@
-"""The table of what fits a GPU."""
+"""The tables of what fits a GPU."""
+
+from collections.abc import Sequence
 
 from optigpu.fit.fitting import Fit, StackFit
 from optigpu.fit.training import FitOfTraining, TrainingFit
@@ -8,29 +10,49 @@ from optigpu.report.numbers import MISSING, short
 
 def fit_grid(found: Fit) -> Grid:
     """A row for each stack: predicted bytes for the asked load, and how far the card would go."""
-    return Grid(
-        title=(
-            f"{found.model} on {found.gpu}: predicted memory of {found.batch} x {found.context:,} tokens, "
-            f"{found.usable_bytes / 2**30:.2f} of {found.memory_bytes / 2**30:.0f} GiB usable"
-        ),
-        columns=(
-            Column("stack"),
-            Column("fits"),
-            Column("weights", right=True),
-            Column("cache", right=True),
-            Column("activations", right=True),
-            Column("peak (GB)", right=True),
-            Column("most tokens", right=True),
-            Column("most sequences", right=True),
-        ),
-        rows=tuple(_row(row) for row in found.stacks),
-        notes=(
-            *(f"{row.label}: {row.reason}" for row in found.stacks if row.reason),
+    return _grid(
+        found,
+        f"{found.model} on {found.gpu}: predicted memory of {found.batch} x {found.context:,} tokens",
+        ("weights", "cache", "activations", "peak (GB)", "most tokens", "most sequences"),
+        [_row(row) for row in found.stacks],
+        (
             *found.advice,
             f"Most tokens are those of one sequence, most sequences those of {found.context:,} tokens.",
             "All figures are predicted from shapes, none is measured; docs/fit.md has their errors.",
         ),
-        faint=frozenset(index for index, row in enumerate(found.stacks) if not row.fits),
+    )
+
+
+def training_grid(found: FitOfTraining) -> Grid:
+    """A row for each stack of training."""
+    return _grid(
+        found,
+        f"Training {found.model} on {found.gpu}: predicted memory of {found.batch} x {found.sequence_tokens:,} tokens",
+        ("weights", "optimizer", "step", "peak (GB)", "most rows"),
+        [_training_row(row) for row in found.stacks],
+        (
+            "Step: gradients and activations at the peak. All figures are predicted, none is measured; docs/fit.md has "
+            "their errors.",
+        ),
+    )
+
+
+def _grid(
+    found: Fit | FitOfTraining,
+    title: str,
+    figures: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    notes: Sequence[str],
+) -> Grid:
+    """Stacks that do not fit are faint, and the reasons of those that were not predicted come first in the notes."""
+    stacks: Sequence[StackFit | TrainingFit] = found.stacks
+    usable = f"{found.usable_bytes / 2**30:.2f} of {found.memory_bytes / 2**30:.0f} GiB usable"
+    return Grid(
+        title=f"{title}, {usable}",
+        columns=(Column("stack"), Column("fits"), *(Column(figure, right=True) for figure in figures)),
+        rows=tuple(rows),
+        notes=(*(f"{row.label}: {row.reason}" for row in stacks if row.reason), *notes),
+        faint=frozenset(index for index, row in enumerate(stacks) if not row.fits),
     )
 
 
@@ -50,32 +72,6 @@ def _row(row: StackFit) -> tuple[str, ...]:
 def _count(number: int | None) -> str:
     """How many; a dash where the card does not limit it."""
     return MISSING if number is None else f"{number:,}"
-
-
-def training_grid(found: FitOfTraining) -> Grid:
-    """A row for each stack of training."""
-    return Grid(
-        title=(
-            f"Training {found.model} on {found.gpu}: predicted memory of {found.batch} x {found.sequence_tokens:,} "
-            f"tokens, {found.usable_bytes / 2**30:.2f} of {found.memory_bytes / 2**30:.0f} GiB usable"
-        ),
-        columns=(
-            Column("stack"),
-            Column("fits"),
-            Column("weights", right=True),
-            Column("optimizer", right=True),
-            Column("step", right=True),
-            Column("peak (GB)", right=True),
-            Column("most rows", right=True),
-        ),
-        rows=tuple(_training_row(row) for row in found.stacks),
-        notes=(
-            *(f"{row.label}: {row.reason}" for row in found.stacks if row.reason),
-            "Step: gradients and activations at the peak. All figures are predicted, none is measured; docs/fit.md has "
-            "their errors.",
-        ),
-        faint=frozenset(index for index, row in enumerate(found.stacks) if not row.fits),
-    )
 
 
 def _training_row(row: TrainingFit) -> tuple[str, ...]:

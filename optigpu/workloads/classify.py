@@ -14,6 +14,7 @@ from optigpu.quality.pictures import check_folder
 from optigpu.quality.read_pictures import read_pictures
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
+from optigpu.workloads.requests.images import wrong_size
 from optigpu.workloads.requests.passes import PassRequest
 from optigpu.workloads.requests.shapes import ImageShape
 
@@ -82,12 +83,7 @@ class Classify(Workload):
 
     def check(self, model: ImageFacts) -> str | None:
         """A model with an embedding of each place takes images of one size."""
-        if not model.fixed_size or self.image_size in (None, model.image_size):
-            return None
-        return (
-            f"image_size is {self.image_size} and this {model.family} takes images of {model.image_size} pixels alone; "
-            "leave image_size out."
-        )
+        return wrong_size(model, self.image_size)
 
     def prepare(self, runtime: ImageRuntime) -> PassRequest:
         """Draws the images from the runtime's seed, or reads those of the folder, batch by batch.

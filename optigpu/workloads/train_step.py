@@ -17,6 +17,7 @@ from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.decoding import exceeds_context
+from optigpu.workloads.requests.images import wrong_size
 from optigpu.workloads.requests.shapes import TrainingShape
 from optigpu.workloads.requests.training import Draw, DrawnImages, DrawnTexts, TrainingRequest
 
@@ -77,12 +78,7 @@ class TrainStep(Workload):
         """Rows fit the context; a model with an embedding of each place takes images of one size."""
         if isinstance(model, ModelFacts):
             return exceeds_context(model, self.sequence_tokens, "sequence_tokens")
-        if not model.fixed_size or self.image_size in (None, model.image_size):
-            return None
-        return (
-            f"image_size is {self.image_size} and this {model.family} takes images of {model.image_size} pixels alone; "
-            "leave image_size out."
-        )
+        return wrong_size(model, self.image_size)
 
     def prepare(self, runtime: TrainingRuntime) -> TrainingRequest:
         """Draws the samples from the runtime's seed."""

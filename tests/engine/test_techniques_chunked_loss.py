@@ -18,7 +18,7 @@ from optigpu.techniques.training.mixed_precision import MixedPrecision
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.tiny_models import FAMILIES as SIZES
 from tests.engine.tiny_models import assert_needs_hook
-from tests.engine.training import LLAMA, VIT, losses_of, texts_for, trained
+from tests.engine.training import LLAMA, VIT, losses_of, peak_bytes, texts_for, trained
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LANGUAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.decoder]
@@ -97,12 +97,7 @@ def test_a_step_takes_less_memory_by_most_of_its_logits() -> None:
 
 
 def peak(runtime: TorchTrainingRuntime) -> int:
-    """Bytes of a step of 8 * 128 tokens, after the first one has made the optimizer's states."""
-    batch = texts_for(runtime, documents=8, length=128, shortest=128)
-    runtime.step(batch)
-    found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
-    assert found is not None
-    return found
+    return peak_bytes(runtime, texts_for(runtime, documents=8, length=128, shortest=128))
 
 
 def test_it_goes_with_factors_and_autocast() -> None:

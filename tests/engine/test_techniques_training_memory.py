@@ -23,19 +23,24 @@ from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackwar
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.train_step import TrainStep
 from tests.engine.tiny_models import assert_needs_hook
-from tests.engine.training import LLAMA, RESNET, VIT, batch_for, losses_of, texts_for, trained, weights_of
+from tests.engine.training import (
+    LLAMA,
+    RESNET,
+    VIT,
+    batch_for,
+    losses_of,
+    peak_bytes,
+    texts_for,
+    trained,
+    weights_of,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TO_DISK = ActivationOffload(target="disk", smallest_bytes=256)
 
 
 def peak(runtime: TorchTrainingRuntime) -> int:
-    """Bytes of a step of 512 tokens, after the first one has made the optimizer's states."""
-    batch = texts_for(runtime, documents=8, length=64, shortest=64)
-    runtime.step(batch)
-    found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
-    assert found is not None
-    return found
+    return peak_bytes(runtime, texts_for(runtime, documents=8, length=64, shortest=64))
 
 
 @pytest.mark.parametrize("model", [LLAMA, VIT, RESNET])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from optigpu.backends.base import Order
 from optigpu.backends.torch.prepare import prepare
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
-from optigpu.backends.training import LabelledImages, Texts
+from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
 from optigpu.documents.shapes import ImageFacts
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
@@ -73,3 +73,11 @@ def losses_of(runtime: TorchTrainingRuntime, steps: int = 3) -> NDArray[np.float
     """The losses of steps over always the same samples."""
     batch = batch_for(runtime)
     return np.array([runtime.step(batch).loss for _ in range(steps)])
+
+
+def peak_bytes(runtime: TorchTrainingRuntime, batch: TrainingBatch) -> int:
+    """Of a step, after the first one has made the optimizer's states."""
+    runtime.step(batch)
+    found = runtime.peak_memory(lambda: runtime.step(batch)).allocated_bytes
+    assert found is not None
+    return found

@@ -1,11 +1,20 @@
 """Sends one message to a measuring process and waits for its answer, while the job's limits are checked."""
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from optigpu.child.messages import Answer, Broken, Progress, Refused
 from optigpu.conductor.processes.child import Child, readable
-from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError, UnsupportedError
+from optigpu.vocabulary import (
+    CancelledError,
+    Frozen,
+    OutOfMemoryError,
+    OverdueError,
+    ReplicateError,
+    UnsupportedError,
+)
 
 Wanted = TypeVar("Wanted", bound=Frozen)
 
@@ -20,6 +29,29 @@ class Watch(Protocol):
 
     def show(self, doing: str) -> None:
         """The process says what it is busy with."""
+
+
+class TimedWatch:
+    """A Watch of its own time: `limit_s` seconds from when it is made, unless somebody asks to stop before."""
+
+    def __init__(
+        self,
+        limit_s: float,
+        cancelled: Callable[[], str | None],
+        overdue: str,
+        doing: Callable[[str], None] = lambda _doing: None,
+    ) -> None:
+        """`overdue` is the error's sentence when the time is up; `doing` is told what the process says."""
+        self.show, self._cancelled, self._overdue = doing, cancelled, overdue
+        self._until = time.monotonic() + limit_s
+
+    def check(self) -> None:
+        """Raises CancelledError when there is a reason to stop, and OverdueError when the time is up."""
+        reason = self._cancelled()
+        if reason is not None:
+            raise CancelledError(reason)
+        if time.monotonic() > self._until:
+            raise OverdueError(self._overdue)
 
 
 def ask(child: Child, message: Frozen, wanted: type[Wanted], progress: Watch) -> Wanted:
