@@ -12,7 +12,7 @@ TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tools llama demo check quick test lint docs serve migrate up workers down clean
+.PHONY: help setup tools llama engines demo check quick test lint docs serve migrate up workers down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ tools: $(TOOLS) ## add what the tests and lint need
 llama: tools ## add the llama_cpp backend: llama.cpp is compiled for this CPU, which takes several minutes
 	@$(BIN)/python -c 'import gguf, llama_cpp' 2>/dev/null || \
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[llama]"
+
+engines: tools ## add the backends onnxruntime, openvino and ctranslate2
+	@$(BIN)/python -c 'import ctranslate2, nncf, onnx, onnxruntime, openvino' 2>/dev/null || \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[onnxruntime,openvino,ctranslate2]"
 
 demo: setup ## measure GPT-2 through a ladder of optimizations on this machine, and show the result
 	@exec $(BIN)/python -m examples.demo

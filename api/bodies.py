@@ -13,7 +13,7 @@ from api.service import ServiceDep
 from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line, refusing
 from optigpu.documents.files import parse_json
 from optigpu.documents.runs import RUN_FORMAT, RunDocument
-from optigpu.job.estimate import plan_time
+from optigpu.job.foreseen import foreseen
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError
@@ -61,7 +61,7 @@ def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
     _check_json(body)
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
-        plan_time(spec, variants_of(spec))
+        foreseen(spec, variants_of(spec))
     except FieldsError as error:
         raise ProblemError(422, summary(error.entries), error.entries) from None
     except SpecError as error:

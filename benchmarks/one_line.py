@@ -5,7 +5,6 @@ machine does falls on all of them. A ratio is a turn's, over plain `generate` in
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.document import write
 from optigpu.hardware import probe
 from optigpu.report import Column, Grid, console
 from optigpu.report.formats import terminal
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--threads", type=int, default=probe().cpu_cores)
-    parser.add_argument("--json", type=Path, help="also write the figures into this file")
+    parser.add_argument("--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -151,8 +151,16 @@ def main() -> None:
     load = os.getloadavg()[0]
     found = measure(options)
     console().print(terminal(_grid(found, options, load)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
+    if options.output:
+        asked = {
+            name: getattr(options, name)
+            for name in ("model", "prompt_tokens", "new_tokens", "turns", "threads")
+        }
+        write(
+            options.output,
+            "one_line",
+            {**asked, "load_before": load, "ways": [asdict(each) for each in found]},
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A folder of files that can be made again: bounded, and written by one process at a time.
+"""A folder of what can be made again, files or folders: bounded, and written by one process at a time.
 
     folder = BoundedFolder(cache_dir() / "gguf", ".gguf", bound.most_bytes())
     with folder.locked(), folder.draft_of(path) as draft:
@@ -10,6 +10,7 @@ A file is written under another name and renamed when it is whole, so that half 
 
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -53,12 +54,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class BoundedFolder:
-    """The least recently used files make room for a new one. Only who holds the lock writes or removes files."""
+    """The least recently used make room for a new one. Only who holds the lock writes or removes."""
 
     path: Path
     """It may not exist yet."""
     suffix: str
-    """Of the files that are kept."""
+    """Of what is kept: files, or folders with files of their own."""
     most: float
     """Bytes; infinite for a folder without a bound."""
 
@@ -73,7 +74,7 @@ class BoundedFolder:
         with FileLock(self.path / f"{self.path.name}.lock", timeout=timeout_s):
             for pattern in _LEFT_BY_THE_KILLED:
                 for left in self.path.glob(pattern):
-                    left.unlink(missing_ok=True)
+                    _remove(left)
             yield
 
     @contextmanager
@@ -83,7 +84,7 @@ class BoundedFolder:
         try:
             yield draft
         finally:
-            draft.unlink(missing_ok=True)
+            _remove(draft)
 
     def admit(self, draft: Path) -> None:
         """Gives a whole file its name, in place of an earlier one, once others have made room for it.
@@ -91,18 +92,34 @@ class BoundedFolder:
         A file that is larger than the bound is admitted too, as the only one.
         """
         path = draft.with_suffix(self.suffix)
-        self._make_room(path, self.most - draft.stat().st_size)
+        self._make_room(path, self.most - bytes_of(draft))
+        if path.is_dir():
+            _remove(path)  # a folder cannot be replaced while it holds something
         draft.replace(path)
 
     def _make_room(self, path: Path, room: float) -> None:
         """Removes the least recently used until others than `path` take at most `room` bytes."""
-        others = [(other, other.stat()) for other in self.path.glob(f"*{self.suffix}") if other != path]
-        size = sum(status.st_size for _, status in others)
-        for other, status in sorted(others, key=lambda item: item[1].st_mtime_ns):
-            if size <= room:
+        others = {other: bytes_of(other) for other in self.path.glob(f"*{self.suffix}") if other != path}
+        total = sum(others.values())
+        for other in sorted(others, key=lambda each: each.stat().st_mtime_ns):
+            if total <= room:
                 return
-            other.unlink(missing_ok=True)
-            size -= status.st_size
+            _remove(other)
+            total -= others[other]
+
+
+def bytes_of(path: Path) -> int:
+    """The bytes of a file, or of all files below a folder."""
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def mark_used(path: Path) -> None:

@@ -5,47 +5,32 @@ An error ends only its own variant.
 """
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import Field
+
+from optigpu.conductor.largest_batch import scale_batches
 from optigpu.conductor.preparation import prepare
 from optigpu.conductor.processes.groups import Group, measure_again
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.quiet_start import wait_for_quiet
 from optigpu.conductor.requirements import require_device
+from optigpu.conductor.search import search
 from optigpu.conductor.session import Session, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
 from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
-from optigpu.fit.memory import predicted_weight_bytes
 from optigpu.hardware import probe
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import Plan, plan_time
+from optigpu.job.estimate import PREPARE
+from optigpu.job.foreseen import foreseen
 from optigpu.job.plan import variants_of
-from optigpu.job.search import (
-    RoundEvents,
-    estimated,
-    limited,
-    round_spec,
-    rounds_of,
-    survivors,
-    too_large,
-    with_round,
-)
 from optigpu.job.spec import JobSpec, PlanName, Variant
-from optigpu.vocabulary import (
-    CancelledError,
-    DeadlineError,
-    DeviceKind,
-    Frozen,
-    Role,
-    SpecError,
-    StoppedError,
-    VariantStatus,
-)
+from optigpu.vocabulary import CancelledError, DeviceKind, Frozen, Role, StoppedError, VariantStatus
 
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
@@ -58,6 +43,8 @@ class Report(Frozen):
 
     It covers the whole job, with the outcomes of earlier attempts that were passed to the run. `stopped` says why the
     job ended before everything was measured; None if it did not. `cancelled` is whether somebody asked for that.
+    `spent` are this run's seconds by what they went into, over all processes: "prepare", "start" (of which "import"),
+    "sample", "audit", each meter; what else a job takes lies between them.
     """
 
     spec: JobSpec
@@ -66,10 +53,20 @@ class Report(Frozen):
     attribution: Attribution
     stopped: str | None = None
     cancelled: bool = False
+    spent: dict[str, float] = Field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The report as plain JSON, without raw samples."""
         return self.model_dump(mode="json", include={"spec", "results", "attribution"})
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Why a session had to stop, if it had, what the baseline measured again, and where its time went."""
+
+    stop: StoppedError | None
+    again: Samples
+    spent: Mapping[str, float]
 
 
 def never() -> str | None:
@@ -110,123 +107,49 @@ def run(
     )
     todo = [variant for variant in variants if variant.index not in done]
     outcomes: dict[int, Outcome] = dict(done)
-    again: Samples = ()
-    how = _How(program, cancelled, lock_dir, threads, memory_rule)
-    if spec.plan is PlanName.SEARCH:
-        on_event(estimated(spec, todo))
-        stop = _searched(spec, todo, outcomes, on_event, how)
-    else:
-        plan = plan_time(spec, todo)
-        if todo:
-            on_event(plan.estimated())
-        stop, again = _measured(spec, todo, outcomes, on_event, how, plan)
-    attribution = attribute(spec, variants, outcomes, again)
+    plan, estimate = foreseen(spec, todo)
+    if todo:
+        on_event(estimate)
+    opening = open_session(
+        spec,
+        [variant.index for variant in todo],
+        on_event,
+        program=program,
+        cancelled=cancelled,
+        lock_dir=lock_dir,
+        threads=threads,
+        memory_rule=memory_rule,
+        plan=plan,
+    )
+    ended = _measured(opening, todo, outcomes, on_event)
+    attribution = attribute(spec, variants, outcomes, ended.again)
     on_event(Finished(attribution=attribution))
-    return _report(spec, outcomes, attribution, stop)
-
-
-@dataclass(frozen=True)
-class _How:
-    """What `run` was told of how to measure."""
-
-    program: Sequence[str]
-    cancelled: Callable[[], str | None]
-    lock_dir: Path | None
-    threads: int | None
-    memory_rule: MakeMemoryRule
+    return _report(spec, outcomes, attribution, ended)
 
 
 def _measured(
-    spec: JobSpec,
+    opening: AbstractContextManager[Session],
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-    how: _How,
-    plan: Plan | None = None,
-) -> tuple[StoppedError | None, Samples]:
-    """Measures variants in one session and adds an outcome for each.
-
-    Returns why it had to stop, if it had, and what the baseline measured again.
-    """
+) -> _Ended:
+    """Measures variants in one session and adds an outcome for each."""
     again: Samples = ()
+    spent: Mapping[str, float] = {}
     try:
-        with open_session(
-            spec,
-            [variant.index for variant in todo],
-            on_event,
-            program=how.program,
-            cancelled=how.cancelled,
-            lock_dir=how.lock_dir,
-            threads=how.threads,
-            memory_rule=how.memory_rule,
-            plan=plan or plan_time(spec, todo),
-        ) as session:
-            session.progress.limit(spec.limits.timeout_s)
+        with opening as session:
+            spent = session.progress.spent
+            session.progress.limit(session.spec.limits.timeout_s)
             if todo:
                 wait_for_quiet(session)
-            again = _measure(session, todo, outcomes)
+                again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
     except StoppedError as stop:
         for variant in todo:
             if variant.index not in outcomes:
                 outcomes[variant.index] = _unmeasured(variant.index, stop)
                 on_event(VariantFinished(outcome=outcomes[variant.index]))
-        return stop, again
-    return None, again
-
-
-def _searched(
-    spec: JobSpec,
-    todo: Sequence[Variant],
-    outcomes: dict[int, Outcome],
-    on_event: Callable[[Event], None],
-    how: _How,
-) -> StoppedError | None:
-    """Measures a search round by round, and adds the outcome of the last round that each variant took part in.
-
-    That one alone is an event: a variant whose search goes on has not ended. Returns why it had to stop, if it had.
-    """
-    ends_at = time.monotonic() + spec.limits.timeout_s
-    left, held = _within_bytes(spec, todo, outcomes, on_event), dict[int, Outcome]()
-    count = rounds_of(len(left))
-    stop: StoppedError | None = None
-    for number in range(count if left else 0):
-        rounds = RoundEvents(on_event, number, count)
-        seconds = max(1.0, ends_at - time.monotonic())
-        found: dict[int, Outcome] = {}
-        try:
-            shorter = limited(round_spec(spec, number, count), seconds)
-            stop, _ = _measured(shorter, left, found, rounds, how)
-        except SpecError as error:
-            stop = DeadlineError(str(error))
-        for index, outcome in found.items():
-            # What a stopped round did not measure keeps the outcome of the round before.
-            if index not in held or outcome.result is not None:
-                held[index] = with_round(outcome, number, count)
-        chosen = survivors(spec, list(found.values()))
-        if stop or number == count - 1 or not chosen:
-            break
-        left = [variant for index in chosen for variant in left if variant.index == index]
-    for outcome in held.values():
-        outcomes[outcome.index] = outcome
-        on_event(VariantFinished(outcome=outcome))
-    return stop
-
-
-def _within_bytes(
-    spec: JobSpec, todo: Sequence[Variant], outcomes: dict[int, Outcome], on_event: Callable[[Event], None]
-) -> list[Variant]:
-    """The variants whose predicted weights keep the limit; the others end at once with the reason."""
-    left = []
-    for variant in todo:
-        reason = too_large(spec, variant, predicted_weight_bytes(variant))
-        if reason is None:
-            left.append(variant)
-            continue
-        outcomes[variant.index] = Outcome(
-            index=variant.index, status=VariantStatus.UNSUPPORTED, reason=reason
-        )
-        on_event(VariantFinished(outcome=outcomes[variant.index]))
-    return left
+        return _Ended(stop, again, spent)
+    return _Ended(None, again, spent)
 
 
 def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
@@ -234,7 +157,8 @@ def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outc
 
     Returns what the baseline measured again at the end if the variants were not all side by side.
     """
-    preparation = prepare(session, todo)
+    with session.progress.within(PREPARE):
+        preparation = prepare(session, todo)
     # of several models or workloads the first one's, which attribution compares with itself
     baseline = next(
         (variant for variant in todo if variant.role is Role.BASELINE and not variant.index), None
@@ -256,6 +180,13 @@ def _measure(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outc
     return measure_again(session, again) if again else ()
 
 
+_MEASURES: Mapping[PlanName, Callable[[Session, Sequence[Variant], dict[int, Outcome]], Samples]] = {
+    PlanName.SEARCH: search,
+    PlanName.BATCH_SCALING: scale_batches,
+}
+"""How the variants of a plan are measured, where not as most are."""
+
+
 def _unmeasured(index: int, stop: StoppedError) -> Outcome:
     cancelled = isinstance(stop, CancelledError)
     status = VariantStatus.CANCELLED if cancelled else VariantStatus.FAILED
@@ -265,16 +196,17 @@ def _unmeasured(index: int, stop: StoppedError) -> Outcome:
 
 
 def _report(
-    spec: JobSpec, outcomes: Mapping[int, Outcome], attribution: Attribution, stop: StoppedError | None
+    spec: JobSpec, outcomes: Mapping[int, Outcome], attribution: Attribution, ended: _Ended
 ) -> Report:
-    ended = tuple(outcomes[index] for index in sorted(outcomes))
+    found = tuple(outcomes[index] for index in sorted(outcomes))
     return Report(
         spec=spec,
-        results=tuple(outcome.result for outcome in ended if outcome.result),
-        outcomes=ended,
+        results=tuple(outcome.result for outcome in found if outcome.result),
+        outcomes=found,
         attribution=attribution,
-        stopped=f"{stop} {_kept(ended)}" if stop else None,
-        cancelled=isinstance(stop, CancelledError),
+        stopped=f"{ended.stop} {_kept(found)}" if ended.stop else None,
+        cancelled=isinstance(ended.stop, CancelledError),
+        spent=dict(ended.spent),
     )
 
 

@@ -231,8 +231,17 @@ class Metric(NamedTuple):
 
 
 METRICS: dict[str, Metric] = {
-    "tokens_per_s": Metric("1/s", Better.HIGHER, "tokens decoded per second, after the first token"),
+    "tokens_per_s": Metric(
+        "1/s", Better.HIGHER, "tokens decoded per second: after the first token, under load all"
+    ),
     "requests_per_s": Metric("1/s", Better.HIGHER, "whole requests per second"),
+    "goodput_per_s": Metric("1/s", Better.HIGHER, "requests per second that were answered within the limits"),
+    "queue_length": Metric("1", Better.LOWER, "mean number of requests without a first token, under load"),
+    "highest_rate_per_s": Metric(
+        "1/s",
+        Better.HIGHER,
+        "the highest rate of arrivals at which the limits are kept and the queue does not grow",
+    ),
     "prefill_tokens_per_s": Metric(
         "1/s", Better.HIGHER, "prompt tokens per second, up to the first new token"
     ),
@@ -249,7 +258,10 @@ METRICS: dict[str, Metric] = {
     "backward_s": Metric("s", Better.LOWER, "part of a training step in which gradients are computed"),
     "optimizer_s": Metric("s", Better.LOWER, "part of a training step in which weights are updated"),
     "ttft_s": Metric(
-        "s", Better.LOWER, "time to first token: from the request's start until its first token is chosen"
+        "s",
+        Better.LOWER,
+        "time to first token: from the request's start, under load the moment at which it was to be sent, until its "
+        "first token is chosen",
     ),
     "tpot_s": Metric("s", Better.LOWER, "time per output token after the first"),
     "latency_s": Metric("s", Better.LOWER, "one whole request or operation, end to end"),
@@ -326,6 +338,9 @@ METRICS: dict[str, Metric] = {
         "1",
         Better.HIGHER,
         "hardware FLOPs utilization: as mfu, of all operations that were executed, recomputed ones included",
+    ),
+    "largest_batch": Metric(
+        "1", Better.HIGHER, "samples of the largest batch that found enough memory under the job's limit"
     ),
     "headroom": Metric("1", Better.LOWER, "how many times faster the roofline allows the variant to be"),
     "memory_bound_share": Metric("1", Better.LOWER, "share of kernel time in memory-bound kernels"),

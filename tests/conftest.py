@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pynvml
 import pytest
 
+from optigpu.engines.environments import environment_of
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
 from tests.servers.redis import REDIS
@@ -34,6 +35,8 @@ ALONE = ("gpu/",)
 All other tests use their own processes, folders, databases and a CPU of their own, and so can run in parallel.
 """
 
+OWN_ENVIRONMENT = MappingProxyType({"ik": "ik_llama_cpp", "vllm": "vllm", "executorch": "executorch"})
+"""The backend of each marker that needs an environment which `optigpu engines install` makes."""
 QUICK = ("unit/", "contract/", "engine/", "service/")
 """Folders of `make check`: all tests of the first two, one case of each test of the others."""
 SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
@@ -73,6 +76,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("gptq", config, items)
     if not has_llama_cpp():
         leave_out("llama", config, items)
+    for marker, engine in OWN_ENVIRONMENT.items():
+        if not environment_of(engine):
+            leave_out(marker, config, items)
+    if find_spec("openai") is None:
+        leave_out("serving", config, items)
+    if not has_onnxruntime():
+        leave_out("onnxruntime", config, items)
+    if not has_loadgen():
+        leave_out("loadgen", config, items)
+    if not has_openvino():
+        leave_out("openvino", config, items)
+    if not has_ctranslate2():
+        leave_out("ctranslate2", config, items)
     if not has_node():
         leave_out("node", config, items)
     for kind in impossible():
@@ -134,6 +150,26 @@ def has_gptqmodel() -> bool:
 def has_llama_cpp() -> bool:
     """Whether the extra llama is installed."""
     return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+
+
+def has_onnxruntime() -> bool:
+    """Whether the extra onnxruntime is installed."""
+    return find_spec("onnxruntime") is not None and find_spec("onnx") is not None
+
+
+def has_loadgen() -> bool:
+    """Whether MLPerf's LoadGen is installed."""
+    return find_spec("mlperf_loadgen") is not None
+
+
+def has_openvino() -> bool:
+    """Whether the extra openvino is installed."""
+    return find_spec("openvino") is not None and find_spec("nncf") is not None
+
+
+def has_ctranslate2() -> bool:
+    """Whether the extra ctranslate2 is installed."""
+    return find_spec("ctranslate2") is not None
 
 
 def has_node() -> bool:

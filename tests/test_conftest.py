@@ -18,7 +18,7 @@ def test_a_test_that_needs_a_gpu_is_deselected_where_there_is_none(
     pytester.runpytest_inprocess().assert_outcomes(**outcomes)
 
 
-@pytest.mark.parametrize("marker", ["gptq", "llama"])
+@pytest.mark.parametrize("marker", ["gptq", "llama", "onnxruntime", "openvino", "ctranslate2"])
 @pytest.mark.parametrize(
     ("installed", "outcomes"), [(False, {"passed": 1, "deselected": 1}), (True, {"passed": 2})]
 )
@@ -29,7 +29,8 @@ def test_a_test_that_needs_an_extra_is_deselected_where_it_is_not_installed(
     installed: bool,
     outcomes: dict[str, int],
 ) -> None:
-    for name in ("has_gptqmodel", "has_llama_cpp"):
+    extras = ("gptqmodel", "llama_cpp", "onnxruntime", "openvino", "ctranslate2")
+    for name in (f"has_{extra}" for extra in extras):
         monkeypatch.setattr(f"tests.conftest.{name}", lambda: installed)
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
     pytester.makeini(f"[pytest]\nmarkers = {marker}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 from tools.kernels.page import document, page
-from tools.kernels.table import Row, rows
+from tools.kernels.table import Row, known_rows, rows
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -26,9 +26,16 @@ def main(arguments: Sequence[str]) -> int:
         "--output", type=Path, default=FOLDER, help="the folder to write to (default: docs/results)"
     )
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="default: 2")
+    parser.add_argument(
+        "--published", type=Path, help="a kernels.json: what it has of the same kernels is not compiled again"
+    )
+    parser.add_argument(
+        "--again", nargs="*", default=[], help="capabilities that are compiled again all the same"
+    )
     options = parser.parse_args(arguments)
     try:
-        found = rows(options.processes)
+        published = json.loads(options.published.read_text("utf-8"))["rows"] if options.published else []
+        found = rows(options.processes, known_rows(published, options.again))
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2

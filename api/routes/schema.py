@@ -54,7 +54,7 @@ def list_workloads(_: Reader) -> Workloads:
                 "kind": name,
                 "summary": kind.summary,
                 "primary": kind.primary,
-                "metrics": [*kind.metrics, *kind.for_some],
+                "metrics": [*kind.metrics, *kind.for_some, *kind.of_queries, *kind.of_loads],
                 "needs_model": kind.task.needs_model,
                 "backends": [
                     backend.name

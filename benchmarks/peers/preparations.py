@@ -36,16 +36,19 @@ def _dynamic_int8(model: Any) -> Any:
 
 
 def _nf4(model: Any) -> Any:
-    """Every linear layer but the head, as transformers' own integration does."""
+    """Every linear layer but the head, as transformers' own integration does, computing in the model's dtype.
+
+    In bfloat16 a CPU with AVX-512 has the fused operator of bitsandbytes; in float32 weights are widened first.
+    """
     import torch
     from bitsandbytes.nn import Linear4bit
 
+    dtype = model.dtype
     for parent in list(_as_linear(model).modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
-                layer = Linear4bit(
-                    child.in_features, child.out_features, child.bias is not None, torch.float32, True, "nf4"
-                )
+                bias = child.bias is not None
+                layer = Linear4bit(child.in_features, child.out_features, bias, dtype, True, "nf4")
                 layer.load_state_dict(child.state_dict())
                 setattr(parent, name, layer.to("cpu"))
     return model
@@ -78,6 +81,18 @@ def _torchao_int4(model: Any) -> Any:
     # The group of Q4_0.
     quantize_(_bfloat16(_as_linear(model)), PrototypeInt4WeightOnlyConfig(group_size=32), fits)
     return model
+
+
+MODES: dict[str, tuple[str, ...]] = {
+    "nf4": ("float32", "bfloat16"),
+    "torchao_int8": ("float32", "bfloat16"),
+}
+"""What a peer may compute in: it runs in the mode that decodes fastest on this machine. Others have one mode."""
+
+
+def prepared(name: str, model: Any, dtype: str) -> Any:
+    """A model of float32 prepared by name, to compute in `dtype` where the peer has several modes."""
+    return PREPARE[name](_bfloat16(_as_linear(model)) if dtype == "bfloat16" else model)
 
 
 PREPARE: dict[str, Callable[[Any], Any]] = {

@@ -5,11 +5,35 @@ To add one: write its folder and name its class in `_ALL`. What a backend is, `b
 """
 
 from optigpu.backends.base import Backend
+from optigpu.backends.coreml import CoreMlBackend
+from optigpu.backends.ctranslate2 import Ctranslate2Backend
+from optigpu.backends.endpoint import EndpointBackend
+from optigpu.backends.executorch import ExecuTorchBackend
+from optigpu.backends.ik_llama_cpp import IkLlamaCppBackend
 from optigpu.backends.litert import LiteRtBackend
 from optigpu.backends.llama_cpp import LlamaCppBackend
+from optigpu.backends.onnxruntime import OnnxRuntimeBackend
+from optigpu.backends.openvino import OpenVinoBackend
+from optigpu.backends.tensorflow import TensorFlowBackend
+from optigpu.backends.tensorrt_llm import TensorRtLlmBackend
 from optigpu.backends.torch import TorchBackend
+from optigpu.backends.vllm import VllmBackend
 
-_ALL: tuple[Backend, ...] = (TorchBackend(), LlamaCppBackend(), LiteRtBackend())
+_ALL: tuple[Backend, ...] = (
+    TorchBackend(),
+    LlamaCppBackend(),
+    IkLlamaCppBackend(),
+    LiteRtBackend(),
+    OnnxRuntimeBackend(),
+    TensorFlowBackend(),
+    VllmBackend(),
+    TensorRtLlmBackend(),
+    ExecuTorchBackend(),
+    CoreMlBackend(),
+    EndpointBackend(),
+    OpenVinoBackend(),
+    Ctranslate2Backend(),
+)
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _ALL}
 """Every backend by its name; the job's field `backend`, the measuring process, the workers and the documents read

@@ -29,6 +29,7 @@ class Order:
     threads: int  # CPU threads that the engine may use
     folder: Path  # the job's scratch folder, shared by its processes
     environment: Environment
+    endpoint: str | None = None  # the server of the backend endpoint, as URL#MODEL
 
 
 class Backend(Protocol):

@@ -64,7 +64,8 @@ class Pass:
 class MemoryPeaks:
     """The most accelerator memory in use and set aside during a run, in bytes.
 
-    `reasons` say why one is None, by the metric's name: peak_bytes, peak_reserved_bytes.
+    `reasons` say why one is None, by the metric's name: peak_bytes, peak_reserved_bytes; and host_peak_bytes where this
+    process is not what works.
     """
 
     allocated_bytes: int | None = None
@@ -108,6 +109,15 @@ class Runtime(Protocol):
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
         """A named range for a profiler that watches from outside (NVTX), or nothing."""
+
+
+@runtime_checkable
+class RemoteRuntime(Runtime, Protocol):
+    """A runtime whose work another process does."""
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why counters of this machine do not tell of that work; None where it is done on this machine."""
 
 
 class DecodingRuntime(Runtime, Protocol):

@@ -1,86 +1,83 @@
 """python -m optigpu.child.largest_batch: runs requests of growing batches under a limit of memory.
 
-Its first line on stdin is a job as JSON, with `limit_bytes`; each further line is a batch size. It answers each with
-one line: "fits", "out of memory", or an error's sentence. The first answer, "ready", comes when the model is loaded.
+It reads an `Assignment`, loads its model under the variant's limit and answers `BatchesReady`; then it answers each
+`TryBatch` with `BatchTried` or `Broken`, as `optigpu.child.connection` says. It goes on after memory ran out.
 """
 
 import gc
-import json
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import TextIO
+from typing import NoReturn
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.base import Backend, Order
 from optigpu.backends.runtime import Runtime
-from optigpu.hardware import probe
-from optigpu.hardware.cpu import cpu_cores
-from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import OptiGPUError
+from optigpu.child.connection import Tell, broken, connect
+from optigpu.child.memory_messages import BatchesReady, BatchTried, TryBatch
+from optigpu.child.messages import Answer, Assignment, Broken, Progress, Refused
+from optigpu.child.replicate import order_of, refusal
+from optigpu.documents.facts import RunFacts
+from optigpu.job.spec import Variant
+from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Workload
 
-READY, FITS, OUT_OF_MEMORY = "ready", "fits", "out of memory"
 
-
-def main() -> None:
-    """Answers until stdin ends; what libraries print goes to stderr."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    asked = json.loads(sys.stdin.readline())
-    limit_bytes = int(asked.pop("limit_bytes"))
-    (variant,) = variants_of(JobSpec.model_validate(asked))
-    backend = BACKENDS[variant.backend]
+def main() -> NoReturn:
+    """Loads the model, then tries batches for ever: the thread that reads stdin ends the process."""
+    lines, tell = connect("optigpu.child.largest_batch", "Runs requests of growing batches.")
+    assignment = Assignment.model_validate_json(lines.get())
     made: list[Runtime] = []
-    with tempfile.TemporaryDirectory() as folder:
-        said = _attempt(backend, lambda: made.append(_prepared(variant, limit_bytes, Path(folder))))
-        _say(answers, READY if said == FITS else said)
-        for line in sys.stdin:
-            workload: Workload = variant.workload.model_copy(update={"batch_size": int(line)})
-            _say(answers, _attempt(backend, lambda: workload.prepare(made[0]).run()))  # noqa: B023 - runs at once
+
+    def load() -> Answer:
+        made.append(_loaded(assignment, tell))
+        facts = made[0].notes.facts | {"weights": made[0].weights()}
+        return BatchesReady(facts=RunFacts.gathered(facts))
+
+    tell(_attempted(load))
+    while True:
+        order = TryBatch.model_validate_json(lines.get())
+        said = _attempted(lambda: _tried(assignment.variant, made[0], order.batch_size))  # noqa: B023 - runs at once
+        if isinstance(said, Broken) and said.fault == "out_of_memory":
+            said = BatchTried(fits=False, why=said.reason)
+        tell(said)
 
 
-def _prepared(variant: Variant, limit_bytes: int, folder: Path) -> Runtime:
+def _loaded(assignment: Assignment, tell: Tell) -> Runtime:
     """The model with the stack applied, loaded under the limit: what Python and torch take before does not count."""
     from optigpu.backends.torch.memory import limit_memory
 
+    variant, order = assignment.variant, order_of(assignment)
+    reason = refusal(assignment)
+    if reason:
+        raise UnsupportedError(reason)
+    assert variant.memory_limit_bytes is not None
     backend = BACKENDS[variant.backend]
-    backend.use_threads(cpu_cores())
+    backend.use_threads(order.threads)
     backend.start(model=True)
-    limit_memory(variant.device, limit_bytes)
-    order = Order(
-        model=variant.model,
-        stack=variant.stack,
-        workload=variant.workload,
-        device=variant.device,
-        seed=0,
-        threads=cpu_cores(),
-        folder=folder,
-        environment=probe(),
-    )
-    return backend.prepare(order, _ignore)
+    limit_memory(variant.device, variant.memory_limit_bytes)
+    return backend.prepare(order, lambda doing: tell(Progress(doing=doing)))
 
 
-def _attempt(backend: Backend, run: Callable[[], object]) -> str:
+def _tried(variant: Variant, runtime: Runtime, batch_size: int) -> BatchTried:
+    workload: Workload = variant.workload.model_copy(update={"batch_size": batch_size})
+    workload.prepare(runtime).run()
+    return BatchTried(fits=True)
+
+
+def _attempted(attempt: Callable[[], Answer]) -> Answer:
     """What became of it; the memory of an attempt that failed is free afterwards."""
     try:
-        run()
+        return attempt()
+    except UnsupportedError as error:
+        return Refused(reason=str(error))
     except Exception as error:
-        if isinstance(error, MemoryError) or backend.is_out_of_memory(error) or "bad_alloc" in str(error):
-            return OUT_OF_MEMORY
-        return str(error) if isinstance(error, OptiGPUError) else f"{type(error).__name__}: {error}"
+        said = broken(error)
+        return said.model_copy(update={"fault": "out_of_memory"}) if _is_of_memory(error) else said
     finally:
         gc.collect()
-    return FITS
 
 
-def _say(answers: TextIO, text: str) -> None:
-    print(" ".join(text.split()), file=answers, flush=True)
-
-
-def _ignore(doing: str) -> None:
-    """Progress is not shown."""
+def _is_of_memory(error: Exception) -> bool:
+    """Whether it is C++'s error for an allocation that failed, or CPython's for one that failed in an import."""
+    return "bad_alloc" in str(error) or isinstance(error, SystemError)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from optigpu.child.memory_messages import BatchesReady, BatchTried, TrainingPredicted
 from optigpu.documents.facts import MeterFacts, RunFacts
+from optigpu.documents.load import LoadRun
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import SelfCheck
@@ -141,12 +143,14 @@ class Broken(Frozen):
 class Round(Frozen):
     """The samples of one round: for each per-request metric one number a request, in the order of the requests.
 
-    `request_s` is how long each request took by the clock, whatever its metrics are.
+    `request_s` is how long each request took by the clock, whatever its metrics are, and `loads` what became of the
+    queries of each, where a request is a run of a load.
     """
 
     kind: Literal["round"] = "round"
     samples: dict[str, tuple[float, ...]]
     request_s: tuple[float, ...] = ()
+    loads: tuple[LoadRun, ...] = ()
 
 
 class Audited(Frozen):
@@ -259,6 +263,9 @@ AnyAnswer = (
     | Checks
     | Checked
     | RecipeMade
+    | TrainingPredicted
+    | BatchesReady
+    | BatchTried
 )
 Command = Annotated[AnyCommand, Field(discriminator="kind")]
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]

@@ -51,7 +51,7 @@ from optigpu.models.facts import Facts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Phase
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
-from optigpu.workloads.base import Request, Workload
+from optigpu.workloads.base import LoadRequest, Request, Workload
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,14 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     progress("warming up")
     priority = {"nice": raise_priority() if assignment.measure.raise_priority else nice()}
     warm = warm_up(request, check.request_s)
+    load = {"load": request.facts()} if isinstance(request, LoadRequest) else {}
     ready = Ready(
         load_s=load_s,
         compile_s=warm.beyond_steady_s if compiles else None,
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        facts=_facts(variant, runtime.notes.facts | check.details | origin | priority),
+        facts=_facts(variant, runtime.notes.facts | check.details | origin | priority | load),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready
@@ -200,6 +201,7 @@ def order_of(assignment: Assignment) -> Order:
         threads=assignment.threads or cpu_cores(),
         folder=Path(assignment.folder),
         environment=assignment.environment,
+        endpoint=variant.endpoint,
     )
 
 
@@ -221,7 +223,7 @@ def _request(variant: Variant, runtime: Runtime) -> Request:
 def _round(command: RunRound, subject: Subject) -> Round:
     with subject.runtime.annotate("round"):
         timed = run_round(subject.request, command.seconds, command.min_requests, command.max_requests)
-    return Round(samples=timed.samples, request_s=timed.request_s)
+    return Round(samples=timed.samples, request_s=timed.request_s, loads=timed.loads)
 
 
 def _audited(command: RunAudit, subject: Subject) -> Audited:

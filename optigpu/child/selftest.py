@@ -51,7 +51,8 @@ def _answer(command: AnySelfTestCommand) -> Answer:
 
 def checked(command: RunCheck) -> Checked:
     """Runs one check. Raises what it raises."""
-    BACKENDS[PLAIN_BACKEND].use_threads(command.threads)
+    for engine in filter(None, (command.check.backend, PLAIN_BACKEND)):
+        BACKENDS[engine].use_threads(command.threads)
     setting = Setting(command.environment, command.check.device, command.threads, Path(command.folder))
     found = run_check(command.check, setting)
     gc.collect()  # the models of this check, before the next one loads its own

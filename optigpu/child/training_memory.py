@@ -1,49 +1,50 @@
 """python -m optigpu.child.training_memory: predicts what steps of training need, in a process that may load torch.
 
-It reads one JSON object from stdin, {"model", "stacks", "workloads"}, and writes one line: for each stack the needs of
-each workload, all of them train_step, or the reason why there are none.
+It reads one `PredictTraining` from stdin and answers with `TrainingPredicted` or `Broken`, as
+`optigpu.child.connection` says.
 """
 
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import NoReturn
 
 from optigpu.backends.training import TrainingBatch
-from optigpu.documents.shapes import ImageFacts
-from optigpu.job.spec import Beside, resolve
+from optigpu.child.connection import broken, connect
+from optigpu.child.memory_messages import PredictTraining, TrainingPredicted
+from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.fit.training import StackNeeds
+from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
 from optigpu.workloads.train_step import TrainStep
 
 
-def main() -> None:
-    """Answers on the stdout that the process was started with; whatever libraries print goes to stderr."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    asked = json.loads(sys.stdin.read())
-    workloads = [TrainStep.model_validate(each) for each in asked["workloads"]]
-    stacks = [Beside.model_validate({"stack": stack}).stack for stack in asked["stacks"]]
-    found = [_answer(asked["model"], stack, workloads) for stack in stacks]
-    print(json.dumps(found), file=answers, flush=True)
+def main() -> NoReturn:
+    """Answers each order, for ever: the thread that reads stdin ends the process."""
+    lines, tell = connect("optigpu.child.training_memory", "Predicts the memory of training.")
+    while True:
+        line = lines.get()
+        try:
+            order = PredictTraining.model_validate_json(line)
+            needs = tuple(_needs(order.model, stack, order.workloads) for stack in order.stacks)
+            tell(TrainingPredicted(stacks=needs))
+        except Exception as error:
+            tell(broken(error))
 
 
-def _answer(model: str, stack: tuple[Technique, ...], workloads: Sequence[TrainStep]) -> dict[str, Any]:
+def _needs(model: str, stack: tuple[Technique, ...], workloads: Sequence[TrainStep]) -> StackNeeds:
     from optigpu.backends.torch.training.predicted import predicted_need
 
-    rule = workloads[0].update_rule
-    assert rule is not None
     batches = tuple(partial(_batch, workload) for workload in workloads)
     try:
-        needs = predicted_need(rule, model, resolve(stack, "train_step"), batches)
+        found = predicted_need(workloads[0].update_rule, model, resolve(stack, "train_step"), batches)
     except UnsupportedError as error:
-        return {"reason": str(error)}
-    return {"needs": [asdict(need) for need in needs]}
+        return StackNeeds(reason=str(error))
+    return StackNeeds(needs=tuple(found))
 
 
-def _batch(workload: TrainStep, facts: Any) -> TrainingBatch:
+def _batch(workload: TrainStep, facts: ModelFacts | ImageFacts) -> TrainingBatch:
     """Samples of the workload's shapes."""
     if isinstance(facts, ImageFacts):
         side = workload.image_size or facts.image_size

@@ -2,16 +2,32 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import get_args
 
 from optigpu.claims.model import Claim
 from optigpu.claims.terms import Precision
 from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import GgufType
 from optigpu.vocabulary import Document
 
-CARRIERS: Mapping[str, Precision] = MappingProxyType({"fp16": "fp16", "bf16": "bf16"})
+CARRIERS: Mapping[str, Precision] = MappingProxyType({"fp16": "fp16", "bf16": "bf16", "vllm_bf16": "bf16"})
 """Precisions of computation, which leave quantized weights at the precision that they have."""
 UNCLAIMED = frozenset({"tf32", "autocast", "fp8"})
 """Techniques that give a precision of which there is no claim."""
+_NAMED_GGUF: Mapping[str, frozenset[Precision]] = MappingProxyType(
+    {"F16": frozenset({"fp16"}), "BF16": frozenset({"bf16"}), "Q4_K_M": frozenset({"q4_k_m", "int4"})}
+)
+_GGUF_OF_BITS: Mapping[str, frozenset[Precision]] = MappingProxyType(
+    {"4": frozenset({"int4"}), "8": frozenset({"int8"})}
+)
+
+
+def _of_gguf(kind: str) -> frozenset[Precision]:
+    """By the bits that a type's name begins with: IQ4_XS and Q4_0 are 4. No claim is about other bits."""
+    digits = kind.removeprefix("I").removeprefix("Q")
+    return _NAMED_GGUF.get(kind) or _GGUF_OF_BITS.get(digits[:1], frozenset())
+
+
 PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
     {
         "int8_weight_only": frozenset({"int8"}),
@@ -22,6 +38,10 @@ PRECISIONS: Mapping[str, frozenset[Precision]] = MappingProxyType(
         "gptq": frozenset({"gptq", "int4"}),
         "awq": frozenset({"awq", "int4"}),
         "int8_finetune": frozenset({"int8"}),
+        **dict.fromkeys(
+            ("onnx_int8", "onnx_static_int8", "openvino_int8", "ctranslate2_int8"), frozenset({"int8"})
+        ),
+        **dict.fromkeys(("onnx_int4", "openvino_int4"), frozenset({"int4"})),
     }
 )
 """The claimed precisions that a technique's weights have, whatever its parameters."""
@@ -34,15 +54,7 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, frozenset[Preci
         ),
         "mixed_precision": ("dtype", {"float16": frozenset({"fp16"}), "bfloat16": frozenset({"bf16"})}),
         "qlora": ("base", {"nf4": frozenset({"nf4", "int4"}), "int4": frozenset({"int4"})}),
-        "gguf": (
-            "type",
-            {
-                "Q4_0": frozenset({"int4"}),
-                "Q4_K_M": frozenset({"q4_k_m", "int4"}),
-                "Q8_0": frozenset({"int8"}),
-                "F16": frozenset({"fp16"}),
-            },
-        ),
+        "gguf": ("type", {kind: _of_gguf(kind) for kind in get_args(GgufType)}),
     }
 )
 """The parameter that decides a technique's bits, and the claimed precisions of its values."""

@@ -15,6 +15,7 @@ from optigpu.cli import (
     compare,
     convert,
     device_sim,
+    engines,
     fit,
     leaderboard,
     local,
@@ -50,6 +51,7 @@ tiny.add_commands(app)
 device_sim.add_commands(app)
 convert.add_commands(app)
 recipe.add_commands(app)
+engines.add_commands(app)
 fit.add_commands(app)
 advise.add_commands(app)
 batch_scaling.add_commands(app)

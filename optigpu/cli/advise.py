@@ -1,6 +1,7 @@
 """The command `advise`: which stack to use, by measurements first and by predictions where there are none."""
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,7 @@ from optigpu.cli.claims import MaybeUrl
 from optigpu.cli.measuring import default_device
 from optigpu.cli.output import FormatOption, JsonToo, OutputFormat
 from optigpu.cli.remote import ApiKey, connect
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, StoreError
 
 if TYPE_CHECKING:
     from optigpu.documents.result import Environment
@@ -40,8 +41,9 @@ def advise(
 ) -> None:
     """Recommend a stack for a model, with the Python code that measures it.
 
-    Valid results of the same workload, hardware and versions answer first: those of runs that are kept here, and those
-    of a service if its URL is given. Where there are none, the predicted memory decides.
+    Valid results of the same workload, hardware and versions answer first: those of this machine's database, those of
+    runs that are kept here, and those of a service if its URL is given. Where there are none, the predicted memory
+    decides.
     """
     from optigpu.fit.advice import best_measured
     from optigpu.hardware import probe
@@ -55,7 +57,7 @@ def advise(
     device = DeviceKind.CUDA if card else default_device()
     workload = {"kind": "generate", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     spec = JobSpec(workload=workload | {"batch_size": batch_size}, model=model, device=device)
-    evidence = [*_kept(spec), *(_of_service(spec, url, api_key) if url else ())]
+    evidence = [*_of_database(spec), *_kept(spec), *(_of_service(spec, url, api_key) if url else ())]
     hardware = hardware_class(here, device) if card is None else card.name
     if card is not None:
         there = [each for each in evidence if find_class(each.hardware) == card]
@@ -63,6 +65,24 @@ def advise(
     advice = best_measured(evidence, spec, hardware, here.software, max_kld=max_kld)
     as_json = json_ or format_ is OutputFormat.JSON
     _show(advice or _predicted(spec, card, here, hardware, max_kld), as_json)
+
+
+def _of_database(spec: "JobSpec") -> "list[Evidence]":
+    """What the database of this machine has. One that cannot be read is named on stderr and answers nothing."""
+    from optigpu.fit.advice import evidence_of
+    from optigpu.store import results
+    from optigpu.store.local import local_database
+
+    try:
+        database = local_database()
+        if database is None:
+            return []
+        with closing(database), database.read() as session:
+            found = results.of_workload(session, spec.workload.kind, spec.model)
+    except StoreError as error:
+        typer.echo(f"The local database was not asked. {error}", err=True)
+        return []
+    return evidence_of(found, spec, "the database of this machine")
 
 
 def _kept(spec: "JobSpec") -> "list[Evidence]":

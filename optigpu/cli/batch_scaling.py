@@ -1,18 +1,14 @@
 """The command `batch-scaling`: the largest batch that fits under a limit of memory, plain and with a stack."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from optigpu.cli.measuring import default_device
+from optigpu.cli.measuring import default_device, explain, measure, show
 from optigpu.cli.options import parse_stack
-from optigpu.cli.output import FormatOption, OutputFormat, show_list
-from optigpu.cli.quantities import SIZE, read_quantity
-from optigpu.vocabulary import DeviceKind, SpecError
-
-if TYPE_CHECKING:
-    from optigpu.conductor.largest_batch import LargestBatch
-    from optigpu.report import Grid
+from optigpu.cli.output import FormatOption, OutputFormat, show_grid
+from optigpu.cli.quantities import DURATION, SIZE, read_quantity
+from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -27,56 +23,50 @@ def batch_scaling(
     stack: Annotated[
         str, typer.Option(help="What is compared with no technique.")
     ] = "gradient_checkpointing",
-    most: Annotated[int, typer.Option(min=1, max=1024, help="The largest batch to try.")] = 256,
+    most: Annotated[int, typer.Option(min=1, max=4096, help="The largest batch to try.")] = 256,
     device: Annotated[DeviceKind | None, typer.Option(help="Default: cuda where there is a GPU.")] = None,
+    timeout: Annotated[str, typer.Option(help="How long it may take, such as 10m.")] = "30m",
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Find the largest batch under a limit of memory, by processes that really run out of it.
 
-    The limit is enforced while requests run, and holds for what is taken after the libraries are loaded.
+    The limit is enforced while requests run, and holds for what is taken after the libraries are loaded. The same job
+    is posted to a service as the plan batch_scaling.
     """
-    from optigpu.conductor.largest_batch import largest_batch
     from optigpu.job.spec import JobSpec
+    from optigpu.report.batch_scaling import batch_grid
 
-    shapes: dict[str, dict[str, Any]] = {
+    limits = {
+        "max_bytes": read_quantity(limit, SIZE, "limit"),
+        "max_batch": most,
+        "timeout_s": read_quantity(timeout, DURATION, "timeout"),
+        "wait_for_quiet_s": 0,
+    }
+    spec = JobSpec.model_validate(
+        {
+            "workload": _shape(workload, tokens),
+            "model": model,
+            "device": device or default_device(),
+            "plan": "batch_scaling",
+            "stack": parse_stack(stack),
+            "limits": limits,
+        }
+    )
+    measured = measure(spec)
+    if format_ in (OutputFormat.JSON, OutputFormat.CSV):
+        show(measured, format_)
+    else:
+        show_grid(batch_grid(measured.report), format_)
+        explain(measured)
+    if measured.status:
+        raise typer.Exit(measured.status)
+
+
+def _shape(kind: str, tokens: int) -> Document:
+    shapes: dict[str, Document] = {
         "train_step": {"sequence_tokens": tokens},
         "generate": {"prompt_tokens": tokens, "new_tokens": 2},
     }
-    if workload not in shapes:
-        raise SpecError(
-            f"workload: {workload!r} has no batch to scale; the valid ones are {', '.join(shapes)}."
-        )
-    limit_bytes = int(read_quantity(limit, SIZE, "limit"))
-    asked = {
-        "workload": {"kind": workload} | shapes[workload],
-        "model": model,
-        "device": device or default_device(),
-    }
-    specs = [JobSpec.model_validate(asked | {"stack": each}) for each in ([], parse_stack(stack))]
-    found = [largest_batch(spec, limit_bytes, most) for spec in specs]
-    documents = [each.model_dump(mode="json") for each in found]
-    show_list(_grid(found, limit_bytes), documents, {"largest": documents}, format_)
-
-
-def _grid(found: "list[LargestBatch]", limit_bytes: int) -> "Grid":
-    from optigpu.report.formats import Column, Grid
-
-    plain = found[0].largest
-    return Grid(
-        title=f"Largest batch under {limit_bytes / 1e9:.3g} GB",
-        columns=(
-            Column("stack"),
-            Column("largest batch", right=True),
-            Column("times as many", right=True),
-            Column("attempts", right=True),
-        ),
-        rows=tuple(
-            (
-                each.label,
-                str(each.largest),
-                f"{each.largest / plain:.2f}" if plain else "-",
-                str(len(each.tried)),
-            )
-            for each in found
-        ),
-    )
+    if kind not in shapes:
+        raise SpecError(f"workload: {kind!r} has no batch to scale; the valid ones are {', '.join(shapes)}.")
+    return {"kind": kind, **shapes[kind]}

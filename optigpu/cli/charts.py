@@ -19,6 +19,7 @@ class Kind(StrEnum):
     OVERVIEW = "overview"
     LENGTHS = "lengths"
     BATCHES = "batches"
+    LOADS = "loads"
     WATERFALL = "waterfall"
     COMPARISON = "comparison"
     BASELINES = "baselines"

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optigpu.cli.interrupt import stoppable
 from optigpu.cli.options import parse_stack
 from optigpu.cli.output import FormatOption, JsonToo, OutputFormat, show_list
 from optigpu.cli.quantities import SIZE, read_quantity
-from optigpu.vocabulary import SpecError
+from optigpu.vocabulary import CancelledError, SpecError
 
 if TYPE_CHECKING:
     from optigpu.documents.shapes import ModelFacts
+    from optigpu.fit.fitting import Asked
     from optigpu.fit.stacks import NamedStack
     from optigpu.hardware.catalog import Device
+    from optigpu.models.tensors import DecoderShape
 
 
 class FitPlan(StrEnum):
@@ -22,6 +25,7 @@ class FitPlan(StrEnum):
 
     USUAL = "usual"
     MEMORY_LADDER = "memory-ladder"
+    SEVERAL_GPUS = "several-gpus"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -63,6 +67,10 @@ def fit(
     train: Annotated[
         bool, typer.Option("--train", help="Predict steps of training: --batch rows of --context tokens.")
     ] = False,
+    link: Annotated[
+        str | None,
+        typer.Option(help="With --plan several-gpus: what a GPU sends in a second, such as 450GB."),
+    ] = None,
     json_: JsonToo = False,
     format_: FormatOption = OutputFormat.TABLE,
 ) -> None:
@@ -94,12 +102,35 @@ def fit(
         return
     reference, card = parse_reference(model), gpu_of(gpu, "gpu")
     shape, preset = decoder_shape(reference), preset_of(reference)
-    stacks = _stacks(stack, plan, card, shape.facts)
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
     asked = Asked(batch=batch, context=context, new_tokens=new_tokens, reserve_bytes=kept_free)
+    if plan is FitPlan.SEVERAL_GPUS:
+        _show_several(shape, card, stack, asked, link, form)
+        return
+    if link is not None:
+        raise SpecError("link: it is about several GPUs; add --plan several-gpus.")
+    stacks = _stacks(stack, plan, card, shape.facts)
     found = fitted(shape, preset.parameters if preset else None, card, stacks, asked)
     document = found.model_dump(mode="json")
     show_list(fit_grid(found), document["stacks"], document, form)
+
+
+def _show_several(
+    shape: "DecoderShape",
+    card: "Device",
+    stack: str | None,
+    asked: "Asked",
+    link: str | None,
+    form: OutputFormat,
+) -> None:
+    from optigpu.fit.several import fit_several
+    from optigpu.report.fit import several_grid
+
+    speed = None if link is None else read_quantity(link, SIZE, "link")
+    (named,) = _stacks(stack or "bf16", FitPlan.USUAL, card, shape.facts)
+    found = fit_several(shape, card, named, asked, speed)
+    document = found.model_dump(mode="json")
+    show_list(several_grid(found), document["divisions"], document, form)
 
 
 def _show_training(
@@ -111,10 +142,12 @@ def _show_training(
     reserve: str | None,
     form: OutputFormat,
 ) -> None:
+    from optigpu.conductor.training_memory import fit_training
     from optigpu.fit.fitting import RESERVE_BYTES
-    from optigpu.fit.training import USUAL, fit_training
+    from optigpu.fit.training import USUAL, TrainingAsked
     from optigpu.hardware.cards import gpu_of
     from optigpu.job.spec import JobSpec
+    from optigpu.report import console
     from optigpu.report.fit import training_grid
 
     stacks = [parse_stack(stack)] if stack else [[{"name": name} for name in each] for each in USUAL]
@@ -123,14 +156,12 @@ def _show_training(
     # Wrong names, conflicts and shapes are answered as for a job.
     specs = [JobSpec.model_validate({"workload": workload, "model": model, "stack": each}) for each in stacks]
     kept_free = RESERVE_BYTES if reserve is None else int(read_quantity(reserve, SIZE, "reserve"))
-    found = fit_training(
-        str(specs[0].model),
-        gpu_of(gpu, "gpu"),
-        stacks,
-        batch=batch,
-        sequence_tokens=length,
-        reserve_bytes=kept_free,
-    )
+    asked = TrainingAsked(str(specs[0].model), gpu_of(gpu, "gpu"), batch, length, kept_free)
+    with stoppable() as stop, console(stderr=True).status("starting") as status:
+        try:
+            found = fit_training(asked, [spec.stack for spec in specs], status.update, stop)
+        except CancelledError:
+            raise typer.Exit(stop.status) from None
     document = found.model_dump(mode="json")
     show_list(training_grid(found), document["stacks"], document, form)
 

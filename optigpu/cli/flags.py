@@ -103,7 +103,7 @@ def job_flags() -> list[Flag]:
         "device": f"{_sentence(schemas['device'])} Default: cuda where there is a GPU.",
         "stack": f"{_clause(schemas['stack'])}, comma separated, "
         "for example int8_weight_only,torch_compile:mode=max-autotune.",
-        "beside": f"{_clause(schemas['beside'])}: [BACKEND/]STACK[ as LABEL], for example "
+        "beside": f"{_clause(schemas['beside'])}: [BACKEND/]STACK[ as LABEL], or a server as URL#MODEL, for example "
         "'llama_cpp/gguf:type=Q8_0 as eight bits'. May be given several times.",
     }
     return [

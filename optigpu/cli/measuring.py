@@ -74,8 +74,12 @@ def measure(spec: "JobSpec") -> Measured:
 
 
 def show(measured: Measured, form: OutputFormat) -> None:
-    """Prints the table on stdout, and on stderr why the job ended early and why nothing can be ranked."""
-    report = measured.report
-    show_job(measured.document, report.attribution, form)
-    for reason in filter(None, (report.stopped, measured.unranked)):
+    """Prints the table on stdout, and what there is to explain."""
+    show_job(measured.document, measured.report.attribution, form)
+    explain(measured)
+
+
+def explain(measured: Measured) -> None:
+    """Prints on stderr why the job ended early and why nothing can be ranked."""
+    for reason in filter(None, (measured.report.stopped, measured.unranked)):
         typer.echo(reason, err=True)

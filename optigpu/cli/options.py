@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optigpu.cli.flagged import FlagValue, Given
+from optigpu.documents.endpoints import ENDPOINT
 from optigpu.documents.files import read_json
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
@@ -86,6 +87,8 @@ def _from_flags(given: Given) -> dict[str, object]:
 def parse_beside(given: FlagValue) -> list[dict[str, object]]:
     """`llama_cpp/gguf:type=Q8_0 as eight bits` as the JSON of a stack beside the job's own; each may be left out.
 
+    The same of a server: `http://HOST:PORT#MODEL as server`.
+
     Raises SpecError as `parse_stack` does.
     """
     return [_beside(text) for text in (given if isinstance(given, list) else [str(given)])]
@@ -93,11 +96,16 @@ def parse_beside(given: FlagValue) -> list[dict[str, object]]:
 
 def _beside(text: str) -> dict[str, object]:
     stack, _, label = text.partition(" as ")
+    if stack.startswith(("http://", "https://")):
+        return _given(backend=ENDPOINT, endpoint=stack, label=label)
     backend, slash, rest = stack.partition("/")
     if not slash or re.search("[:,]", backend):  # the slash is within a parameter: draft=path:models/tiny
         backend, rest = "", stack
-    named = {"backend": backend.strip(), "label": label.strip()}
-    return {"stack": parse_stack(rest)} | {name: value for name, value in named.items() if value}
+    return {"stack": parse_stack(rest), **_given(backend=backend, label=label)}
+
+
+def _given(**named: str) -> dict[str, object]:
+    return {name: value.strip() for name, value in named.items() if value.strip()}
 
 
 def parse_stack(text: str) -> list[dict[str, str]]:

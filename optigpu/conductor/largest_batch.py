@@ -1,49 +1,79 @@
-"""The largest batch that fits under a limit of memory, found by bisection with processes that really run out of it."""
+"""The plan `batch_scaling`: the largest batch under a limit of memory, by bisection with processes that run out of it.
 
-import json
-import os
-import subprocess
+The limit holds for what is taken after the libraries are loaded: weights, states, activations. On a CPU the kernel
+enforces it (RLIMIT_DATA), on a GPU torch's allocator.
+"""
+
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.largest_batch import FITS, OUT_OF_MEMORY, READY
+from optigpu.child.memory_messages import BatchesReady, BatchTried, TryBatch
+from optigpu.conductor.outcome import summary_of
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.provenance import measured, provenance_of
+from optigpu.conductor.session import Session
+from optigpu.documents.events import VariantFinished, VariantStarted
+from optigpu.documents.facts import MeterFacts, RunFacts, plain
+from optigpu.documents.result import Measurement, Outcome, Result, Samples, Verdict
 from optigpu.fit.fitting import largest
-from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import Frozen, ReplicateError
+from optigpu.job.batch_scaling import ATTEMPTS
+from optigpu.job.spec import LARGEST_BATCH, Variant
+from optigpu.statistics.intervals import summarise
+from optigpu.vocabulary import (
+    OutOfMemoryError,
+    ReplicateError,
+    UnsupportedError,
+    VariantStatus,
+    new_id,
+    utc_now,
+)
 
 PROGRAM = (sys.executable, "-P", "-m", "optigpu.child.largest_batch")
-MOST = 4096
+"""The program that tries batches. -P keeps files of the working directory from being taken for modules."""
 EACH_ON_ITS_OWN = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """glibc maps every tensor by itself and gives it back when it is freed: what an attempt leaves behind would else count
 against the next one (man 3 mallopt)."""
 
 
-class LargestBatch(Frozen):
-    """The largest batch of a stack, 0 where not even one fits; `tried` has every attempt in order.
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch of a variant, 0 where not even one sample fits; `tried` has every attempt in order.
 
-    `restarts` counts processes that died of an attempt instead of recovering from it.
+    `restarts` counts processes that died of an attempt instead of recovering from it, and `why` is the last error.
     """
 
-    label: str
-    limit_bytes: int
     largest: int
     tried: tuple[tuple[int, bool], ...]
-    restarts: int = 0
+    restarts: int
+    why: str
+    facts: RunFacts
 
 
-def largest_batch(
-    spec: JobSpec, limit_bytes: int, most: int = MOST, program: Sequence[str] = PROGRAM
-) -> LargestBatch:
-    """Doubles the batch of the job's workload until memory runs out, then bisects.
+def scale_batches(session: Session, todo: Sequence[Variant], outcomes: dict[int, Outcome]) -> Samples:
+    """Adds the outcome of each variant, one after the other; nothing is measured again. Raises StoppedError."""
+    for variant in todo:
+        session.on_event(VariantStarted(index=variant.index))
+        session.progress.begin(variant.index, 0, "starting")
+        outcomes[variant.index] = _outcome(session, variant)
+        session.progress.end()
+        session.on_event(VariantFinished(outcome=outcomes[variant.index]))
+    return ()
 
-    The limit holds for what is taken after the libraries are loaded: weights, states, activations. On a CPU the kernel
-    enforces it (RLIMIT_DATA), on a GPU torch's allocator. Raises ReplicateError where a request fails for another
-    reason, such as a batch that the workload does not take.
+
+def largest_batch(session: Session, variant: Variant, program: Sequence[str] = PROGRAM) -> LargestBatch:
+    """Doubles the batch of the variant's workload until memory runs out, or the job's bound is reached; then bisects.
+
+    Raises UnsupportedError where this machine or this model cannot do it, ReplicateError where a request fails for
+    another reason than memory, such as a batch that the workload does not take, and what `progress.check` raises.
     """
     tried: dict[int, bool] = {}
-    with _Attempts(spec, limit_bytes, program) as attempts:
+    most = session.spec.limits.max_batch
+    with _Attempts(session, variant, program) as attempts:
 
         def fits(batch: int) -> bool:
             if batch not in tried:
@@ -54,21 +84,18 @@ def largest_batch(
         while bound < most and fits(bound):
             bound = min(2 * bound, most)
         found = largest(fits, 1, bound)
-        restarts = attempts.restarts
-    label = " + ".join(technique.name for technique in spec.stack) or "baseline"
-    return LargestBatch(
-        label=label, limit_bytes=limit_bytes, largest=found, tried=tuple(tried.items()), restarts=restarts
-    )
+        return LargestBatch(found, tuple(tried.items()), attempts.restarts, attempts.why, attempts.facts)
 
 
 class _Attempts:
     """A process that tries batches; another one takes its place when it dies."""
 
-    def __init__(self, spec: JobSpec, limit_bytes: int, program: Sequence[str]) -> None:
-        self._order = json.dumps(spec.model_dump(mode="json") | {"limit_bytes": limit_bytes})
-        self._program = program
-        self._process: subprocess.Popen[str] | None = None
-        self.restarts = 0
+    def __init__(self, session: Session, variant: Variant, program: Sequence[str]) -> None:
+        self.restarts, self.why, self.facts = 0, "", RunFacts()
+        self._session, self._variant, self._program = session, variant, program
+        self._child: Child | None = None
+        self._has_loaded = False
+        self._process = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -76,49 +103,84 @@ class _Attempts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._process.__exit__(kind, error, trace)
 
     def fits(self, batch: int) -> bool:
-        """Whether a request of that batch finds enough memory. Raises ReplicateError if it fails for another reason."""
-        answer = READY if self._process else self._start()
-        if answer == READY:
-            answer = self._ask(str(batch))
-        if answer not in (FITS, OUT_OF_MEMORY, ""):
-            raise ReplicateError(f"A batch of {batch} failed: {answer}")
-        if not answer:  # the process died: it could not even report
-            self._end()
-            self.restarts += 1
-        return answer == FITS
-
-    def _start(self) -> str:
-        self._process = subprocess.Popen(
-            self._program,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | EACH_ON_ITS_OWN,
-        )
-        said = self._ask(self._order)
-        if said == OUT_OF_MEMORY:
-            self._end()
-        return said
-
-    def _ask(self, line: str) -> str:
-        """The answer to a line; empty where the process has died."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        """Whether a request of that batch finds enough memory. Raises what `largest_batch` raises."""
+        progress = self._session.progress
         try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            return process.stdout.readline().strip()
-        except BrokenPipeError:
-            return ""
+            child = self._child or self._start()
+            progress.show(f"trying a batch of {batch}")
+            tried = ask(child, TryBatch(batch_size=batch), BatchTried, progress)
+        except ReplicateError as error:
+            has_died = self._child is not None and self._child.has_died
+            if not has_died and not isinstance(error, OutOfMemoryError):
+                raise ReplicateError(f"A batch of {batch} failed: {error}") from error
+            self.why = str(error)
+            self.restarts += has_died
+            if has_died or not self._has_loaded:
+                self._end()
+            return False
+        self.why = tried.why or self.why
+        return tried.fits
+
+    def _start(self) -> Child:
+        """A process that has loaded the model."""
+        session = self._session
+        self._child = self._process.enter_context(
+            session.child(self._variant, self._program, EACH_ON_ITS_OWN)
+        )
+        assignment = session.assignment(self._variant, 0)
+        self.facts = ask(self._child, assignment, BatchesReady, session.progress).facts
+        self._has_loaded = True
+        return self._child
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        self._child, self._has_loaded = None, False
+        self._process.close()
+
+
+def _outcome(session: Session, variant: Variant) -> Outcome:
+    try:
+        with session.progress.advance(ATTEMPTS):
+            session.require_sound(variant)
+            found = largest_batch(session, variant)
+    except UnsupportedError as error:
+        return Outcome(index=variant.index, status=VariantStatus.UNSUPPORTED, reason=str(error))
+    except ReplicateError as error:
+        return Outcome(index=variant.index, status=VariantStatus.FAILED, reason=str(error))
+    if not found.largest:
+        reason = (
+            f"Not even a batch of 1 found enough memory under {variant.memory_limit_bytes} bytes: {found.why}"
+        )
+        return Outcome(index=variant.index, status=VariantStatus.FAILED, reason=reason)
+    return _with_result(session, variant, found)
+
+
+def _with_result(session: Session, variant: Variant, found: LargestBatch) -> Outcome:
+    samples: Samples = ((float(found.largest),),)
+    summary = summarise(Measurement(name=LARGEST_BATCH, samples=samples))
+    most = session.spec.limits.max_batch
+    if found.largest == most:
+        summary = summary.model_copy(
+            update={"reason": f"{most} is the most that limits.max_batch lets it try."}
+        )
+    notes = {"batches_tried": plain(found.tried), "processes_that_died": found.restarts}
+    provenance = provenance_of(session.spec, variant, session.environment, found.facts)
+    result = Result(
+        id=new_id(),
+        created_at=utc_now(),
+        variant=summary_of(measured(variant, provenance)),
+        verdict=Verdict(valid=True),
+        metrics={LARGEST_BATCH: summary},
+        facts=found.facts.with_readings(MeterFacts(recorded=notes)),
+        environment=session.environment,
+        seed=session.spec.seed,
+        provenance=provenance,
+    )
+    return Outcome(
+        index=variant.index,
+        status=VariantStatus.SUCCEEDED,
+        result=result,
+        samples={LARGEST_BATCH: samples},
+    )

@@ -4,7 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import JsonValue
+
 from optigpu.child.messages import Metered
+from optigpu.conductor.builds import builds_of
+from optigpu.conductor.loads import load_measurements, raw_queries, with_load
 from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
@@ -36,14 +40,18 @@ def outcome_of(
     """The outcome of a variant whose replicates were all measured, side by side with the variants in `together`."""
     spec = session.spec
     evidence = evidence_of(session, replicates)
-    measurements = _measurements(variant, replicates)
-    facts = _facts(replicates, together)
+    of_load = load_measurements(evidence)
+    measurements = [*_measurements(variant, replicates), *of_load]
+    builds = builds_of(variant, session.environment, replicates[0].ready.facts)
+    facts = with_load(_facts(replicates, together), evidence).model_copy(update={"builds": builds})
     metrics = _metrics(evidence, measurements)
-    verdict = judge(spec, variant, evidence, metrics)
-    metrics = with_windows(widened(metrics, replicates[0].samples, verdict.cost_bound), facts.quality)
+    verdict = judge(spec, variant, evidence, metrics, builds)
+    of_requests = (*replicates[0].samples, *(each.name for each in of_load))
+    metrics = with_windows(widened(metrics, of_requests, verdict.cost_bound), facts.quality)
     published = find_class(session.environment.hardware_class)
     roofline = preparation.roofline(variant.workload, metrics, facts, published)
-    provenance = provenance_of(spec, variant, session.environment, facts)
+    environment = session.environment_of(variant)
+    provenance = provenance_of(spec, variant, environment, facts)
     result = Result(
         id=new_id(),
         created_at=utc_now(),
@@ -53,11 +61,12 @@ def outcome_of(
         bound=roofline.bound,
         facts=facts.model_copy(update={"roofline": roofline.facts}),
         rounds=tuple(each.selection.records for each in evidence),
-        environment=session.environment,
+        environment=environment,
         seed=spec.seed,
         provenance=provenance,
     )
     samples = {measurement.name: measurement.samples for measurement in measurements if measurement.samples}
+    samples |= raw_queries(evidence)
     return Outcome(
         index=variant.index,
         status=VariantStatus.SUCCEEDED,
@@ -73,15 +82,25 @@ def summary_of(variant: Variant) -> VariantSummary:
         index=variant.index,
         role=variant.role,
         label=variant.label,
-        workload=variant.workload.model_dump(mode="json"),
+        workload=_described(variant),
         model=variant.model,
         backend=variant.backend,
+        endpoint=variant.endpoint,
         device=variant.device,
         stack=tuple(technique.model_dump(mode="json") for technique in variant.stack),
         workload_digest=variant.workload_digest,
         variant_digest=variant.digest,
-        primary_metric=variant.workload.primary,
+        primary_metric=variant.primary,
     )
+
+
+def _described(variant: Variant) -> dict[str, JsonValue]:
+    """The workload's parameters; of one whose largest batch is looked for the limit in the place of its batch."""
+    found: dict[str, JsonValue] = variant.workload.model_dump(mode="json")
+    if variant.memory_limit_bytes is None:
+        return found
+    shape = {name: value for name, value in found.items() if name != "batch_size"}
+    return shape | {"memory_limit_bytes": variant.memory_limit_bytes}
 
 
 def evidence_of(session: Session, replicates: Sequence[Replicate]) -> list[Evidence]:

@@ -59,6 +59,11 @@ class Pace:
         for unit in units:
             self._left.pop(unit, None)
 
+    def skip(self, unit: Unit, parts: Iterable[str]) -> None:
+        """The replicate does not need these parts, whatever they take elsewhere."""
+        for part in parts:
+            self._left.get(unit, {}).pop(part, None)
+
     def units_of(self, index: int) -> list[Unit]:
         """What is left of a variant."""
         return [unit for unit in self._left if unit[0] == index]

@@ -12,7 +12,7 @@ from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import MetricSummary
 from optigpu.hardware.catalog import Device
 from optigpu.job.spec import Variant
-from optigpu.models.held import TFLITE
+from optigpu.models.held import FILES
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of
 from optigpu.vocabulary import ReplicateError, Role, Task, UnsupportedError
@@ -77,7 +77,7 @@ def _first_of_each_model(variants: Sequence[Variant]) -> list[Variant]:
 def _has_quality(variant: Variant) -> bool:
     """Only trained weights have a quality to measure, and a converted file has no fp32 model beside it; losses of
     training can be compared from random weights as well."""
-    if variant.model is None or variant.model.endswith(TFLITE):
+    if variant.model is None or variant.model.endswith(tuple(FILES)):
         return False
     workload: Workload = variant.workload
     return workload.task is Task.TRAINING or parse_reference(variant.model).kind != "preset"

@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
 from optigpu.conductor.pace import Pace, Unit
 from optigpu.documents.events import Event, Progressed
-from optigpu.job.estimate import COMPILE, SAMPLE, START, Guess
+from optigpu.job.estimate import COMPILE, SAMPLE, START, Guess, Plan
 from optigpu.job.spec import Measure
 from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
 
@@ -34,6 +35,8 @@ class JobProgress:
         measure: Measure | None = None,
     ) -> None:
         """`indexes` are those of the variants that will be measured, `guesses` how long their parts take, if known."""
+        # The seconds that each part took, of all replicates together.
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self._on_event, self._cancelled = on_event, cancelled
         self._pace = Pace({index: guesses.get(index, Guess()) for index in indexes}, replicates)
         self._measure = measure or Measure()
@@ -43,19 +46,34 @@ class JobProgress:
         self._unit: Unit = (next(iter(indexes), 0), 0)
         self._doing = "waiting for the device"
         self._started, self._told = time.monotonic(), -math.inf
+        # Which round of how many is measured, and when it began: more than one in a search.
+        self._round, self._rounds, self._round_began = 0, 1, self._started
         # When the present part began, how long it takes, and all that was left then.
         self._began, self._part_s, self._left_s = self._started, 0.0, 0.0
         self._fraction = 0.0
 
     def limit(self, timeout_s: float) -> None:
         """From now on the job has `timeout_s` seconds."""
-        self._started = time.monotonic()
+        self._started = self._round_began = time.monotonic()
         self._timeout_s, self._deadline = timeout_s, self._started + timeout_s
+
+    def begin_round(self, number: int, count: int, plan: Plan, ready: Collection[int]) -> None:
+        """What is measured from now on is round `number` of `count`, and a share of the job's progress.
+
+        The processes of the variants in `ready` need not start.
+        """
+        self._measure = plan.spec.measure
+        self._most_sample_s = self._measure.max_seconds
+        self._pace = Pace(plan.guesses, plan.replicates)
+        for index in ready:
+            self._pace.skip((index, 0), (START, COMPILE))
+        self._round, self._rounds, self._round_began = number, count, time.monotonic()
+        self._between()
 
     @contextmanager
     def half_of_the_time_left(self, what: str) -> Iterator[None]:
         """Allows `what` half of the time that the job has left, so that a process that hangs costs the others less."""
-        self._half = (time.monotonic() + (self._deadline - time.monotonic()) / 2, what)
+        self._half = (time.monotonic() + self.time_left_s / 2, what)
         try:
             yield
         finally:
@@ -82,7 +100,8 @@ class JobProgress:
         parts = (START, COMPILE) if part == START else (part,)
         self._part_s = sum(self._pace.part_left_s(self._unit, each, self._most_sample_s) for each in parts)
         try:
-            yield
+            with self.within(part):
+                yield
             took_s = time.monotonic() - self._began
             if part == SAMPLE:
                 self._pace.sample(self._unit, took_s)
@@ -90,6 +109,15 @@ class JobProgress:
                 self._pace.take(self._unit, part, took_s)
         finally:
             self._between()
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """The block's seconds are added to those that are spent on this part, whatever becomes of it."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[part] += time.monotonic() - began
 
     def compiled(self, seconds: float | None) -> None:
         """The process is ready, and compiled for so long; None: it compiled nothing."""
@@ -121,18 +149,23 @@ class JobProgress:
         self._between()
 
     @property
+    def time_left_s(self) -> float:
+        """How much of the job's time is left."""
+        return self._deadline - time.monotonic()
+
+    @property
     def expected_s(self) -> float:
         """How long what is left is expected to take."""
         return self._left_s
 
     def has_time_for(self, units: Collection[Unit]) -> bool:
         """Whether these replicates are expected to fit into the time that is left, each sampled for its least."""
-        return self._pace.left_s(self._measure.min_seconds, units) <= self._deadline - time.monotonic()
+        return self._pace.left_s(self._measure.min_seconds, units) <= self.time_left_s
 
     def most_sample_s(self) -> float:
         """How long a replicate that starts now may be sampled so that all that are left fit into the job's time."""
         least, most = self._measure.min_seconds, self._measure.max_seconds
-        left_s = self._deadline - time.monotonic() - self._pace.left_s(0.0)
+        left_s = self.time_left_s - self._pace.left_s(0.0)
         self._most_sample_s = max(least, min(most, left_s / max(self._pace.to_sample(), 1)))
         return self._most_sample_s
 
@@ -169,17 +202,21 @@ class JobProgress:
         self._told = time.monotonic()
         remaining_s = self._remaining_s()
         if remaining_s is not None:
-            elapsed_s = self._told - self._started
+            elapsed_s = self._told - self._round_began
             done = elapsed_s / (elapsed_s + remaining_s) if elapsed_s + remaining_s > 0 else 0.0
             # A longer expectation must not move the progress bar back, and it is full when nothing is left.
-            self._fraction = max(self._fraction, 1.0 if self._pace.is_over else min(done, 0.99))
+            share = (self._round + (1.0 if self._pace.is_over else min(done, 0.99))) / self._rounds
+            self._fraction = max(self._fraction, share)
+        in_rounds = self._rounds > 1
         self._on_event(
             Progressed(
                 index=self._unit[0],
                 replicate=self._unit[1],
-                doing=self._doing,
+                doing=f"round {self._round + 1} of {self._rounds}: {self._doing}"
+                if in_rounds
+                else self._doing,
                 fraction=self._fraction,
-                remaining_s=remaining_s,
+                remaining_s=None if in_rounds else remaining_s,
             )
         )
 

@@ -16,6 +16,8 @@ from optigpu.vocabulary import DeviceKind
 
 RECIPE = (sys.executable, "-P", "-m", "optigpu.child.recipe")
 """The program that makes models. -P keeps files of the working directory from being taken for modules."""
+PATIENT = {"OMP_WAIT_POLICY": "passive"}
+"""A small model's threads wait for each other most of the time; nothing is timed here, so they need not spin."""
 
 
 def make_smaller(
@@ -51,6 +53,6 @@ def make_smaller(
     )
     with (
         hold(lock_dir or paths.lock_dir(), DeviceKind.CPU, environment, wait) as descriptors,
-        Child(program, child_variables(environment.cpu_cores), keep=descriptors) as child,
+        Child(program, child_variables(environment.cpu_cores) | PATIENT, keep=descriptors) as child,
     ):
         return ask(child, order, RecipeMade, watch).outcome

@@ -3,22 +3,28 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
+from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
+from optigpu.conductor.saturation import Saturation
 from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
+from optigpu.conductor.verdicts.servers import serving_sessions
 from optigpu.documents.events import Event
 from optigpu.documents.result import Environment
+from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
+from optigpu.hardware.identity import software_fingerprint
 from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest import kept
@@ -39,7 +45,7 @@ class Session:
     environment: Environment
     # How many threads each measuring process computes with.
     threads: int
-    # The command that starts a measuring process.
+    # The command that starts a measuring process, in OptiGPU's own environment.
     program: tuple[str, ...]
     # The job's locks, which its processes inherit.
     descriptors: tuple[int, ...]
@@ -55,11 +61,22 @@ class Session:
     fitting: int | None = None
     # Why techniques that failed their self-test on this machine are not run, by their names.
     failed_techniques: Mapping[str, str] = field(default_factory=dict)
+    # Which rates a server could not keep up with.
+    saturation: Saturation = field(default_factory=Saturation)
     monitor: HostMonitor = field(init=False)
     _running: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.monitor = HostMonitor(self.spec.device, self.environment, lambda: self._running, self.others)
+        serving = serving_sessions(self.spec.endpoints)
+        self.monitor = HostMonitor(
+            self.spec.device, self.environment, lambda: self._running | serving, self.others
+        )
+
+    def in_round(self, plan: Plan, on_event: Callable[[Event], None]) -> "Session":
+        """This session for a round of a search: its job is another one, device, processes and progress are the same."""
+        found = copy(self)
+        found.spec, found.fitting, found.on_event = plan.spec, plan.replicates, on_event
+        return found
 
     @property
     def replicates(self) -> int:
@@ -71,13 +88,21 @@ class Session:
         most = {"max_seconds": self.progress.most_sample_s()}
         return Assignment(
             variant=variant,
-            environment=self.environment,
+            environment=self.environment_of(variant),
             measure=self.spec.measure.model_copy(update=most),
             seed=self.spec.seed,
             replicate=replicate,
             folder=self._folder_of(variant),
             threads=self.threads,
         )
+
+    def environment_of(self, variant: Variant) -> Environment:
+        """The machine, with the software of the engine's own environment where the variant's engine has one."""
+        software = software_of(variant.backend, self.environment.software)
+        if software == self.environment.software:
+            return self.environment
+        found = self.environment.model_copy(update={"software": software})
+        return found.model_copy(update={"software_fingerprint": software_fingerprint(found)})
 
     def _folder_of(self, variant: Variant) -> str:
         """The scratch directory of a variant's model: each of several has one of its own, with its own reference."""
@@ -94,10 +119,17 @@ class Session:
                 raise UnsupportedError(self.failed_techniques[technique.name])
 
     @contextmanager
-    def child(self, variant: Variant) -> Iterator[Child]:
-        """A new process that measures this variant. While it lives, the monitor counts it as the job's own."""
-        variables = child_variables(self.threads, secrets=needs_secrets(variant))
-        with Child(self.program, variables, keep=self.descriptors) as child:
+    def child(
+        self, variant: Variant, program: Sequence[str] = (), more: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[Child]:
+        """A new process that measures this variant, or does what `program` does with it, with `more` variables.
+
+        While it lives, the monitor counts it as the job's own.
+        """
+        started = program_of(variant.backend, program or self.program)
+        variables = child_variables(self.threads, secrets=secrets_of(variant))
+        variables |= {**variables_of(variant.backend), **more}
+        with Child(started, variables, keep=self.descriptors) as child:
             self._running.add(child.pid)
             try:
                 yield child

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, field_validator
 
+from optigpu.documents.load import LoadFacts, ScenarioName
 from optigpu.documents.roofline import RooflineFacts
 from optigpu.documents.shapes import Footprint, ImageFootprint
 from optigpu.vocabulary import Document, Frozen
@@ -241,6 +242,23 @@ def plain(note: object) -> JsonValue:
     return str(note)
 
 
+class BuildFacts(Frozen):
+    """What the library that computes was really built with, whatever its package is called."""
+
+    # The package that brought it, and the file.
+    package: str
+    library: str
+    # How many instructions of each set it has ("avx512", "vnni", "amx"); null: `reason` says why they were not counted.
+    instructions: dict[str, int] | None = None
+    # The architectures of GPUs that it has code for ("sm_90", "compute_90"); empty: it has none, or no GPU was used.
+    cuda: tuple[str, ...] = ()
+    # What this machine has, a right build uses, and this library lacks.
+    lacks: tuple[str, ...] = ()
+    # The command that builds it right; null where it lacks nothing.
+    build: str | None = None
+    reason: str | None = None
+
+
 class WarmUpFacts(Frozen):
     """How one process warmed up: requests before the first timed one, and whether the last of them agreed."""
 
@@ -296,10 +314,15 @@ class RunFacts(MeterFacts):
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 
+    # What the libraries that computed were built with; empty: not known of this engine.
+    builds: tuple[BuildFacts, ...] = ()
+
     # How many tokens a text prompt has; null: prompts are random, as long as the workload says.
     prompt_tokens: int | None = None
-    # MLPerf's scenario; null: the workload is none of them.
-    scenario: Literal["SingleStream", "Offline"] | None = None
+    # MLPerf's scenario, or that of a load; null: the workload has none.
+    scenario: ScenarioName | None = None
+    # How requests arrived over time and what the queue did; null: the workload is no load.
+    load: LoadFacts | None = None
     # [channels, height, width] of an image; null: the workload takes none.
     image_shape: tuple[int, int, int] | None = None
     # The folder whose images were classified; null: images are random.

@@ -89,6 +89,7 @@ class VerdictReason(StrEnum):
     OUTPUT_INVALID = "output_invalid"
     QUALITY_BELOW_GATE = "quality_below_gate"
     LOSS_DIVERGED = "loss_diverged"
+    LITTLES_LAW = "littles_law"
     CACHED_RESULT = "cached_result"
     THROTTLED = "throttled"
     FOREIGN_PROCESS = "foreign_process"
@@ -106,6 +107,8 @@ class VerdictWarning(StrEnum):
     DISTURBED = "disturbed"
     CLOCK_UNSTABLE = "clock_unstable"
     SHARED_HOST = "shared_host"
+    HANDICAPPED_BUILD = "handicapped_build"
+    SATURATED = "saturated"
 
 
 class Verdict(Frozen):
@@ -232,6 +235,7 @@ class VariantSummary(Frozen):
     workload: dict[str, Any]
     model: str | None
     backend: str
+    endpoint: str | None = None
     device: DeviceKind
     stack: tuple[dict[str, Any], ...]
     workload_digest: str
@@ -327,6 +331,7 @@ OF_THE_OUTPUT = frozenset(
         VerdictReason.OUTPUT_INVALID,
         VerdictReason.QUALITY_BELOW_GATE,
         VerdictReason.LOSS_DIVERGED,
+        VerdictReason.LITTLES_LAW,
         VerdictReason.CACHED_RESULT,
     }
 )

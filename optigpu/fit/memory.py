@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.job.spec import Variant
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import DecoderShape, Part, StoredWeights, decoder_shape
+from optigpu.models.tensors import DecoderShape, OwnPasses, Part, StoredWeights, decoder_shape
 from optigpu.ops.layouts import KV_SCALE_BYTES
-from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique
+from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique, engine_options
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -80,13 +80,25 @@ class DecoderMemory:
         if backend == "llama_cpp":
             self.cache = CacheOptions(kind="static")
             self.at_once = LLAMA_CPP_TOKENS
-        self.cache_width = 2 if self.options.gguf else self.width
+        self.cache_width = 2 if engine_options(stack).weights != "float32" else self.width
 
     def need(self, load: Load) -> MemoryNeed:
         """The peak, at the worse of the prompt's pass and the last decode step."""
+        if self.stored.own_passes is not None:
+            return self._own_need(load, self.stored.own_passes)
         points = (self._prompt(load), self._last_step(load))
         cache, activations = max(points, key=sum)
         return MemoryNeed(self.stored.bytes, cache, activations + self.stored.widened_bytes)
+
+    def _own_need(self, load: Load, own: OwnPasses) -> MemoryNeed:
+        """The cache and the angles of all positions; then the prompt's logits beside those of the decode steps."""
+        room = -(-load.context // own.at_once) * own.at_once
+        rows = min(load.batch * load.prompt, own.most_rows)
+        passes = rows * own.row_bytes + 2 * load.batch * self.shape.facts.vocabulary * FLOAT
+        ids = 2 * INDEX * load.batch * load.new
+        angles = max(own.made_angle_bytes * room, own.angle_bytes * room + passes + ids)
+        cache = load.batch * room * own.token_bytes
+        return MemoryNeed(self.stored.bytes, cache, angles + self.stored.widened_bytes)
 
     def cache_bytes(self, batch: int, tokens: int, room: int) -> int:
         """Of keys and values of `tokens` tokens; a static cache has room for `room` of them."""

@@ -59,6 +59,7 @@ def cpu_stacks() -> tuple[NamedStack, ...]:
         ("int8_weight_only",),
         ("int8_hybrid",),
         ("int4_weight_only",),
+        ("native_decode",),
     )
     plain = (stack_of(tuple(TECHNIQUES[name](name=name) for name in each)) for each in names)
     return (*plain, _gguf())

@@ -1,15 +1,15 @@
-"""What training needs of a GPU's memory with each of several stacks, predicted by a process that loads torch."""
+"""What training needs of a GPU's memory with each of several stacks, by the needs of a step that were predicted."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+from optigpu.backends.training import TrainingNeed
 from optigpu.hardware.catalog import Device
-from optigpu.vocabulary import Frozen, OptiGPUError, SpecError
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import Frozen, SpecError
+from optigpu.workloads.train_step import TrainStep
 
-PREDICTOR = (sys.executable, "-P", "-m", "optigpu.child.training_memory")
 TIMES = 4
 """How many times larger the second batch is, from which the bytes of a sample follow."""
 USUAL: tuple[tuple[str, ...], ...] = (
@@ -19,6 +19,13 @@ USUAL: tuple[tuple[str, ...], ...] = (
     ("mixed_precision", "gradient_checkpointing"),
     ("mixed_precision", "gradient_checkpointing", "optimizer_in_backward"),
 )
+
+
+class StackNeeds(Frozen):
+    """What a step needs with one stack, for each of several batches, or the reason why that cannot be predicted."""
+
+    needs: tuple[TrainingNeed, ...] = ()
+    reason: str | None = None
 
 
 class TrainingFit(Frozen):
@@ -48,62 +55,67 @@ class FitOfTraining(Frozen):
     stacks: tuple[TrainingFit, ...]
 
 
-def fit_training(
-    model: str,
-    card: Device,
-    stacks: Sequence[Sequence[Mapping[str, Any]]],
-    *,
-    batch: int,
-    sequence_tokens: int,
-    reserve_bytes: int,
+@dataclass(frozen=True)
+class TrainingAsked:
+    """Whether steps of `batch` rows fit a card, of which `reserve_bytes` are kept free.
+
+    Raises SpecError where these leave nothing.
+    """
+
+    model: str
+    card: Device
+    batch: int
+    sequence_tokens: int
+    reserve_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.usable_bytes <= 0:
+            raise SpecError(
+                f"reserve: {self.reserve_bytes} bytes leave nothing of {self.card.name}; reserve less."
+            )
+
+    @property
+    def usable_bytes(self) -> int:
+        """The card's memory without what is kept free."""
+        return (self.card.memory_bytes or 0) - self.reserve_bytes
+
+    @property
+    def workloads(self) -> tuple[TrainStep, ...]:
+        """The steps whose needs tell it: of one row, of several, and of those that are asked for."""
+        sizes = (1, 1 + TIMES, self.batch)
+        return tuple(TrainStep(batch_size=size, sequence_tokens=self.sequence_tokens) for size in sizes)
+
+
+def fit_of(
+    asked: TrainingAsked, stacks: Sequence[tuple[Technique, ...]], needs: Sequence[StackNeeds]
 ) -> FitOfTraining:
-    """Predicts every stack. Raises OptiGPUError if the predicting process fails."""
-    memory = card.memory_bytes or 0
-    usable = memory - reserve_bytes
-    if usable <= 0:
-        raise SpecError(f"reserve: {reserve_bytes} bytes leave nothing of {card.name}; reserve less.")
-    answers = _predicted(model, stacks, (1, 1 + TIMES, batch), sequence_tokens)
-    pairs = zip(stacks, answers, strict=True)
-    rows = tuple(_row(stack, answer, usable) for stack, answer in pairs)
+    """What the needs of each stack's steps come to."""
+    pairs = zip(stacks, needs, strict=True)
     return FitOfTraining(
-        model=model,
-        gpu=card.name,
-        memory_bytes=memory,
-        usable_bytes=usable,
-        batch=batch,
-        sequence_tokens=sequence_tokens,
-        stacks=rows,
+        model=asked.model,
+        gpu=asked.card.name,
+        memory_bytes=asked.card.memory_bytes or 0,
+        usable_bytes=asked.usable_bytes,
+        batch=asked.batch,
+        sequence_tokens=asked.sequence_tokens,
+        stacks=tuple(_row(stack, found, asked.usable_bytes) for stack, found in pairs),
     )
 
 
-def _row(stack: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], usable: int) -> TrainingFit:
-    label = " + ".join(str(each["name"]) for each in stack) or "fp32"
-    if "reason" in answer:
-        return TrainingFit(label=label, reason=answer["reason"])
-    one, several, asked = answer["needs"]
+def _row(stack: tuple[Technique, ...], found: StackNeeds, usable: int) -> TrainingFit:
+    label = " + ".join(technique.name for technique in stack) or "fp32"
+    if found.reason is not None:
+        return TrainingFit(label=label, reason=found.reason)
+    one, several, needed = found.needs
     # Beyond what a step needs in any case, a sample adds the same each time.
-    slope = max(1, (several["peak_bytes"] - one["peak_bytes"]) // TIMES)
-    room = usable - several["peak_bytes"]
-    largest = 1 + TIMES + room // slope
+    slope = max(1, (several.peak_bytes - one.peak_bytes) // TIMES)
+    largest = 1 + TIMES + (usable - several.peak_bytes) // slope
     return TrainingFit(
         label=label,
-        weight_bytes=asked["weight_bytes"],
-        state_bytes=asked["held_bytes"] - asked["weight_bytes"],
-        step_bytes=asked["peak_bytes"] - asked["held_bytes"],
-        peak_bytes=asked["peak_bytes"],
-        fits=asked["peak_bytes"] <= usable,
-        largest_batch=max(0, largest) if one["peak_bytes"] <= usable else 0,
+        weight_bytes=needed.weight_bytes,
+        state_bytes=needed.held_bytes - needed.weight_bytes,
+        step_bytes=needed.peak_bytes - needed.held_bytes,
+        peak_bytes=needed.peak_bytes,
+        fits=needed.peak_bytes <= usable,
+        largest_batch=max(0, largest) if one.peak_bytes <= usable else 0,
     )
-
-
-def _predicted(
-    model: str, stacks: Sequence[Sequence[Mapping[str, Any]]], batches: Sequence[int], tokens: int
-) -> list[dict[str, Any]]:
-    workloads = [{"kind": "train_step", "batch_size": size, "sequence_tokens": tokens} for size in batches]
-    asked = {"model": model, "stacks": [list(stack) for stack in stacks], "workloads": workloads}
-    done = subprocess.run(PREDICTOR, input=json.dumps(asked), capture_output=True, text=True, check=False)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise OptiGPUError(f"The memory of training {model} could not be predicted ({why}).")
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found

@@ -38,7 +38,17 @@ PACKAGES = (
     "peft",
     "gguf",
     "llama-cpp-python",
+    "ik-llama-cpp-python",
     "ai-edge-litert",
+    "tensorrt-llm",
+    "coremltools",
+    "tensorflow",
+    "tensorflow-cpu",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+    "ctranslate2",
     "nvidia-ml-py",
 )
 """The packages whose versions a result records."""

@@ -27,7 +27,7 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better
 
 Way = tuple[str, str | None, tuple[Technique, ...]]
-"""How a workload was done: a backend's name, the workload's implementation if it has several, and the techniques."""
+"""How a workload was done: an engine's name, the workload's implementation if it has several, and the techniques."""
 
 
 def attribute(
@@ -41,7 +41,7 @@ def attribute(
     ended = [variant for variant in variants if variant.index in outcomes]
     groups: dict[str, dict[Way, Variant]] = {}
     for variant in ended:
-        way = (variant.backend, variant.workload.implementation, variant.stack)
+        way = (variant.engine, variant.workload.implementation, variant.stack)
         groups.setdefault(variant.workload_digest, {})[way] = variant
     comparisons = {
         workload: _Comparison(
@@ -52,7 +52,7 @@ def attribute(
         for workload, by_way in groups.items()
     }
     return Attribution(
-        metric=spec.workload.primary,
+        metric=spec.primary,
         rows=tuple(
             _row(variant, outcomes[variant.index], comparisons[variant.workload_digest]) for variant in ended
         ),
@@ -95,7 +95,7 @@ class _Comparison:
         return self._of(())
 
     def _of(self, stack: tuple[Technique, ...]) -> Variant | None:
-        return self.by_way.get((self.spec.backend, self.spec.workload.reference, stack))
+        return self.by_way.get((self.spec.engine, self.spec.workload.reference, stack))
 
     def repeated(self, again: Samples) -> Gain | None:
         """The baseline at the end over itself at the start: a ratio far from 1 means that the machine changed during
@@ -192,7 +192,7 @@ class _Comparison:
 
     @property
     def _better(self) -> Better:
-        return METRICS[self.spec.workload.primary].better
+        return METRICS[self.spec.primary].better
 
 
 def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> AttributionRow:

@@ -15,10 +15,14 @@ START, COMPILE, SAMPLE, AUDIT = "start", "compile", "sample", "audit"
 
 What the first process of a variant compiles is kept on disk for the others.
 """
+PREPARE, IMPORT = "prepare", "import"
+"""What time is spent on beside them: the job's preparation, and within the starts the import of libraries."""
 
 START_S, OPERATOR_START_S, COMPILE_S = 6.0, 4.0, 40.0
 """Of a process that loads a model, of one that has none, and what compiling adds to the first of a variant."""
 AUDIT_S, METER_S = 1.0, 2.0
+LONG_METERS_S = {"highest_rate": 60.0}
+"""A search over rates has some ten of them, with several runs each."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def guess_of(spec: JobSpec, variant: Variant) -> Guess:
         seconds={START: start_s}
         | ({COMPILE: COMPILE_S} if compiles else {})
         | {SAMPLE: sample_s(spec), AUDIT: AUDIT_S}
-        | dict.fromkeys(meters, METER_S),
+        | {name: LONG_METERS_S.get(name, METER_S) for name in meters},
         once=frozenset([COMPILE, *(name for name in meters if METERS[name].once)]),
     )
 

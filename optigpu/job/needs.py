@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from optigpu.documents.views import Want
 from optigpu.job.spec import JobSpec, PlanName, resolve
 from optigpu.models.facts import facts_of
-from optigpu.models.held import TFLITE
+from optigpu.models.held import FILES
 from optigpu.models.reference import parse_reference
 from optigpu.surgery.extras import install_command
 from optigpu.techniques.base import Technique
@@ -35,7 +35,7 @@ class Need(Frozen):
                 how = install_command(self.name)
                 return f"Install it where a worker runs, with: {how}; then start that worker again."
             case Want.MODEL if self.name.startswith(FOLDER):
-                what = "file" if self.name.endswith(TFLITE) else "folder"
+                what = "file" if self.name.endswith(tuple(FILES)) else "folder"
                 return f"Put the {what} there; a worker without a job finds it within seconds."
             case Want.MODEL:
                 return "Put it into a worker's cache, or start a worker without HF_HUB_OFFLINE."

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, islice, product
 
+from optigpu.documents.endpoints import engine_name
 from optigpu.documents.result import Environment
 from optigpu.job.memory_ladder import MEMORY_LADDER
 from optigpu.job.search import stacks_of
@@ -31,6 +32,11 @@ class Draft:
     rung: str | None = None
     backend: str | None = None
     label: str | None = None
+    endpoint: str | None = None
+
+    def engine(self, spec: JobSpec) -> str:
+        """What its engine is called."""
+        return spec.engine if self.backend is None else engine_name(self.backend, self.endpoint)
 
 
 def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
@@ -43,8 +49,8 @@ def variants_of(spec: JobSpec) -> tuple[Variant, ...]:
     workloads = expand_workload(spec.workload)
     most = spec.limits.max_variants // (len(workloads) * len(spec.asked_models))
     planned = _PLANS[spec.plan]
-    drafts = _distinct(chain(planned(spec), _beside(spec)), spec.backend, most)
-    labels = _labels(drafts, spec.backend)
+    drafts = _distinct(chain(planned(spec), _beside(spec)), spec, most)
+    labels = _labels(drafts, spec)
     named = [(workload, workload.label if len(workloads) > 1 else "") for workload in workloads]
     every = product(_named_models(spec), named, zip(drafts, labels, strict=True))
     return tuple(
@@ -169,6 +175,13 @@ def _search(spec: JobSpec) -> Iterator[Draft]:
         yield Draft(Role.SINGLE if stack else Role.BASELINE, stack)
 
 
+def _batch_scaling(spec: JobSpec) -> Iterator[Draft]:
+    """The baseline, and the stack, if there is one."""
+    yield Draft(Role.BASELINE)
+    if spec.stack:
+        yield Draft(Role.SINGLE, resolve(spec.stack, spec.workload.kind))
+
+
 _PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
     PlanName.SINGLE: _single,
     PlanName.LADDER: _ladder,
@@ -176,23 +189,24 @@ _PLANS: Mapping[PlanName, Callable[[JobSpec], Iterator[Draft]]] = {
     PlanName.GRID: _grid,
     PlanName.MEMORY_LADDER: _memory_ladder,
     PlanName.SEARCH: _search,
+    PlanName.BATCH_SCALING: _batch_scaling,
 }
 
 
 def _beside(spec: JobSpec) -> Iterator[Draft]:
     for each in spec.beside:
         stack = resolve(each.stack, spec.workload.kind)
-        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label)
+        yield Draft(Role.SINGLE, stack, backend=each.backend, label=each.label, endpoint=each.endpoint)
 
 
-def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
-    """The first draft of each backend and stack; `own` is the job's backend.
+def _distinct(drafts: Iterable[Draft], spec: JobSpec, most: int) -> list[Draft]:
+    """The first draft of each engine and stack.
 
     Stops at one too many: a grid doubles with each technique.
     """
     seen: dict[tuple[str, tuple[Technique, ...]], Draft] = {}
     for draft in drafts:
-        seen.setdefault((draft.backend or own, draft.stack), draft)
+        seen.setdefault((draft.engine(spec), draft.stack), draft)
         if len(seen) > most:
             raise SpecError(
                 "limits.max_variants: this plan has more variants than the limit allows; shorten the stack, ask for "
@@ -204,6 +218,10 @@ def _distinct(drafts: Iterable[Draft], own: str, most: int) -> list[Draft]:
 def _variant(
     index: int, spec: JobSpec, model: str | None, workload: Workload, draft: Draft, label: str
 ) -> Variant:
+    limit = None
+    if spec.plan is PlanName.BATCH_SCALING and spec.limits.max_bytes:
+        # one digest, whatever a workload's usual batch is
+        workload, limit = workload.model_copy(update={"batch_size": 1}), int(spec.limits.max_bytes)
     return Variant(
         index=index,
         role=draft.role,
@@ -212,8 +230,10 @@ def _variant(
         workload=workload,
         model=model,
         backend=draft.backend or spec.backend,
+        endpoint=draft.endpoint if draft.backend else spec.endpoint,
         device=spec.device,
         stack=draft.stack,
+        memory_limit_bytes=limit,
     )
 
 
@@ -226,15 +246,15 @@ def _joined(about: Sequence[str], label: str) -> str:
     return subject if label == BASELINE else f"{subject}: {label}"
 
 
-def _labels(drafts: Sequence[Draft], own: str) -> list[str]:
-    """One for each draft; `own` is the job's backend."""
-    plain = [_names(draft.backend or own, [technique.name for technique in draft.stack]) for draft in drafts]
+def _labels(drafts: Sequence[Draft], spec: JobSpec) -> list[str]:
+    """One for each draft."""
+    plain = [_names(draft.engine(spec), [technique.name for technique in draft.stack]) for draft in drafts]
     alike: dict[str, list[tuple[Technique, ...]]] = {}
     for draft, names in zip(drafts, plain, strict=True):
         if not draft.label:
             alike.setdefault(names, []).append(draft.stack)
     labels = [
-        draft.label or _names(draft.backend or own, _told_apart(draft.stack, alike[names]))
+        draft.label or _names(draft.engine(spec), _told_apart(draft.stack, alike[names]))
         for draft, names in zip(drafts, plain, strict=True)
     ]
     for draft, label in zip(drafts, labels, strict=True):
@@ -243,10 +263,10 @@ def _labels(drafts: Sequence[Draft], own: str) -> list[str]:
     return labels
 
 
-def _names(backend: str, techniques: Sequence[str]) -> str:
-    """A leaderboard has rows of several backends, so all but the usual one are named."""
+def _names(engine: str, techniques: Sequence[str]) -> str:
+    """A leaderboard has rows of several engines, so all but the usual one are named."""
     names = " + ".join(techniques) or BASELINE
-    return names if backend == JobSpec.model_fields["backend"].default else f"{backend}: {names}"
+    return names if engine == JobSpec.model_fields["backend"].default else f"{engine}: {names}"
 
 
 def _told_apart(stack: Sequence[Technique], alike: Sequence[tuple[Technique, ...]]) -> list[str]:

@@ -26,14 +26,20 @@ def replay_request(
     """A job, as JSON, of the one variant that `result` is of: its stored stack, with the same seed.
 
     How to measure and the limits come from its job's `spec`, where that is known; `measure` overrides them. Raises
-    SpecError when a later version stored the result, or when its workload or a technique does not exist any more.
+    SpecError when a later version stored the result, when its workload or a technique does not exist any more, and for
+    a largest batch.
     """
     variant = result["variant"]
+    if "memory_limit_bytes" in variant["workload"]:
+        raise SpecError(
+            "The result is the largest batch under a limit; post its job, or run batch-scaling, again."
+        )
     asked = spec or {}
     request = {
         "workload": variant["workload"],
         "model": variant["model"],
         "backend": variant["backend"],
+        "endpoint": variant.get("endpoint"),
         "device": variant["device"],
         "stack": list(variant["stack"]),
         "plan": "single",

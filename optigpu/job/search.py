@@ -6,14 +6,14 @@ Optimization, 2016, arXiv:1502.07943). A stack whose interval lies below the bes
 else, stops at once. A pure part of the run: it decides, and measures nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
-from optigpu.documents.events import Estimated, Event, Progressed, VariantFinished, VariantStarted
+from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, MetricSummary, Outcome, Result
-from optigpu.job.estimate import plan_time, spoken
-from optigpu.job.spec import JobSpec, Variant, resolve
+from optigpu.job.estimate import COMPILE, START, Plan, plan_time, spoken
+from optigpu.job.spec import JobSpec, Variant, digest, resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, SpecError
 
@@ -52,11 +52,21 @@ def rounds_of(candidates: int) -> int:
     return count
 
 
+def first_round(spec: JobSpec, variants: Sequence[Variant]) -> Plan:
+    """The plan of the first round. Raises SpecError if its time does not suffice for that."""
+    return plan_time(round_spec(spec, 0, rounds_of(len(variants))), variants)
+
+
 def estimated(spec: JobSpec, variants: Sequence[Variant]) -> Estimated:
-    """How long all rounds will take: an estimate as rough as that of any job."""
+    """How long all rounds will take: an estimate as rough as that of any job.
+
+    In the rounds after the first one of each variant's processes is there.
+    """
     count, left, seconds = rounds_of(len(variants)), list(variants), 0.0
     for number in range(count):
-        seconds += plan_time(round_spec(spec, number, count), left).seconds
+        plan = plan_time(round_spec(spec, number, count), left)
+        there = [plan.guesses[variant.index].seconds for variant in left if number]
+        seconds += plan.seconds - sum(parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
         left = left[: ceil(len(left) / SHRINK)]
     limit = spec.limits.timeout_s
     stacks = f"{len(variants)} of {len(variants) + left_out(spec)} stacks"
@@ -196,35 +206,21 @@ def too_large(spec: JobSpec, variant: Variant, weight_bytes: int | None) -> str 
 
 
 def limited(spec: JobSpec, seconds: float) -> JobSpec:
-    """The job with so much time left; only its first round waits for other processes to rest as long as it may."""
+    """The job with so much time left."""
     return spec.model_copy(update={"limits": spec.limits.model_copy(update={"timeout_s": seconds})})
 
 
-def with_round(outcome: Outcome, number: int, count: int) -> Outcome:
-    """The outcome with the round that it comes from in its facts. Ratios to variants of other rounds have no pairs."""
+def with_round(outcome: Outcome, spec: JobSpec, number: int, count: int) -> Outcome:
+    """The outcome as one of the job `spec`, with the round that it comes from in its facts. Ratios to variants of other
+    rounds have no pairs."""
     result = outcome.result
     if result is None:
         return outcome
     notes = result.facts.recorded | {"search_round": number + 1, "search_rounds": count}
-    facts = result.facts.model_copy(update={"recorded": notes, "side_by_side": ()})
-    return outcome.model_copy(update={"result": result.model_copy(update={"facts": facts})})
-
-
-class RoundEvents:
-    """Passes on the events of one round as those of the whole search.
-
-    A variant starts in the first round and ends when the search says so; progress is that of all rounds.
-    """
-
-    def __init__(self, on_event: Callable[[Event], None], number: int, count: int) -> None:
-        self._on_event, self._number, self._count = on_event, number, count
-
-    def __call__(self, event: Event) -> None:
-        """Called with each event of the round."""
-        if isinstance(event, VariantFinished) or (isinstance(event, VariantStarted) and self._number):
-            return
-        if isinstance(event, Progressed):
-            fraction = (self._number + event.fraction) / self._count
-            doing = f"round {self._number + 1} of {self._count}: {event.doing}"
-            event = event.model_copy(update={"fraction": fraction, "doing": doing, "remaining_s": None})
-        self._on_event(event)
+    changes: dict[str, object] = {
+        "facts": result.facts.model_copy(update={"recorded": notes, "side_by_side": ()})
+    }
+    if result.provenance:
+        whole = {"spec_digest": digest(spec.model_dump(mode="json"))}
+        changes["provenance"] = result.provenance.model_copy(update=whole)
+    return outcome.model_copy(update={"result": result.model_copy(update=changes)})

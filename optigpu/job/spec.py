@@ -10,10 +10,18 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Annotated, Any, Self
 
-from pydantic import Field, GetCoreSchemaHandler, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from optigpu.backends import BACKENDS
+from optigpu.documents.endpoints import ENDPOINT, engine_name, parse_endpoint
 from optigpu.documents.fields import refusing
 from optigpu.documents.shapes import ImageFacts
 from optigpu.meters import METER_NAMES
@@ -37,6 +45,10 @@ class OneOf:
         return core_schema.literal_schema(list(self.names))
 
 
+LARGEST_BATCH = "largest_batch"
+"""The metric of the plan batch_scaling."""
+LIMITED_BACKEND = "torch"
+"""The engine whose memory that plan can limit, and that goes on after it ran out."""
 MeterName = Annotated[str, OneOf(METER_NAMES)]
 BackendName = Annotated[str, OneOf(tuple(BACKENDS))]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -51,6 +63,7 @@ class PlanName(StrEnum):
     GRID = "grid"
     MEMORY_LADDER = "memory-ladder"
     SEARCH = "search"
+    BATCH_SCALING = "batch_scaling"
 
 
 class Measure(Frozen):
@@ -114,8 +127,10 @@ class Limits(Frozen):
     max_bytes: float | None = Field(
         None,
         gt=0,
-        description="The most bytes of a stack that a search looks for: of the GPU's peak, on a CPU of the weights.",
+        description="The most bytes of a stack that a search looks for: of the GPU's peak, on a CPU of the weights. Of "
+        "batch_scaling: what weights, states and activations may take, enforced while requests run.",
     )
+    max_batch: int = Field(256, ge=1, le=4096, description="The largest batch that batch_scaling tries.")
     min_top1: float | None = Field(
         None,
         ge=0,
@@ -129,7 +144,8 @@ class Variant(Frozen):
 
     `rung` is the technique that a ladder's variant adds, or that an ablation's leaves out, and None elsewhere.
     `weights` is the hash of the files that the model came from, and `dataset` that of the images that are classified:
-    they are known only after they were read, since the files under one name may change.
+    they are known only after they were read, since the files under one name may change. With `memory_limit_bytes` its
+    largest batch under that limit is looked for, whatever its workload's batch is, and no speed.
     """
 
     index: int
@@ -139,16 +155,32 @@ class Variant(Frozen):
     workload: AnyWorkload
     model: str | None
     backend: BackendName = "torch"
+    endpoint: str | None = None
     device: DeviceKind
     stack: tuple[AnyTechnique, ...] = ()
     weights: str | None = None
     dataset: str | None = None
+    memory_limit_bytes: int | None = None
+
+    @property
+    def primary(self) -> str:
+        """The metric that it is measured for."""
+        return self.workload.primary if self.memory_limit_bytes is None else LARGEST_BATCH
+
+    @property
+    def engine(self) -> str:
+        """The backend, and for a server what it serves and where."""
+        return engine_name(self.backend, self.endpoint)
 
     @property
     def workload_digest(self) -> str:
         """Equal for results that can be compared; a result's digest includes the weights' hash."""
-        hashes = {"weights": self.weights, "dataset": self.dataset}
-        known = {name: value for name, value in hashes.items() if value}
+        more = {
+            "weights": self.weights,
+            "dataset": self.dataset,
+            "memory_limit_bytes": self.memory_limit_bytes,
+        }
+        known = {name: value for name, value in more.items() if value}
         return digest({"workload": self.workload.identity(), "model": self.model} | known)
 
     @property
@@ -160,18 +192,33 @@ class Variant(Frozen):
             "backend": self.backend,
             "device": self.device,
         }
+        if self.endpoint is not None:
+            parts["endpoint"] = self.endpoint
         if self.workload.implementation is not None:
             parts["implementation"] = self.workload.implementation
         return digest(parts)
 
 
+def _canonical_endpoint(text: str | None) -> str | None:
+    return None if text is None else str(_as_value_error(parse_endpoint, text))
+
+
+EndpointName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=500),
+    AfterValidator(_canonical_endpoint),
+]
+
+
 class Beside(Frozen):
     """A stack of any backend that is measured in the same turns as the job's own variants.
 
-    `label` names its variant in tables; None makes one of the backend and the techniques.
+    `label` names its variant in tables; None makes one of the backend and the techniques. `endpoint` is the server of
+    the backend endpoint.
     """
 
     backend: BackendName = "torch"
+    endpoint: EndpointName | None = None
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16)
     label: str | None = Field(None, min_length=1, max_length=100)
 
@@ -202,6 +249,11 @@ class JobSpec(Frozen):
         description="Several models, instead of model: the plan is measured for each, and shown in one table.",
     )
     backend: BackendName = Field("torch", description="The engine that runs the model.")
+    endpoint: EndpointName | None = Field(
+        None,
+        description="The server of the backend endpoint, as URL#MODEL; null for the other backends.",
+        examples=["http://127.0.0.1:8000#tiny"],
+    )
     device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
     plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
@@ -251,9 +303,25 @@ class JobSpec(Frozen):
         return found
 
     @property
+    def engine(self) -> str:
+        """The backend, and for a server what it serves and where."""
+        return engine_name(self.backend, self.endpoint)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The servers that it asks."""
+        asked = (self.endpoint, *(each.endpoint for each in self.beside))
+        return tuple(dict.fromkeys(filter(None, asked)))
+
+    @property
     def asked_models(self) -> tuple[str | None, ...]:
         """The model or the models, in the order in which they are measured; one None for a workload without any."""
         return self.models or (self.model,)
+
+    @property
+    def primary(self) -> str:
+        """The metric that its variants are compared by."""
+        return LARGEST_BATCH if self.plan is PlanName.BATCH_SCALING else str(self.workload.primary)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -341,6 +409,8 @@ def _check_gates(spec: JobSpec) -> None:
     """Refuses quality limits for a job whose quality cannot be known."""
     if spec.limits.max_kld is None and spec.limits.min_top1 is None:
         return
+    if spec.plan is PlanName.BATCH_SCALING:
+        raise SpecError("limits: batch_scaling measures no quality; leave max_kld and min_top1 out.")
     if spec.workload.task is Task.TRAINING:
         raise SpecError(
             f"limits: max_kld and min_top1 are of predictions, and {spec.workload.kind} is compared with fp32 by its "
@@ -357,12 +427,19 @@ def _check_gates(spec: JobSpec) -> None:
 
 def _check_plan(spec: JobSpec) -> None:
     """Refuses a stack for a plan that has its own, a workload that they do not run, and a search of nothing."""
-    if spec.limits.max_bytes is not None and spec.plan is not PlanName.SEARCH:
-        raise SpecError("limits.max_bytes: only the plan search has such a bound; leave it out, or search.")
+    if spec.limits.max_bytes is not None and spec.plan not in (PlanName.SEARCH, PlanName.BATCH_SCALING):
+        raise SpecError(
+            "limits.max_bytes: only the plans search and batch_scaling have such a bound; leave it out, or search."
+        )
     if spec.plan is PlanName.SEARCH and len(expand_workload(spec.workload)) > 1:
         raise SpecError("workload: a search compares stacks of one workload; ask for one size of each shape.")
-    if spec.plan is not PlanName.MEMORY_LADDER:
-        return
+    if spec.plan is PlanName.BATCH_SCALING:
+        _check_batch_scaling(spec)
+    if spec.plan is PlanName.MEMORY_LADDER:
+        _check_memory_ladder(spec)
+
+
+def _check_memory_ladder(spec: JobSpec) -> None:
     if spec.stack:
         raise SpecError(
             "stack: the plan memory-ladder has its own stacks; leave stack out, or measure it with beside."
@@ -374,16 +451,36 @@ def _check_plan(spec: JobSpec) -> None:
         )
 
 
+def _check_batch_scaling(spec: JobSpec) -> None:
+    """The plan needs a limit, a workload with a batch that it may choose, and an engine that can run out of memory."""
+    if spec.limits.max_bytes is None:
+        raise SpecError("limits.max_bytes: batch_scaling needs the memory that it may take, for example 2e9.")
+    batch = type(spec.workload).model_fields.get("batch_size")
+    if batch is None:
+        kinds = (name for name, kind in WORKLOADS.items() if "batch_size" in kind.model_fields)
+        raise SpecError(
+            f"workload: {spec.workload.kind} has no batch to scale; the valid ones are {', '.join(kinds)}."
+        )
+    if spec.workload.model_dump()["batch_size"] != batch.default:
+        raise SpecError("workload.batch_size: batch_scaling looks for it; leave it out.")
+    if any(backend != LIMITED_BACKEND for backend in (spec.backend, *(each.backend for each in spec.beside))):
+        raise SpecError(
+            f"backend: batch_scaling limits the memory of {LIMITED_BACKEND} alone; name that one."
+        )
+
+
 def _check_stacks(spec: JobSpec) -> None:
     """The job's own stack and those beside it, whose errors begin with their place in the list."""
     # The stack of a search is a menu, whose techniques may exclude each other.
     for stack in [(each,) for each in spec.stack] if spec.plan is PlanName.SEARCH else [spec.stack]:
         _check_stack(spec, stack)
         _check_backend(spec, spec.backend, stack)
+    _check_endpoint(spec.backend, spec.endpoint)
     for index, each in enumerate(spec.beside):
         try:
             _check_stack(spec, each.stack)
             _check_backend(spec, each.backend, each.stack)
+            _check_endpoint(each.backend, each.endpoint)
         except SpecError as error:
             raise SpecError(f"beside.{index}.{error}") from error
 
@@ -425,6 +522,19 @@ def _check_backend(spec: JobSpec, name: str, stack: tuple[Technique, ...]) -> No
         problem = backend.supports(spec.workload, technique)
         if problem:
             raise SpecError(f"stack: {problem}")
+
+
+def _check_endpoint(backend: str, endpoint: str | None) -> None:
+    """A server's address belongs to the one backend that asks servers."""
+    if backend == ENDPOINT and endpoint is None:
+        raise SpecError(
+            "endpoint: the backend endpoint asks a server; name it as URL#MODEL, for example "
+            "http://127.0.0.1:8000#tiny."
+        )
+    if backend != ENDPOINT and endpoint is not None:
+        raise SpecError(
+            f"endpoint: {backend} asks no server; leave endpoint out, or set backend to endpoint."
+        )
 
 
 def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:

@@ -6,6 +6,7 @@ To add one: write its file and name it in `METERS`. A new metric is named in `ME
 from optigpu.meters.base import Meter
 from optigpu.meters.energy import EnergyMeter
 from optigpu.meters.gpu_utilization import GpuUtilizationMeter
+from optigpu.meters.highest_rate import HighestRateMeter
 from optigpu.meters.memory import MemoryMeter
 from optigpu.meters.profile import ProfileMeter
 from optigpu.meters.quality import QualityMeter
@@ -18,6 +19,7 @@ METERS: dict[str, Meter] = {
     "gpu_utilization": GpuUtilizationMeter(),
     "profile": ProfileMeter(),
     "telemetry": TelemetryMeter(),
+    "highest_rate": HighestRateMeter(),
 }
 """The meters that have a separate pass, by name."""
 

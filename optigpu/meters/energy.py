@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
+from optigpu.backends.runtime import RemoteRuntime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import EnergyFacts, MeterFacts
 from optigpu.documents.selftest import Comparison
@@ -72,6 +73,8 @@ class EnergyMeter:
                 f"The weights of {context.model} are random, and what a chip draws depends on the values; measure the "
                 "energy of a trained model."
             )
+        if isinstance(context.runtime, RemoteRuntime) and context.runtime.elsewhere:
+            return self._none(context.runtime.elsewhere)
         try:
             with _sensor(context.runtime.device, self.root) as sensor:
                 return self._measured(context, sensor)

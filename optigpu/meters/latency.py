@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
+from optigpu.documents.load import LoadRun
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import MeterContext
-from optigpu.workloads.base import Request
+from optigpu.workloads.base import LoadRequest, Request
 
 WARMUP_AGREEMENT = 0.05
 """Requests agree when the slowest of the last ones is within 5% of the fastest."""
@@ -65,10 +66,14 @@ def warm_up(request: Request, first_s: float) -> WarmUp:
 
 @dataclass(frozen=True)
 class TimedRequests:
-    """The samples of a round, for each metric one number for each request, and the seconds that each request took."""
+    """The samples of a round, for each metric one number for each request, and the seconds that each request took.
+
+    `loads` are what became of the queries of each request that is a run of a load.
+    """
 
     samples: dict[str, tuple[float, ...]]
     request_s: tuple[float, ...]
+    loads: tuple[LoadRun, ...] = ()
 
 
 def run_round(
@@ -79,6 +84,7 @@ def run_round(
     The garbage collector rests within a round, since its pauses belong to no request.
     """
     requests: list[Mapping[str, float]] = []
+    loads: list[LoadRun] = []
     with _no_garbage_collection():
         marks = [time.perf_counter()]
         ends = marks[0] + seconds
@@ -87,8 +93,10 @@ def run_round(
         ):
             requests.append(request.run())
             marks.append(time.perf_counter())
+            if isinstance(request, LoadRequest):
+                loads.append(request.loaded())
     request_s = tuple(after - before for before, after in pairwise(marks))
-    return TimedRequests(gathered(requests), request_s)
+    return TimedRequests(gathered(requests), request_s, tuple(loads))
 
 
 def gathered(requests: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:

@@ -118,7 +118,11 @@ def _peaks(runtime: Runtime, request: Request) -> Reading:
         sampled_bytes=sampled.peak_bytes,
         samples=sampled.samples,
     )
-    known = {name: float(value) for name, value in values.items() if value is not None}
+    known = {
+        name: float(value)
+        for name, value in values.items()
+        if value is not None and name not in peaks.reasons
+    }
     return Reading(known, peaks.reasons, MeterFacts(host_peak=host_peak))
 
 

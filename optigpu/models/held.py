@@ -15,6 +15,12 @@ MOST_FOLDERS = 1000
 CONFIGURATION = "config.json"
 TFLITE = ".tflite"
 """How the names of files end that the backend litert runs; a reference names the file: path:edge/model.tflite."""
+GGUF = ".gguf"
+"""As TFLITE, of files that the backends llama_cpp and ik_llama_cpp run."""
+KERAS = ".keras"
+"""As TFLITE, of files that the backend tensorflow runs."""
+FILES = {TFLITE: "litert", GGUF: "llama_cpp", KERAS: "tensorflow"}
+"""The backend of each kind of file that a reference may name."""
 
 
 def model_directory(name: str) -> Path:
@@ -23,8 +29,11 @@ def model_directory(name: str) -> Path:
     Raises UnsupportedError if there is none.
     """
     directory = _under_root(name)
-    if directory.is_file() and name.endswith(TFLITE):
-        raise UnsupportedError(f"path:{name} is a file for the backend litert; this one reads directories.")
+    backend = FILES.get(Path(name).suffix)
+    if backend and directory.is_file():
+        raise UnsupportedError(
+            f"path:{name} is a file for the backend {backend}; this one reads directories."
+        )
     if not directory.is_dir():
         raise UnsupportedError(f"There is no directory path:{name} under the model directory of this worker.")
     return directory
@@ -70,7 +79,7 @@ def _root() -> Path | None:
 
 
 def _folders() -> Iterator[str]:
-    """The folders with a configuration, and the .tflite files, that this process can read, as references."""
+    """The folders with a configuration, and the files of FILES, that this process can read, as references."""
     root = _root()
     if root is None:
         return
@@ -79,14 +88,14 @@ def _folders() -> Iterator[str]:
         for folder in level:
             if os.access(folder / CONFIGURATION, os.R_OK):
                 yield f"path:{folder.relative_to(root)}"
-            yield from (f"path:{file.relative_to(root)}" for file in _tflite_files(folder, root))
+            yield from (f"path:{file.relative_to(root)}" for file in _files(folder, root))
         level = [inner for folder in level for inner in _inner(folder, root)][:MOST_FOLDERS]
 
 
-def _tflite_files(folder: Path, root: Path) -> list[Path]:
-    """The .tflite files of a folder, at most MOST_FOLDERS, without hidden ones and links out of `root`."""
+def _files(folder: Path, root: Path) -> list[Path]:
+    """The files of FILES in a folder, at most MOST_FOLDERS, without hidden ones and links out of `root`."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(TFLITE))
+        names = sorted(name for name in os.listdir(folder) if name.endswith(tuple(FILES)))
     except OSError:
         return []
     shown = [folder / name for name in names if name.isprintable() and not name.startswith(".")]

@@ -53,22 +53,42 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class OwnPasses:
+    """What an operator holds that runs whole passes in the place of transformers, with a cache of its own.
+
+    `token_bytes` are those of a token's keys and values in all blocks; there is room for multiples of `at_once` tokens.
+    `angle_bytes` are a position's sines and cosines, `made_angle_bytes` what is held of them while they are computed.
+    A prompt goes through in parts of `most_rows` tokens of all sequences, with `row_bytes` of activations each.
+    """
+
+    token_bytes: int
+    at_once: int
+    angle_bytes: int
+    made_angle_bytes: int
+    row_bytes: int
+    most_rows: int
+
+
+@dataclass(frozen=True)
 class StoredWeights:
     """A decoder's tensors. `width` is that of the dtype that it was loaded in, `half` whether that is bfloat16.
 
-    `other_bytes` are norms and the tables of rotary embeddings. `tied` says that head and embedding share a matrix.
-    `widened_bytes` is the largest matrix that a layer widens for a product and holds beside its own numbers,
-    `sum_bytes` what it holds for each number of its output before that has its dtype.
+    `other_bytes` are norms, of which `norm_bytes`, and the tables of rotary embeddings. `tied` says that head and
+    embedding share a matrix. `widened_bytes` is the largest matrix that a layer widens for a product and holds beside
+    its own numbers, `sum_bytes` what it holds for each number of its output before that has its dtype. `own_passes` is
+    None where transformers runs the model.
     """
 
     facts: ModelFacts
     matrices: tuple[Matrix, ...]
     other_bytes: int
+    norm_bytes: int
     width: int
     half: bool
     tied: bool
     widened_bytes: int = 0
     sum_bytes: int = 0
+    own_passes: OwnPasses | None = None
 
     @property
     def bytes(self) -> int:
@@ -127,6 +147,7 @@ class DecoderShape:
             facts=self.facts,
             matrices=tuple(self._matrices(width)),
             other_bytes=width * self._norm_numbers() + self._rotary_bytes(),
+            norm_bytes=width * self._norm_numbers(),
             width=width,
             half=half,
             tied=self.facts.tied_head,

@@ -6,6 +6,7 @@ those of torch's and of our own kernels. `outputs` and `inner` are the sizes of 
 
 from typing import Literal
 
+from optigpu.ops.decode.program import WeightKind
 from optigpu.vocabulary import DeviceKind
 
 INT8_TILE = 16
@@ -26,6 +27,12 @@ NF4_NESTED_BLOCK = 256
 """Statistics that share one, where they are quantized as well."""
 NF4_PACKED_OUTPUTS, NF4_PACKED_INPUTS = 32, 64
 """What the sizes of a layer must be multiples of for bitsandbytes' fused operator on CPUs."""
+DECODE_TILE = 16
+"""Outputs that the C++ operator of whole decode steps computes together; kBlockOutputs in interface.h."""
+DECODE_ALIGNMENT = 64
+"""Its tensors begin at multiples of this many bytes: a cache line, and the widest load."""
+DECODE_BITS: dict[WeightKind, int] = {"w4": 4, "w8": 8, "bf16": 16}
+"""Bits of a weight, without its share of a scale."""
 KV_SCALE_BYTES = 4
 """The scale of a token and head in a cache of int8 keys and values."""
 _FLOAT, _HALF = 4, 2
@@ -83,22 +90,49 @@ def fp8_bytes(outputs: int, inner: int) -> int:
     return _up(outputs, FP8_STEP) * _up(inner, FP8_STEP) + _FLOAT * outputs + _FLOAT
 
 
-GgufBlock = Literal["F32", "F16", "Q4_0", "Q4_K", "Q5_0", "Q6_K", "Q8_0"]
+def decode_bytes(outputs: int, inner: int, device: DeviceKind, *, kind: WeightKind, group: int) -> int:
+    """Numbers, scales of 8 bits and bfloat16 units of the outputs, as the operators of whole decode steps read them."""
+    if device is DeviceKind.CPU:
+        outputs = _up(outputs, DECODE_TILE)
+    numbers = outputs * inner * DECODE_BITS[kind] // 8
+    parts = (numbers,) if kind == "bf16" else (numbers, outputs * (inner // group), _HALF * outputs)
+    return sum(_up(part, DECODE_ALIGNMENT) if device is DeviceKind.CPU else part for part in parts)
+
+
+GgufBlock = Literal[
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+]  # fmt: skip
 GGUF_BLOCKS: dict[GgufBlock, tuple[int, int]] = {
     "F32": (1, 4),
     "F16": (1, 2),
+    "BF16": (1, 2),
     "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
     "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
     "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
     "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
 }
 """Weights of a block of llama.cpp's types, and the bytes of the block: ggml-common.h."""
 GGUF_INSTEAD: dict[GgufBlock, GgufBlock] = {
+    "Q2_K": "IQ4_NL",
+    "Q3_K": "IQ4_NL",
     "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
+    "IQ4_XS": "IQ4_NL",
+    "IQ4_NL": "F16",
     "Q4_0": "F16",
+    "Q4_1": "F16",
     "Q5_0": "F16",
+    "Q5_1": "F16",
     "Q8_0": "F16",
 }
 """What llama.cpp writes where the inputs are not a multiple of a type's block."""
@@ -110,6 +144,40 @@ def gguf_bytes(outputs: int, inner: int, kind: GgufBlock) -> int:
     if inner % block:
         return gguf_bytes(outputs, inner, GGUF_INSTEAD[kind])
     return outputs * inner // block * size
+
+
+def nbits_bytes(outputs: int, inner: int, *, bits: int, group: int) -> int:
+    """Of a matrix as ONNX Runtime's MatMulNBits reads it: numbers in whole groups, each with a float32 scale."""
+    groups = _up(inner, group) // group
+    return outputs * groups * (group * bits // 8 + _FLOAT)
+
+
+OPENVINO_LEAST_GROUP = 32
+"""The smallest group that NNCF makes of a row which the asked-for one does not divide."""
+
+
+def openvino_int8_bytes(outputs: int, inner: int, *, offsets: bool) -> int:
+    """NNCF's layout: int8 numbers with a float16 scale for each output, and an offset of 8 bits where there is one."""
+    return outputs * inner + (_HALF + offsets) * outputs
+
+
+def openvino_int4_bytes(outputs: int, inner: int, *, group: int, offsets: bool) -> int:
+    """NNCF's layout: 4-bit numbers with a float16 scale for each group, and an offset of 4 bits where there is one.
+
+    `group` 0 is a whole row. Rows that no group divides have 8 bits.
+    """
+    size = group or inner
+    if inner % size:
+        size = inner & -inner
+        if size < OPENVINO_LEAST_GROUP:
+            return openvino_int8_bytes(outputs, inner, offsets=True)
+    groups = outputs * (inner // size)
+    return -(-outputs * inner // 2) + _HALF * groups + (-(-groups // 2) if offsets else 0)
+
+
+def ctranslate2_int8_bytes(outputs: int, inner: int) -> int:
+    """int8 numbers and a float32 scale for each output."""
+    return outputs * inner + _FLOAT * outputs
 
 
 def _up(size: int, step: int) -> int:

@@ -21,7 +21,12 @@ def comparison_of(outcome: RecipeOutcome, device: DeviceKind, replicates: int) -
             "stack": [technique],
             "device": device,
             "seed": request.seed,
-            "measure": {"replicates": replicates, "min_seconds": 2, "max_seconds": 10},
+            "measure": {
+                "replicates": replicates,
+                "min_seconds": 1,
+                "max_seconds": 5,
+                "meters": ["latency", "memory", "quality"],
+            },
             "tags": ["recipe", str(request.recipe)],
         }
     )

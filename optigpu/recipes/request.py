@@ -1,7 +1,7 @@
 """What a recipe is asked for, and what came of it."""
 
-import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import Field, field_validator
 
@@ -81,5 +81,11 @@ def check_output(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
         raise SpecError(f"output: {folder} holds files that no recipe wrote; name an empty or a new folder.")
     place = folder if folder.is_dir() else parent
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise SpecError(f"output: {place} cannot be written; name a folder of yours.")
+    try:
+        # Asking for permissions is not enough: the superuser has them on a file system that takes no files as well.
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=place):
+            pass
+    except OSError as error:
+        raise SpecError(
+            f"output: {place} cannot be written ({error.strerror}); name a folder of yours."
+        ) from error

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from optigpu.fit.fitting import Fit, StackFit
+from optigpu.fit.several import Division, FitOfSeveral
 from optigpu.fit.training import FitOfTraining, TrainingFit
 from optigpu.report.formats import Column, Grid
 from optigpu.report.numbers import MISSING, short
@@ -35,6 +36,37 @@ def training_grid(found: FitOfTraining) -> Grid:
             "their errors.",
         ),
     )
+
+
+def several_grid(found: FitOfSeveral) -> Grid:
+    """A row for each division of the model over several GPUs."""
+    title = (
+        f"{found.model}, {found.stack}, over several {found.gpu}: predicted for a GPU, {found.batch} x "
+        f"{found.context:,} tokens"
+    )
+    names = ("weights", "cache", "peak (GB)", "sent a step (MB)", "reading (ms)", "sending (ms)")
+    return Grid(
+        title=title,
+        columns=(
+            *(Column(name, right=True) for name in ("GPUs", "tensor", "pipeline")),
+            Column("fits"),
+            *(Column(name, right=True) for name in names),
+        ),
+        rows=tuple(_division_row(each) for each in found.divisions),
+        notes=(
+            *found.reasons.values(),
+            "Reading and sending: the least that a decode step takes of each; how far they overlap is not predicted.",
+            "All figures are predicted from shapes and the catalog, none is measured.",
+        ),
+        faint=frozenset(index for index, each in enumerate(found.divisions) if not each.fits),
+    )
+
+
+def _division_row(each: Division) -> tuple[str, ...]:
+    times = (MISSING if time is None else short(1e3 * time) for time in (each.read_s, each.sent_s))
+    sizes = (short(size / 1e9) for size in (each.weight_bytes, each.cache_bytes, each.peak_bytes))
+    counts = (str(each.gpus), str(each.tensor), str(each.pipeline), "yes" if each.fits else "no")
+    return (*counts, *sizes, short(each.sent_bytes_per_step / 1e6), *times)
 
 
 def _grid(

@@ -16,6 +16,9 @@ from optigpu.vocabulary import METRICS, Document, Role, VariantStatus
 FURTHER_METRICS = {
     "ttft_s": ("TTFT (ms)", 1e3),
     "latency_s": ("latency (ms)", 1e3),
+    "goodput_per_s": ("goodput/s", 1.0),
+    "queue_length": ("queue", 1.0),
+    "highest_rate_per_s": ("highest rate/s", 1.0),
     "trained_tokens_per_s": ("trained tokens/s", 1.0),
     "weight_bytes": ("weights (MB)", 1e-6),
     "peak_bytes": ("peak (MB)", 1e-6),
@@ -32,7 +35,7 @@ FURTHER_METRICS = {
 }
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 METRICS_OF_SOME_WORKLOADS = {
-    "latency_s": ("batch_sweep", "classify", "attention", "normalization"),
+    "latency_s": ("batch_sweep", "serve", "classify", "attention", "normalization"),
     "peak_bytes": ("attention", "normalization", "train_step"),
     "mfu": ("train_step",),
 }

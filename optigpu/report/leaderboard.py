@@ -97,6 +97,8 @@ def _status(row: LeaderboardRow) -> str:
     return "earlier" if row.standing is Standing.EARLIER else "superseded" if row.superseded else ""
 
 
+NOT_SHOWN = ("kind", "trace")
+"""Fields of a workload: the kind stands before the others, and a trace has a line for each request."""
 LONGEST_PROMPT = 40
 """Characters of a text prompt that a title shows."""
 
@@ -111,7 +113,9 @@ def workload_text(workload: Document, model: str | None) -> str:
         begin = _quoted(prompt) if prompt else workload["prompt_tokens"]
         shape = f"{begin}+{workload['new_tokens']} x{workload['batch_size']}{_sampling(workload)}"
         return f"{workload.get('kind')} {model} {shape}"
-    shapes = (_shape(key, value) for key, value in workload.items() if key != "kind" and value is not None)
+    shapes = (
+        _shape(key, value) for key, value in workload.items() if key not in NOT_SHOWN and value is not None
+    )
     return " ".join(part for part in (workload.get("kind"), model, *shapes) if part)
 
 
@@ -146,6 +150,15 @@ _SHAPES = {
     "kv_heads": "sharing {}",
     "head_size": "of {}",
     "rows": "{} rows",
+    "rates": "{} per s",
+    "clients": "{} clients",
+    "queries": "{} queries",
+    "prompt_tokens_most": "to {}",
+    "new_tokens_most": "to {}",
+    "slots": "{} slots",
+    "block_tokens": "blocks of {}",
+    "ttft_s": "ttft to {} s",
+    "tpot_s": "tpot to {} s",
 }
 """How a field of a workload is written; other fields are written by their value alone."""
 
@@ -154,8 +167,14 @@ def _shape(key: str, value: object) -> str:
     """One field on a line: values joined by slashes, booleans by name."""
     values = value if isinstance(value, (list, tuple)) else [value]
     name = key.removesuffix("s")
-    words = [str(each) if not isinstance(each, bool) else name if each else f"no {name}" for each in values]
+    words = [_word(each, name) for each in values]
     return _SHAPES.get(key, "{}").format("/".join(words))
+
+
+def _word(value: object, name: str) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:

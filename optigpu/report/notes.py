@@ -12,6 +12,7 @@ REASONS: dict[str, str] = {
     VerdictReason.LOSS_DIVERGED: "the losses of training left the band of fp32's",
     VerdictReason.CACHED_RESULT: "outputs came from a cache instead of being computed",
     VerdictReason.THROTTLED: "the hardware was throttled during the measurement",
+    VerdictReason.LITTLES_LAW: "the load's own counts contradict each other",
     VerdictReason.FOREIGN_PROCESS: "other processes used the device during the measurement",
     VerdictReason.DRIFT: "the speed changed during the measurement",
     VerdictReason.INTERRUPTED: "the measurement was suspended for a while",
@@ -26,6 +27,8 @@ WARNINGS: dict[str, str] = {
     VerdictWarning.DISTURBED: "something disturbed the measurement, and the intervals include what it can have cost",
     VerdictWarning.CLOCK_UNSTABLE: "the clock of the device changed during the measurement",
     VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
+    VerdictWarning.HANDICAPPED_BUILD: "the engine's library lacks instructions that this machine has",
+    VerdictWarning.SATURATED: "requests came faster than they were served; latencies depend on the length of a run",
 }
 """What each warning of a verdict means."""
 

@@ -51,7 +51,9 @@ def metrics_page() -> str:
             f"`{name}`",
             kind.summary,
             f"`{kind.primary}`",
-            ", ".join(f"`{metric}`" for metric in (*kind.metrics, *kind.for_some)),
+            ", ".join(
+                f"`{metric}`" for metric in (*kind.metrics, *kind.for_some, *kind.of_queries, *kind.of_loads)
+            ),
         )
         for name, kind in WORKLOADS.items()
     )

@@ -19,6 +19,7 @@ HEADINGS = {
     "samples_per_s": "samples/s",
     "tflops": "TFLOP/s",
     "gb_per_s": "GB/s",
+    "largest_batch": "largest batch",
 }
 
 

@@ -44,6 +44,14 @@ SCENARIOS = {
         "p90 latency: what MLPerf's scenario SingleStream is judged by, one query after the other; of each "
         "process, averaged over the processes.",
     ),
+    "Server": Scenario(
+        "latency_s",
+        "p99",
+        1e3,
+        "p99 latency (ms)",
+        "p99 latency: what MLPerf's scenario Server is judged by, queries that come by chance at a rate; of each "
+        "process, averaged over the processes.",
+    ),
     "Offline": Scenario(
         "requests_per_s",
         "value",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
+from optigpu.selftest.engines import engine_checks, run_engine
 from optigpu.selftest.kernels import kernel_checks, run_kernel
 from optigpu.selftest.meters import meter_checks, run_meter
 from optigpu.selftest.models import model_checks, run_model
@@ -14,6 +15,7 @@ Run = Callable[[SelfCheck, Setting], Comparison]
 _RUNS: Mapping[Subject, Run] = {
     Subject.MODEL: run_model,
     Subject.KERNEL: run_kernel,
+    Subject.ENGINE: run_engine,
     Subject.TECHNIQUE: run_technique,
     Subject.METER: run_meter,
 }
@@ -21,7 +23,7 @@ _RUNS: Mapping[Subject, Run] = {
 
 def all_checks() -> tuple[SelfCheck, ...]:
     """Every check of every device, in the order in which they run: what others build on comes first."""
-    return (*model_checks(), *kernel_checks(), *technique_checks(), *meter_checks())
+    return (*model_checks(), *kernel_checks(), *engine_checks(), *technique_checks(), *meter_checks())
 
 
 def run_check(check: SelfCheck, setting: Setting) -> Comparison:

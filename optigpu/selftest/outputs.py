@@ -46,6 +46,16 @@ class Decoded:
             np.abs(logits - self._logits).max() / self._largest, self._behind(found) / 2 / self._largest
         )
 
+    def error_of_tokens(self, changed: DecodingRuntime) -> float:
+        """The same of the tokens alone, for an engine that gives no logits.
+
+        Raises ReplicateError for a wrong number of tokens.
+        """
+        found = changed.generate(self._prompt, self._new_tokens).tokens
+        if found.shape != self._tokens.shape:
+            raise ReplicateError(f"It decoded tokens of shape {found.shape} instead of {self._tokens.shape}.")
+        return self._behind(found) / 2 / self._largest
+
     def error_of_whole_passes(self, other: ReferenceRuntime) -> float:
         """The same of logits by passes over the whole sequence, without a cache or a decode step."""
         logits = _stacked(other.whole(self._given(self._tokens), self._prefill))

@@ -9,6 +9,7 @@ from optigpu.backends.runtime import DecodingRuntime, PassRuntime, Runtime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
 from optigpu.documents.shapes import ModelFacts
+from optigpu.engines.recipes import RECIPES
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.selftest.learned import Learned
@@ -42,7 +43,10 @@ def technique_checks() -> Iterator[SelfCheck]:
                         name=name,
                         case=case_of(trial),
                         device=device,
-                        alone=kind.process_wide or kind.phase in (Phase.COMPILATION, Phase.CAPTURE),
+                        alone=kind.process_wide
+                        or kind.phase in (Phase.COMPILATION, Phase.CAPTURE)
+                        or kind.backends[0] in RECIPES,
+                        backend=kind.backends[0],
                     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
     ArgumentError,
+    DatabaseError,
     DBAPIError,
     InterfaceError,
     OperationalError,
@@ -101,6 +102,12 @@ def default_url(data_dir: Path) -> str:
     return URL.create("sqlite", database=str(data_dir / "optigpu.db")).render_as_string(hide_password=False)
 
 
+def is_made(url: str) -> bool:
+    """Whether a SQLite file is there, which its first use would make; of a server it is taken for granted."""
+    address = _address(url)
+    return address.get_backend_name() != "sqlite" or Path(address.database or "").is_file()
+
+
 def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
     """An engine with the settings that make the two databases behave alike.
 
@@ -157,6 +164,8 @@ def store_errors(url: URL) -> Iterator[None]:
     except StatementError as error:
         if isinstance(error.orig, OptiGPUError):
             raise error.orig from error
+        if type(error) is DatabaseError:  # the file is none of SQLite's
+            raise _unavailable(url, error) from error
         raise
 
 

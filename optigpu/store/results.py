@@ -8,10 +8,17 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import MetricSummary, Result, Samples
-from optigpu.documents.views import SamplesView, Withdrawn
+from optigpu.documents.views import SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.statements import insert_into
-from optigpu.store.tables import EnvironmentRow, MetricRow, ResultRow, SamplesRow, VariantRow
+from optigpu.store.tables import (
+    EnvironmentRow,
+    LeaderboardEntry,
+    MetricRow,
+    ResultRow,
+    SamplesRow,
+    VariantRow,
+)
 from optigpu.store.tombstones import absent
 from optigpu.vocabulary import COUNTED_METRICS
 
@@ -28,6 +35,14 @@ def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
     """The results of a job's variants, in the order of the plan."""
     query = _with_environment().join(VariantRow, VariantRow.result_id == ResultRow.id)
     return _documents(session, query.where(VariantRow.job_id == job_id).order_by(VariantRow.index))
+
+
+def of_workload(session: Session, workload: str, model: str | None) -> list[dict[str, Any]]:
+    """The valid results of a kind of workload with a model, the newest first, with whatever shapes and stack."""
+    query = _with_environment().join(LeaderboardEntry, LeaderboardEntry.result_id == ResultRow.id)
+    asked = (LeaderboardEntry.workload == workload, LeaderboardEntry.model == model)
+    valid = LeaderboardEntry.standing != Standing.INVALID
+    return _documents(session, query.where(*asked, valid).order_by(LeaderboardEntry.measured_at.desc()))
 
 
 def samples(session: Session, result_id: str) -> SamplesView:

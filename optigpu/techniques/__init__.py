@@ -11,6 +11,8 @@ from pydantic import Field
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.export_aot import ExportAot
+from optigpu.techniques.compilation.onnx_graph import OnnxGraph
+from optigpu.techniques.compilation.tensorflow_xla import TensorflowXla
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
@@ -21,17 +23,24 @@ from optigpu.techniques.kernels.fused_layernorm import FusedLayernorm
 from optigpu.techniques.kernels.fused_qkv import FusedQkv
 from optigpu.techniques.kernels.fused_rmsnorm import FusedRmsnorm
 from optigpu.techniques.kernels.fused_swiglu import FusedSwiglu
+from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
 from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.cpu_offload import CpuOffload
 from optigpu.techniques.memory.grad_enabled import GradEnabled
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.kv_cache import KvCache
+from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
+from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
 from optigpu.techniques.memory.no_kv_cache import NoKvCache
+from optigpu.techniques.memory.openvino_kv_cache import OpenVinoKvCache
+from optigpu.techniques.memory.pipeline_parallel import PipelineParallel
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
+from optigpu.techniques.memory.tensor_parallel import TensorParallel
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
+from optigpu.techniques.quantization.ctranslate2_int8 import Ctranslate2Int8
 from optigpu.techniques.quantization.fp8 import Fp8
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.gguf import Gguf
@@ -42,7 +51,13 @@ from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.quantization.llm_int8 import LlmInt8
 from optigpu.techniques.quantization.nf4 import Nf4
+from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
+from optigpu.techniques.quantization.onnx_int8 import OnnxInt8
+from optigpu.techniques.quantization.onnx_static_int8 import OnnxStaticInt8
+from optigpu.techniques.quantization.openvino_int4 import OpenVinoInt4
+from optigpu.techniques.quantization.openvino_int8 import OpenVinoInt8
 from optigpu.techniques.quantization.tf32 import Tf32
+from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
 from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.techniques.training.activation_offload import ActivationOffload
@@ -74,6 +89,13 @@ AnyTechnique = Annotated[
     | Gptq
     | Awq
     | Gguf
+    | VllmBf16
+    | OnnxInt8
+    | OnnxInt4
+    | OnnxStaticInt8
+    | OpenVinoInt8
+    | OpenVinoInt4
+    | Ctranslate2Int8
     | EagerAttention
     | FusedAttention
     | FusedLayernorm
@@ -81,6 +103,7 @@ AnyTechnique = Annotated[
     | FusedGelu
     | FusedSwiglu
     | FusedQkv
+    | LlamaFlashAttention
     | InferenceMode
     | Autocast
     | GradEnabled
@@ -89,10 +112,17 @@ AnyTechnique = Annotated[
     | StaticKvCache
     | Int8KvCache
     | SlidingKvCache
+    | LlamaKvCache
+    | LlamaPromptBatch
+    | OpenVinoKvCache
     | CpuOffload
+    | TensorParallel
+    | PipelineParallel
     | TorchCompile
     | CudaGraphs
     | ExportAot
+    | TensorflowXla
+    | OnnxGraph
     | SpeculativeDecoding
     | NativeDecode
     | MagnitudePruning

@@ -5,7 +5,7 @@ every process, so the file imports no torch at its top. The hooks run in the mea
 torch is in `surgery`, or beside a technique.py in a package, and is imported within the hook.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
@@ -66,6 +66,7 @@ class Choice(StrEnum):
     OPERATORS = "operators run one by one, each looked at, or compiled together"
     WHOLE_GRADIENT = "the whole gradient is needed before the first weight changes"
     ADAPTERS = "a model is adapted once"
+    PROCESSES = "a model is divided among processes once"
 
 
 class Basis(StrEnum):
@@ -88,6 +89,26 @@ class Expected(NamedTuple):
     source: str | None = None
 
 
+_QUANTIZED = "awq fp8 gptq int4_weight_only int8_dynamic int8_hybrid int8_weight_only llm_int8 nf4"
+_REPLACED = "fused_gelu fused_layernorm fused_qkv fused_rmsnorm fused_swiglu magnitude_pruning"
+_RECORDED = "cuda_graphs export_aot native_decode speculative_decoding torch_compile"
+WHOLE_IN_ONE_PROCESS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(_QUANTIZED.split(), "weights are divided as plain numbers"),
+        **dict.fromkeys(_REPLACED.split(), "blocks are divided as the library made them"),
+        **dict.fromkeys(_RECORDED.split(), "what is recorded or compiled runs in one process"),
+        **dict.fromkeys(
+            ("int8_kv_cache", "sliding_kv_cache", "static_kv_cache"),
+            "the other processes keep all keys and values as they come",
+        ),
+        **dict.fromkeys(
+            ("autocast", "grad_enabled"),
+            "the other processes compute in the weights' numbers, without gradients",
+        ),
+    }
+)
+"""Why techniques that divide a model among processes go with none of these."""
+
 EXACT = 1e-3
 """The `error_bound` of a technique that computes the same in another way: what another order of sums may change."""
 
@@ -106,8 +127,20 @@ class Trial:
     error_bound: float | None = None
 
 
-GgufType = Literal["Q4_0", "Q4_K_M", "Q8_0", "F16"]
-"""llama.cpp's names of the number formats in which files are written; F32 is the format without a technique."""
+LlamaCppType = Literal[
+    "Q4_0", "Q4_K_M", "Q8_0", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q2_K_S", "Q3_K_S", "Q3_K_M", "Q3_K_L",
+    "Q4_K_S", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS",
+    "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0",
+]  # fmt: skip
+"""llama.cpp's names of the number formats in which files of models without experts are written."""
+IkLlamaCppType = Literal[
+    "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ4_KS", "IQ4_KSS", "IQ5_KS", "IQ4_KT", "Q4_0_R8", "Q5_0_R4",
+    "Q8_0_R8", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "Q8_K_R8", "IQ4_NL_R4", "IQ4_XS_R8", "IQ4_K_R4", "IQ5_K_R4",
+    "IQ4_KS_R4", "IQ5_KS_R4",
+]  # fmt: skip
+"""Those that ik_llama.cpp alone has; rows are interleaved in those that end with R and a number."""
+GgufType = Literal[LlamaCppType, IkLlamaCppType]
+"""Of both; F32 is the format without a technique."""
 
 
 @dataclass(frozen=True)
@@ -116,19 +149,46 @@ class LoadOptions:
 
     `attention` None leaves the library's default. `placement` "host" leaves the weights in the host's memory, for a
     technique that brings them to the device in parts. `packed` names the method whose layers of 4-bit numbers a
-    technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `gguf` is the
-    number format of a GGUF file, for llama.cpp; None asks for float32. `instead` is the reference of a smaller model
-    that is loaded in the place of the job's.
+    technique computes with: they stay as the checkpoint has them, and are widened to `dtype` without it. `instead` is
+    the reference of a smaller model that is loaded in the place of the job's.
     """
 
     dtype: str = "float32"
     attention: str | None = None
     placement: Literal["device", "host"] = "device"
     packed: Literal["gptq", "awq"] | None = None
-    gguf: GgufType | None = None
     instead: str | None = None
 
     def but(self, **changes: Any) -> "LoadOptions":
+        """A copy with changes."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The settings of an engine other than torch, in words that all of them share.
+
+    `weights` is the engine's own name of the numbers that matrices are stored in, and `group` how many of a row share a
+    scale, 0 where the engine decides. `products` says in which numbers matrices are multiplied. `everywhere` gives the
+    embedding and the head that format too. `cache` is the numbers of keys and values, `cache_values` those of values
+    where they have others. `attention` "fused" computes it in one operator. `graph` is how far the engine may rewrite
+    the graph, under its own name. `together` is how many tokens of a prompt go through the model at once.
+    `calibrated_on` is how many inputs the scales of activations come from; None: they are taken as they come. None of
+    any other is the engine's default.
+    """
+
+    weights: str = "float32"
+    group: int = 0
+    products: Literal["float", "int8"] | None = None
+    everywhere: bool | None = None
+    cache: str | None = None
+    attention: Literal["plain", "fused"] | None = None
+    graph: str | None = None
+    cache_values: str | None = None
+    together: int | None = None
+    calibrated_on: int | None = None
+
+    def but(self, **changes: Any) -> "EngineOptions":
         """A copy with changes."""
         return replace(self, **changes)
 
@@ -222,7 +282,8 @@ class Technique(Frozen):
 
     `optigpu selftest` runs each of `trials` and compares the logits with the unmodified model's: an error may be
     `error_bound` of the largest logit at most. One above EXACT says that the technique rounds: then an error of zero
-    means that it was not applied. `process_wide` says that it changes settings which outlast its model.
+    means that it was not applied. `process_wide` says that it changes settings which outlast its model, and `serves`
+    that its own cache, step or loop also decodes sequences that join and leave.
     """
 
     layer: ClassVar[Layer]
@@ -243,6 +304,7 @@ class Technique(Frozen):
     error_bound: ClassVar[float] = EXACT
     trials: ClassVar[tuple[Trial, ...]] = (Trial(),)
     process_wide: ClassVar[bool] = False
+    serves: ClassVar[bool] = False
 
     name: str
 
@@ -264,8 +326,18 @@ class Technique(Frozen):
     def fits(self, workload: Any) -> str | None:
         """Why this cannot run for a workload of those shapes, in one sentence, or None. Asked when a job is posted.
 
-        A loop of a technique's own is greedy.
+        A loop of a technique's own is greedy, and a load has a cache and a step of its own.
         """
+        own = [
+            hook
+            for hook in ("cache", "step", "loop")
+            if getattr(type(self), hook) is not getattr(Technique, hook)
+        ]
+        if workload.is_served and own and not self.serves:
+            return (
+                f"{self.name} has a {' and a '.join(own)} of its own for whole batches, and under load sequences join "
+                "and leave; leave it out, or measure generate."
+            )
         if type(self).loop is not Technique.loop and workload.is_sampled:
             return (
                 f"{self.name} takes the most likely tokens; leave it out, or leave temperature and top_p out."
@@ -291,6 +363,10 @@ class Technique(Frozen):
 
     def load(self, options: LoadOptions) -> LoadOptions:
         """Changes how weights are loaded."""
+        return options
+
+    def engine(self, options: EngineOptions) -> EngineOptions:
+        """Changes the settings of an engine other than torch."""
         return options
 
     def execution(self, options: ModeOptions) -> ModeOptions:
@@ -336,6 +412,14 @@ class Technique(Frozen):
         its logits checked and its quality measurable.
         """
         return loop
+
+
+def engine_options(stack: Sequence[Technique]) -> EngineOptions:
+    """What a stack asks of an engine other than torch; float32 without a technique that says otherwise."""
+    options = EngineOptions()
+    for technique in stack:
+        options = technique.engine(options)
+    return options
 
 
 def conflict_between(one: type[Technique] | Technique, other: type[Technique] | Technique) -> str | None:

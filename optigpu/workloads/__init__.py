@@ -19,6 +19,7 @@ from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
 from optigpu.workloads.prefill import Prefill
 from optigpu.workloads.quality import Quality
+from optigpu.workloads.serve import Serve
 from optigpu.workloads.train_step import TrainStep
 
 AnyWorkload = Annotated[
@@ -26,6 +27,7 @@ AnyWorkload = Annotated[
     | Prefill
     | KvCachePositions
     | BatchSweep
+    | Serve
     | Quality
     | Classify
     | TrainStep

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
 
@@ -40,20 +41,41 @@ class Request(Protocol):
         """A request of the same shapes with inputs that no request had before."""
 
 
+@runtime_checkable
+class LoadRequest(Request, Protocol):
+    """A request that is a whole run of a load: many queries that arrive over time."""
+
+    def facts(self) -> LoadFacts:
+        """The scenario, and in how many of the runs since the check the queue grew without an end."""
+
+    def loaded(self) -> LoadRun:
+        """The queries of the last request."""
+
+    def first_rate(self) -> float:
+        """Where a search for the highest rate begins. Raises UnsupportedError without a rate, or a limit to keep."""
+
+    def at(self, rate: float) -> LoadRun:
+        """One run with queries that arrive at that rate, in queries a second."""
+
+
 class Workload(Frozen):
     """One kind of work. Subclasses add `kind: Literal[...]` with a default, and their shapes.
 
     `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `for_some` are further ones,
-    which requests of some models have, each with the reason why the others have none. `task` is the task for which
-    a model is loaded, if any, and `example_model` names one. A job must have all of its `meters`. `reference` is the
-    implementation that others are compared with, where the workload has several. `later` names fields that came after
-    the first version: left at their defaults they are not part of a digest, so that earlier results stay comparable.
+    which requests of some models have, each with the reason why the others have none. `of_queries` are those of which
+    a LoadRequest has a sample for each of its queries, and `of_loads` those of which it has one that may be zero.
+    `task` is the task for which a model is loaded, if any, and `example_model` names one. A job must have all of its
+    `meters`. `reference` is the implementation that others are compared with, where the workload has several. `later`
+    names fields that came after the first version: left at their defaults they are not part of a digest, so that
+    earlier results stay comparable.
     """
 
     summary: ClassVar[str]
     primary: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
     for_some: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    of_queries: ClassVar[tuple[str, ...]] = ()
+    of_loads: ClassVar[tuple[str, ...]] = ()
     task: ClassVar[Task] = Task.DECODING
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()
@@ -90,6 +112,11 @@ class Workload(Frozen):
         return False
 
     @property
+    def is_served(self) -> bool:
+        """Whether sequences join and leave while others decode."""
+        return bool(self.of_queries)
+
+    @property
     def has_text(self) -> bool:
         """Whether a text is among its inputs, for which the model needs a tokenizer."""
         return False
@@ -107,6 +134,11 @@ class Workload(Frozen):
     @property
     def classified_images(self) -> int | None:
         """Images that a request classifies; None where it classifies none."""
+        return None
+
+    @property
+    def image_side(self) -> int | None:
+        """Side in pixels of the images that a request classifies; None for the one that the model was trained with."""
         return None
 
     def trained_tokens(self, model: Any) -> float | None:

@@ -77,6 +77,11 @@ class Classify(Workload):
         return self.batch_size
 
     @property
+    def image_side(self) -> int | None:
+        """Where the request says one."""
+        return self.image_size
+
+    @property
     def work_shape(self) -> ImageShape:
         """A pass is over the batch."""
         return ImageShape(self.batch_size, units=self.batch_size)

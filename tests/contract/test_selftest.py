@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from optigpu.backends import BACKENDS
+from optigpu.engines.recipes import RECIPES
 from optigpu.job.spec import resolve
 from optigpu.meters import METER_NAMES
+from optigpu.selftest.engines import engine_checks
 from optigpu.selftest.meters import SELF_TESTS
 from optigpu.selftest.techniques import case_of, technique_checks, workload_for
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT
 from optigpu.workloads import WORKLOADS
+from optigpu.workloads.generate import Generate
 
 OPS = Path(__file__).resolve().parents[2] / "optigpu" / "ops"
 
@@ -34,6 +38,16 @@ def test_the_trials_of_a_technique_differ_and_can_be_made(name: str) -> None:
         assert WORKLOADS[workload.kind].task in kind.tasks
         bound = kind.error_bound if trial.error_bound is None else trial.error_bound
         assert EXACT <= bound <= 1
+
+
+def test_every_engine_that_decodes_is_checked_on_each_of_its_devices() -> None:
+    found = {(check.name, check.device) for check in engine_checks()}
+    decoding = {name for name, backend in BACKENDS.items() if backend.supports(Generate(), None) is None}
+    engines = decoding - {"torch", "endpoint"}
+    assert found == {(name, device) for name in engines for device in BACKENDS[name].devices}
+    assert {"vllm", "tensorrt_llm", "executorch", "coreml"} <= engines
+    alone = {check.name for check in engine_checks() if check.alone}
+    assert alone == {name for name in engines if name in RECIPES}
 
 
 def test_every_meter_is_checked() -> None:

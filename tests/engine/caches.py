@@ -4,7 +4,7 @@ from pathlib import Path
 
 from optigpu.paths import cache_dir
 
-OPERATORS, PEAKS, GGUF = "ops", "peaks", "gguf"
+OPERATORS, PEAKS, CONVERTED = "ops", "peaks", "converted"
 """What takes seconds to make again, and is the same for every test. A file is named by all that it is made of."""
 
 

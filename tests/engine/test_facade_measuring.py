@@ -57,7 +57,7 @@ def test_its_charts_are_pictures_and_files(report: JobReport, tmp_path: Path) ->
     assert drawn.png.startswith(b"\x89PNG")
     assert drawn._repr_png_() == drawn.png
     assert "<svg" in (tmp_path / "matmul.svg").read_text("utf-8")
-    with pytest.raises(SpecError, match=r"no chart 'laddr'. Did you mean ladder\? The charts are "):
+    with pytest.raises(SpecError, match=r"no chart 'laddr'. Did you mean ladder or loads\? The charts are "):
         report.plot("laddr")
     with pytest.raises(SpecError, match="quality"):
         report.plot("quality")

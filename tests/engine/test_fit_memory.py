@@ -27,6 +27,12 @@ QUANTIZED = (
     ("llm_int8",),
     ("bf16", "llm_int8"),
 )
+NATIVE: tuple[dict[str, str | float], ...] = (
+    {},
+    {"weights": "w8", "kv": "int8"},
+    {"weights": "bf16"},
+    {"head": "bf16", "group": 64},
+)
 SHORT, LONG, BATCH = Load(1, 16, 8), Load(1, 300, 4), Load(4, 100, 12)
 
 
@@ -36,6 +42,20 @@ def stack_of(*names: str) -> tuple[Technique, ...]:
 
 def memory_of(model: str, *names: str) -> DecoderMemory:
     return DecoderMemory(decoder_shape(parse_reference(model)), stack_of(*names), DeviceKind.CPU)
+
+
+def measured_peak(model: str, load: Load, *stack: Technique) -> int:
+    """Of a new model each time: transformers keeps a static cache as long as the longest so far."""
+    import torch
+
+    from optigpu.backends.torch.memory import operator_peaks_of
+
+    loaded = runtime_of(model, *stack)
+    held = [*loaded.model.parameters(), *loaded.model.buffers()]
+    ids = torch.ones(load.batch, load.prompt, dtype=torch.int64)
+    taken = operator_peaks_of(partial(loaded.generate, ids, load.new), held)
+    assert taken.allocated_bytes is not None
+    return taken.allocated_bytes
 
 
 @pytest.mark.parametrize("names", QUANTIZED, ids="+".join)
@@ -83,24 +103,55 @@ def test_a_hybrid_ends_at_its_target_or_below_by_less_than_a_layer(model: str) -
 )
 @pytest.mark.parametrize("model", [LLAMA, GPT2])
 def test_peaks_are_within_a_tenth_of_measured_ones(model: str, names: tuple[str, ...]) -> None:
-    import torch
-
-    from optigpu.backends.torch.memory import operator_peaks_of
-
     memory = memory_of(model, *names)
     for load in (BATCH, LONG, SHORT):
-        # A new model each time: transformers keeps a static cache as long as the longest so far.
-        loaded = runtime_of(model, *stack_of(*names))
-        held = [*loaded.model.parameters(), *loaded.model.buffers()]
-        ids = torch.ones(load.batch, load.prompt, dtype=torch.int64)
-        taken = operator_peaks_of(partial(loaded.generate, ids, load.new), held)
-        assert taken.allocated_bytes is not None
-        assert memory.need(load).peak == pytest.approx(taken.allocated_bytes, rel=0.1), load
+        assert memory.need(load).peak == pytest.approx(
+            measured_peak(model, load, *stack_of(*names)), rel=0.1
+        ), load
 
 
-def test_what_depends_on_the_weights_is_not_predicted() -> None:
-    with pytest.raises(UnsupportedError, match="measure its memory with `optigpu run`"):
-        memory_of(LLAMA, "native_decode")
+def native(**parameters: str | float) -> Technique:
+    return TECHNIQUES["native_decode"].model_validate(
+        {"name": "native_decode", "calibration": "none"} | parameters
+    )
+
+
+@pytest.mark.parametrize("parameters", NATIVE, ids=str)
+@pytest.mark.parametrize("dtype", [(), ("bf16",)], ids="+".join)
+@pytest.mark.parametrize("model", [LLAMA, GPT2, QWEN])
+def test_bytes_of_packed_weights_are_counted_exactly(
+    model: str, dtype: tuple[str, ...], parameters: dict[str, str | float]
+) -> None:
+    stack = (*stack_of(*dtype), native(**parameters))
+    predicted = DecoderMemory(decoder_shape(parse_reference(model)), stack, DeviceKind.CPU)
+    assert predicted.stored.bytes == weight_bytes(runtime_of(model, *stack).model)
+
+
+def test_extra_bytes_are_predicted_but_for_less_than_a_layer() -> None:
+    technique = native(extra_bytes=0.1)
+    shape = decoder_shape(parse_reference(LLAMA))
+    predicted = DecoderMemory(shape, (technique,), DeviceKind.CPU).stored.bytes
+    plain = DecoderMemory(shape, (native(),), DeviceKind.CPU).stored
+    measured = weight_bytes(runtime_of(LLAMA, technique).model)
+    assert plain.bytes < measured
+    assert 0 <= predicted - measured < max(matrix.bytes for matrix in plain.linear)
+
+
+@pytest.mark.parametrize("parameters", NATIVE, ids=str)
+@pytest.mark.parametrize("model", [LLAMA, GPT2])
+def test_peaks_of_an_operator_with_a_cache_of_its_own_are_within_a_tenth(
+    model: str, parameters: dict[str, str | float]
+) -> None:
+    memory = DecoderMemory(decoder_shape(parse_reference(model)), (native(**parameters),), DeviceKind.CPU)
+    for load in (BATCH, LONG, SHORT):
+        assert memory.need(load).peak == pytest.approx(
+            measured_peak(model, load, native(**parameters)), rel=0.1
+        ), load
+
+
+def test_what_no_operator_runs_is_not_predicted() -> None:
+    with pytest.raises(UnsupportedError, match="native_decode supports the families"):
+        memory_of("preset:gpt-j-6b", "native_decode")
 
 
 def test_a_draft_is_loaded_beside_the_model() -> None:

@@ -1,21 +1,26 @@
 """The memory of training, predicted by running the step on shapes alone, beside what a step allocates."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optigpu.backends.torch.training.predicted import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
+from optigpu.conductor.training_memory import fit_training
 from optigpu.documents.shapes import ImageFacts
-from optigpu.fit.training import fit_training
+from optigpu.fit.training import TrainingAsked
 from optigpu.hardware.cards import gpu_of
 from optigpu.job.spec import resolve
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import UnsupportedError
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import ReplicateError, SpecError, UnsupportedError
 from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
-from tests.engine.training import GPT2, LLAMA, RESNET, VIT, trained
+from tests.engine.processes import program
+from tests.engine.training import GPT2, LLAMA, MOBILENET, RESNET, VIT, trained
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 RULE = UpdateRule("adamw", 1e-4)
 
 
@@ -38,11 +43,31 @@ def samples(facts: Any, documents: int = 8, length: int = 64) -> TrainingBatch:
         (LLAMA, ("optimizer_in_backward",)),
         (LLAMA, ("fused_optimizer",)),
         (VIT, ()),
+        (VIT, ("mixed_precision",)),
+        (VIT, ("gradient_checkpointing",)),
         (RESNET, ()),
+        (RESNET, ("mixed_precision",)),
+        (RESNET, ("gradient_accumulation",)),
+        (RESNET, ("optimizer_in_backward",)),
+        (MOBILENET, ()),
+        (MOBILENET, ("mixed_precision",)),
+        (LLAMA, ("lora",)),
+        (LLAMA, ("qlora",)),
+        (GPT2, ("qlora", "gradient_checkpointing")),
+        (GPT2, ("int8_finetune",)),
+        (LLAMA, ("int8_finetune", "mixed_precision")),
     ],
 )
 def test_a_step_s_peak_is_within_a_twentieth_of_the_measured_one(model: str, names: tuple[str, ...]) -> None:
-    stack = resolve((TECHNIQUES[name](name=name) for name in names), "train_step")
+    check_peak(model, resolve((TECHNIQUES[name](name=name) for name in names), "train_step"))
+
+
+@pytest.mark.slow
+def test_a_base_of_four_bits_of_our_own_is_predicted_as_well() -> None:
+    check_peak(LLAMA, (TECHNIQUES["qlora"].model_validate({"name": "qlora", "base": "int4"}),))
+
+
+def check_peak(model: str, stack: tuple[Technique, ...]) -> None:
     (need,) = predicted_need(RULE, model, stack, (samples,))
     runtime = trained(model, *stack, batch_size=8)
     batch = samples(runtime.facts)
@@ -60,12 +85,45 @@ def test_a_step_that_depends_on_numbers_is_not_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_the_largest_batch_follows_from_the_bytes_of_a_sample() -> None:
-    stacks = [[], [{"name": "gradient_checkpointing"}]]
+def test_the_largest_batch_follows_from_the_bytes_of_a_sample(tmp_path: Path) -> None:
     card = gpu_of("rtx4060")
-    found = fit_training(LLAMA, card, stacks, batch=4, sequence_tokens=32, reserve_bytes=0)
+    said: list[str] = []
+    found = fit_training(
+        TrainingAsked(LLAMA, card, batch=4, sequence_tokens=32, reserve_bytes=0),
+        [stack_of(), stack_of("gradient_checkpointing")],
+        said.append,
+        lambda: None,
+        lock_dir=tmp_path,
+    )
     plain, checkpointed = found.stacks
     assert plain.fits
     assert (checkpointed.largest_batch or 0) > (plain.largest_batch or 0) > 1000
     assert plain.state_bytes == pytest.approx(2 * (plain.weight_bytes or 0), rel=0.01)
     assert json.loads(found.model_dump_json())["basis"] == "predicted"
+    assert said == ["predicting a step of training with each stack"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.lock"], "no job is measured meanwhile"
+
+
+def test_a_predicting_process_gets_the_variables_of_a_measuring_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTIGPU_API_KEY", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    with pytest.raises(ReplicateError, match=r"secret: None, threads: \d$"):
+        fit_training(
+            TrainingAsked(LLAMA, gpu_of("rtx4060"), batch=1, sequence_tokens=32, reserve_bytes=0),
+            [stack_of()],
+            lambda _: None,
+            lambda: None,
+            program=program("telling"),
+            lock_dir=tmp_path,
+        )
+
+
+def test_a_reserve_that_leaves_nothing_is_refused_before_anything_starts() -> None:
+    with pytest.raises(SpecError, match="leave nothing of"):
+        TrainingAsked(LLAMA, gpu_of("rtx4060"), batch=1, sequence_tokens=32, reserve_bytes=10**12)
+
+
+def stack_of(*names: str) -> tuple[Technique, ...]:
+    return tuple(TECHNIQUES[name](name=name) for name in names)

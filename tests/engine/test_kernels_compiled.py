@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,30 @@ import pytest
 from optigpu.hardware.catalog import Capability, capabilities
 from optigpu.ops.kernel import Example
 from optigpu.vocabulary import OptiGPUError
-from tools.kernels.compiling import Compiled, loaded_bytes, loops
+from tools.kernels.compiling import Compiled, digest_of, loaded_bytes, loops
 from tools.kernels.sources import check_examples, examples_of, files, kernels_of, module_of
-from tools.kernels.table import blocks_at_once, faults, lacking, row_of
+from tools.kernels.table import Row, blocks_at_once, faults, known_rows, lacking, row_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 CARDS = {each.name: each for each in capabilities()}
+AGAIN = "sm_90"
+"""The capability for which everything is compiled in each run."""
 SMALL = Compiled(registers=32, spilled_bytes=0, shared_bytes=0, threads=128, loaded_bytes=16, ptx="")
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The rows that the tool writes now; it ends with status 0."""
+    """The rows that the tool writes now; it ends with status 0.
+
+    Published ones whose kernel, launch and compiler have not changed are taken over, but for one capability.
+    """
     folder = tmp_path_factory.mktemp("kernels")
     done = subprocess.run(
-        [sys.executable, "-m", "tools.kernel_table", "--output", str(folder), "--processes", "1"],
+        [
+            *(sys.executable, "-m", "tools.kernel_table", "--output", str(folder), "--processes", "1"),
+            *("--published", str(RESULTS / "kernels.json"), "--again", AGAIN),
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
         cwd=ROOT,
         capture_output=True,
@@ -66,6 +74,32 @@ def test_the_published_table_has_these_kernels_and_no_others(table: list[dict[st
     for row in published:
         assert f"## {row['kernel']}\n" in page
         assert f"| {row['example']} | {row['capability']} | " in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_published_figures_are_those_that_are_compiled_now(table: list[dict[str, Any]]) -> None:
+    published = {row["digest"]: row for row in json.loads((RESULTS / "kernels.json").read_text())["rows"]}
+    again = [row for row in table if row["capability"] == AGAIN]
+    assert again
+    for row in again:
+        assert published.get(row["digest"], row) == row, (
+            "run python -m tools.kernel_table and commit docs/results"
+        )
+
+
+def test_what_is_known_is_not_compiled_again_and_limits_hold_for_it() -> None:
+    card = CARDS["sm_90"]
+    example = examples_of("norm.triton_norm", card)[0]
+    digest = digest_of(example.call, card)
+    assert digest != digest_of(example.call, CARDS["sm_100"])
+    assert digest != digest_of(replace(example.call, warps=2 * example.call.warps), card)
+    known = Row(*("file", "kernel", "example", "sm_90"), None, 300, 0, 1024, 128, 1, 128 * 16, digest=digest)
+    row = row_of("norm.triton_norm", example, card, {digest: known})
+    assert (row.registers, row.shared_bytes, row.threads, row.digest) == (300, 1024, 128, digest)
+    assert row.faults == ("300 registers of a thread, and 255 are allowed",)
+    assert known_rows([asdict(known)], ["sm_90"]) == {}
+    assert known_rows([asdict(known)]) == {digest: known}
 
 
 def test_every_file_of_kernels_has_an_example_of_each() -> None:

@@ -10,12 +10,14 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp import INSTALL
+from optigpu.backends.llama_cpp.file_types import ExactCaches, Form, asked_of
 from optigpu.hardware import probe
+from optigpu.models.held import MODELS_DIR
 from optigpu.techniques.base import GgufType
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import GGUF, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
 
 BACKEND = BACKENDS["llama_cpp"]
 TINY = "bundled:tiny"
@@ -27,15 +29,18 @@ ROUNDED = 1e-2
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS, GGUF)
+        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS, CONVERTED)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         yield
 
 
 def prepared(folder: Path, kind: GgufType | None = None, model: str = TINY, threads: int = 1) -> Any:
+    return BACKEND.prepare(ordered(folder, kind, model, threads), lambda _: None)
+
+
+def ordered(folder: Path, kind: GgufType | None = None, model: str = TINY, threads: int = 1) -> Order:
     stack = (Gguf(type=kind),) if kind else ()
-    order = Order(model, stack, Generate(), DeviceKind.CPU, 0, threads, folder, probe())
-    return BACKEND.prepare(order, lambda _: None)
+    return Order(model, stack, Generate(), DeviceKind.CPU, 0, threads, folder, probe())
 
 
 def prompts(rows: int, length: int = PROMPT, vocabulary: int = 2048) -> Any:
@@ -135,10 +140,12 @@ def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.llama
 def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    from optigpu.backends.llama_cpp.model import Context
+    from optigpu.backends.llama_cpp.engine import LLAMA_CPP, gguf_of
+    from optigpu.backends.llama_cpp.model import Context, GgufModel
 
-    runtime = prepared(tmp_path)
-    context = Context(runtime._model, 2, 8, 1, exact=True)
+    file = gguf_of(ordered(tmp_path), LLAMA_CPP, Form("F32"), lambda _: None)
+    model = GgufModel(LLAMA_CPP.open(), file, 2048)
+    context = Context(model, 2, 8, asked_of((), "F32", 1, ExactCaches()))
     context.forward(prompts(2, 6))
     with pytest.raises(OptiGPUError, match="2 sequences of 8 tokens; 2 sequences of 9 tokens do not fit"):
         context.forward(prompts(2, 3))
@@ -155,7 +162,7 @@ def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path, monkeypatch:
     folder = cache_with(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
     prepared(tmp_path, "Q8_0", "preset:tiny-llama-test")
-    (path,) = (folder / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
+    (path,) = (folder / "converted" / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OptiGPUError, match="was damaged and has been removed; run the job again"):
@@ -209,11 +216,14 @@ def test_what_it_does_not_know_has_a_reason(tmp_path: Path) -> None:
     [
         ("preset:opt-125m", "opt models cannot be written as GGUF here, only gpt2 and llama models"),
         ("preset:tiny-qwen-test", "qwen2 models cannot be written"),
-        ("hub:openai-community/gpt2", "only presets and bundled models"),
-        ("path:mine", "only presets and bundled models"),
+        ("hub:nobody/has-this", "hub's cache does not hold"),
+        ("path:mine", "path:mine needs a model directory"),
     ],
 )
-def test_a_model_that_cannot_be_written_is_refused(tmp_path: Path, model: str, words: str) -> None:
+def test_a_model_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, words: str
+) -> None:
+    monkeypatch.delenv(MODELS_DIR, raising=False)
     with pytest.raises(UnsupportedError, match=words):
         prepared(tmp_path, model=model)
 

@@ -5,18 +5,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from optigpu.backends.llama_cpp import convert, gguf_cache
-from optigpu.backends.llama_cpp.file_types import FileType
-from optigpu.backends.llama_cpp.gguf_cache import BOUND, gguf_of
-from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.backends.base import Order
+from optigpu.backends.converted import BOUND, REFUSED
+from optigpu.backends.llama_cpp import convert, engine
+from optigpu.backends.llama_cpp.engine import gguf_of
+from optigpu.backends.llama_cpp.file_types import FileType, Form
+from optigpu.documents.result import Environment
+from optigpu.hardware import probe
+from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from optigpu.workloads.generate import Generate
 
 SIZE = 1000
-GPT2 = parse_reference("preset:tiny-gpt2-test")
+REAL = subprocess.run
+MODEL = "preset:tiny-gpt2-test"
 
 
 class Converter:
@@ -26,27 +34,39 @@ class Converter:
         self.calls: list[tuple[str, ...]] = []
         self.status, self.said = 0, ""
 
-    def run(self, command: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
+    def run(self, command: Sequence[str], **more: Any) -> "subprocess.CompletedProcess[str]":
+        if command[0] != sys.executable:  # what describes the machine calls others
+            return REAL(command, **more)
         options = dict(zip(command[4::2], command[5::2], strict=True))
         assert list(command[:4]) == [sys.executable, "-P", "-m", convert.__name__]
-        self.calls.append((options["--type"], options.get("--plain", options.get("--model", ""))))
+        what = options.get("--form") or options["--type"]
+        self.calls.append((what, options.get("--plain", options.get("--model", ""))))
         Path(options["--output"]).write_bytes(b"x" * (SIZE // 2 if self.status else SIZE))
         return subprocess.CompletedProcess(list(command), self.status, self.said, self.said)
+
+
+@cache
+def environment() -> Environment:
+    return probe()
 
 
 @pytest.fixture
 def converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Converter:
     """In the place of the real one, with a cache folder of its own."""
+    environment()  # asks git, before nothing can be run any more
     made = Converter()
     monkeypatch.setattr(subprocess, "run", made.run)
-    monkeypatch.setattr(gguf_cache, "_LIBRARIES", ())  # they need not be installed
+    for name in ("PLAIN", "MATTERS"):  # their libraries need not be installed
+        monkeypatch.setattr(engine, name, replace(getattr(engine, name), libraries=()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(BOUND.variable, raising=False)
     return made
 
 
-def got(kind: str, tmp_path: Path, seed: int = 0) -> Path:
-    return gguf_of(GPT2, FileType(kind), seed, 1, tmp_path / "job", lambda _: None)
+def got(kind: FileType, tmp_path: Path, seed: int = 0) -> Path:
+    order = Order(MODEL, (), Generate(), DeviceKind.CPU, seed, 1, tmp_path / "job", environment())
+    ours = replace(engine.LLAMA_CPP, quantizer=replace(engine.LLAMA_CPP.quantizer, libraries=()))
+    return gguf_of(order, ours, Form(kind), lambda _: None)
 
 
 def files(tmp_path: Path) -> list[str]:
@@ -56,18 +76,26 @@ def files(tmp_path: Path) -> list[str]:
 def test_a_file_is_written_once(converter: Converter, tmp_path: Path) -> None:
     first = got("F16", tmp_path)
     assert first.stat().st_size == SIZE
-    assert first.is_relative_to(tmp_path / "cache" / "optigpu" / "gguf")
+    assert first.is_relative_to(tmp_path / "cache" / "optigpu" / "converted" / "gguf")
     assert got("F16", tmp_path) == first
     assert converter.calls == [("F16", "preset:tiny-gpt2-test")]
 
 
 def test_a_quantized_file_is_made_of_the_file_of_float16(converter: Converter, tmp_path: Path) -> None:
-    plain = got("Q4_0", tmp_path).name.replace("Q4_0", "F16")
+    got("Q4_0", tmp_path)
     assert got("Q8_0", tmp_path).name.endswith("-Q8_0.gguf")
     kinds = [kind for kind, _ in converter.calls]
     assert kinds == ["F16", "Q4_0", "Q8_0"]
-    assert Path(converter.calls[1][1]).name == Path(converter.calls[2][1]).name == plain
+    assert converter.calls[1][1] == converter.calls[2][1]
+    assert converter.calls[1][1].endswith("-F16.gguf")
     assert len(files(tmp_path)) == 3
+
+
+def test_types_of_few_bits_are_quantized_with_what_matters(converter: Converter, tmp_path: Path) -> None:
+    got("IQ2_XS", tmp_path)
+    assert [kind for kind, _ in converter.calls] == ["F16", "importance", "IQ2_XS"]
+    got("IQ3_XXS", tmp_path)
+    assert [kind for kind, _ in converter.calls[3:]] == ["IQ3_XXS"], "what matters is kept"
 
 
 def test_another_seed_is_another_file(converter: Converter, tmp_path: Path) -> None:
@@ -76,7 +104,9 @@ def test_another_seed_is_another_file(converter: Converter, tmp_path: Path) -> N
 
 def test_what_failed_leaves_no_file(converter: Converter, tmp_path: Path) -> None:
     converter.status, converter.said = 1, "Traceback\nOSError: No space left on device"
-    with pytest.raises(OptiGPUError, match="could not be written: OSError: No space left on device"):
+    with pytest.raises(
+        OptiGPUError, match="could not be converted for gguf: OSError: No space left on device"
+    ):
         got("F16", tmp_path)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
     converter.status = 0
@@ -84,7 +114,7 @@ def test_what_failed_leaves_no_file(converter: Converter, tmp_path: Path) -> Non
 
 
 def test_a_refusal_is_the_converter_s_last_line(converter: Converter, tmp_path: Path) -> None:
-    converter.status, converter.said = convert.REFUSED, "loading\nThis model cannot be written.\n"
+    converter.status, converter.said = REFUSED, "loading\nThis model cannot be written.\n"
     with pytest.raises(UnsupportedError, match=r"^This model cannot be written\.$"):
         got("F16", tmp_path)
 
@@ -140,9 +170,10 @@ def test_processes_that_want_the_same_file_wait_for_the_one_that_writes_it(
 ) -> None:
     writing, go_on = threading.Event(), threading.Event()
 
-    def slow(command: Sequence[str], **more: object) -> "subprocess.CompletedProcess[str]":
-        writing.set()
-        assert go_on.wait(30)
+    def slow(command: Sequence[str], **more: Any) -> "subprocess.CompletedProcess[str]":
+        if command[0] == sys.executable:
+            writing.set()
+            assert go_on.wait(30)
         return converter.run(command, **more)
 
     monkeypatch.setattr(subprocess, "run", slow)

@@ -61,14 +61,16 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 def difference(model: PreTrainedModel, path: Path, exact: bool) -> float:
     """The largest difference of the logits after each of TOKENS random tokens, over the largest logit."""
+    from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.gguf_file import write
-    from optigpu.backends.llama_cpp.model import Context, LlamaCppModel
+    from optigpu.backends.llama_cpp.model import Context, GgufModel
+    from optigpu.backends.llama_cpp.native import LlamaCpp
 
     write(model, path, "float32" if exact else "float16")
     tokens = torch.randint(model.config.vocab_size, (1, TOKENS))
     expected = model(input_ids=tokens).logits[0].numpy()
-    loaded = LlamaCppModel(path)
-    context = Context(loaded, 1, TOKENS, threads=1, exact=exact)
+    loaded = GgufModel(LlamaCpp(), path, model.config.vocab_size)
+    context = Context(loaded, 1, TOKENS, asked_of((), "F32" if exact else "F16", 1, ExactCaches()))
     found = np.stack([context.forward(token[None, None])[0].copy() for token in tokens[0].numpy()])
     context.close()
     loaded.close()
@@ -89,7 +91,7 @@ def test_a_file_holds_the_weights_of_the_model(model: PreTrainedModel, tmp_path:
 
     path = tmp_path / "model.gguf"
     write(model, path, "float32")
-    contents = contents_of(path)
+    contents = contents_of(path, str)
     assert contents.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert contents.streamed_bytes < contents.file_bytes == path.stat().st_size
     width = model.config.hidden_size

@@ -131,18 +131,14 @@ def library_that_answers(folder: Path, names: list[str]) -> ctypes.CDLL:
 def test_what_the_decoder_s_functions_return_is_not_cut_to_32_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("create", "begin", "run", "length", "best_instruction_set")
-    stub = library_that_answers(tmp_path, [f"optigpu_decoder_{name}" for name in (*names, "destroy")])
+    stub = library_that_answers(tmp_path, [f"optigpu_{name}" for name in interface.ARGUMENTS])
     monkeypatch.setattr(interface, "load_library", lambda _: stub)
     library = interface.decoder_library.__wrapped__()
-    nothing = {
-        "create": (None, 1, None, 0, None, None),
-        "begin": (None,) * 3,
-        "run": (None,) * 3,
-        "length": (None,),
-    }
-    for name in names:
-        assert getattr(library, f"optigpu_decoder_{name}")(*nothing.get(name, ())) == ABOVE_32_BITS, name
+    for name, arguments in interface.ARGUMENTS.items():
+        if name.endswith("_destroy"):
+            continue
+        nothing = (0 if kind is ctypes.c_int64 else None for kind in arguments)
+        assert getattr(library, f"optigpu_{name}")(*nothing) == ABOVE_32_BITS, name
 
 
 def test_what_an_operator_s_library_returns_is_not_cut_to_32_bits(

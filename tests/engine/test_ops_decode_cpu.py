@@ -452,7 +452,7 @@ def test_a_decoder_that_is_gone_leaves_no_threads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sanitizer", "rounds"), [("address,undefined", "25"), ("thread", "10")])
+@pytest.mark.parametrize(("sanitizer", "rounds"), [("address,undefined", "12"), ("thread", "5")])
 def test_sanitizers_find_nothing(sanitizer: str, rounds: str, tmp_path: Path) -> None:
     source, program = Path(__file__).parent / "native" / "soak.cpp", tmp_path / "soak"
     # Without optimization: compiling takes most of the time, and nothing that is wrong is optimized away.

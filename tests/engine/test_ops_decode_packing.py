@@ -11,11 +11,12 @@ import torch
 
 from optigpu.ops.decode.cpu import packing
 from optigpu.ops.decode.cpu.arena import ALIGNMENT, HUGE_PAGE_BYTES, Arena, aligned
-from optigpu.ops.decode.cpu.packing import ROWS, pack, packed_bytes, quantize_eight, squared_errors, unpack
+from optigpu.ops.decode.cpu.packing import ROWS, pack, quantize_eight, squared_errors, unpack
 from optigpu.ops.decode.program import GROUPS, WeightKind
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
-from optigpu.vocabulary import UnsupportedError
+from optigpu.ops.layouts import decode_bytes
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -168,7 +169,7 @@ def test_eight_bits_reach_127_and_never_more(group: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_matrix_takes_of_an_arena_what_was_said(kind: WeightKind, shape: tuple[int, int]) -> None:
-    arena = Arena(packed_bytes(*shape, kind, 32) + ALIGNMENT)
+    arena = Arena(decode_bytes(*shape, DeviceKind.CPU, kind=kind, group=32) + ALIGNMENT)
     matrix = pack(weights(*shape), None, kind, 32, arena)
     alone = pack(weights(*shape), None, kind, 32)
     assert matrix.numbers.equal(alone.numbers)

@@ -191,6 +191,24 @@ def test_what_cannot_be_asked_is_refused_with_the_next_step(tmp_path: Path) -> N
         check_output(tmp_path)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """/proc takes no folder, not even the superuser's."""
+    said: list[str] = []
+    with pytest.raises(
+        SpecError, match=r"^output: /proc cannot be written \(.+\); name a folder of yours\.$"
+    ):
+        make_smaller(
+            request(tmp_path, output=Path("/proc/smaller")),
+            said.append,
+            lambda: None,
+            limit_s=300,
+            program=("/bin/false",),
+            lock_dir=tmp_path / "locks",
+        )
+    assert said == []
+    assert not (tmp_path / "locks").exists()
+
+
 @pytest.mark.slow
 def test_the_process_tells_what_it_does_and_why_it_cannot(tmp_path: Path) -> None:
     said: list[str] = []

@@ -116,3 +116,36 @@ def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path
     events.clear()
     Residents(session, 1).measure(variants_of(session.spec))
     assert meters_read() == ["reading the memory meter"]
+
+
+def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path) -> None:
+    spec = grid("bf16")
+    notes = tmp_path / "notes"
+    session, events = session_with(spec, tmp_path, "noted", notes)
+    variants = variants_of(spec)
+    with Residents(session, 0) as residents:
+        residents.measure_on(variants)
+        first = residents.replicates[1]
+        assert residents.indexes == {0, 1}
+        residents.keep({1})
+        assert len(children()) == 1
+        residents.go_on(session)
+        residents.measure_on(variants[1:])
+        second = residents.replicates[1]
+        assert list(residents.replicates) == [1]
+    assert notes.read_text().split().count("assignment") == 2
+    assert second.metered == first.metered, "meters are read once"
+    read = [e.index for e in events if isinstance(e, Progressed) and e.doing.startswith("reading")]
+    assert read == [0, 1]
+    assert len(second.rounds) == len(first.rounds), "what was timed before is no part of it"
+    assert second.audit is not None
+    assert not children()
+
+
+def test_one_that_fails_while_others_stay_is_not_resident_any_more(tmp_path: Path) -> None:
+    spec = grid("bf16", "no_kv_cache", "eager_attention")
+    session, _ = session_with(spec, tmp_path, "moody")
+    with Residents(session, 0) as residents:
+        residents.measure_on(variants_of(spec)[:4])
+        assert residents.indexes == {0, 3}
+        assert set(residents.errors) == {1, 2}

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.search import parts_of
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.job.plan import variants_of
 from optigpu.job.search import pareto, round_spec, rounds_of, stacks_of
-from optigpu.job.spec import JobSpec
+from optigpu.job.spec import JobSpec, digest
 from optigpu.measure import Report, run
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Role, SpecError, VariantStatus
-from tests.engine.processes import program
+from tests.engine.processes import is_alive, program
 
 MENU = ("bf16", "int8_weight_only", "int4_weight_only", "static_kv_cache")
 FAST = {"replicates": 2, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
@@ -83,6 +84,56 @@ def test_a_search_ends_with_the_fastest_stack_measured_as_asked(tmp_path: Path) 
     assert kinds.count(VariantFinished) == kinds.count(VariantStarted) == len(report.outcomes) == 8
     fractions = [event.fraction for event in events if isinstance(event, Progressed)]
     assert fractions == sorted(fractions)
+    assert len(started(events)) == 8 + 1, "only the last round needs another process"
+    assert set(report.spent) == {"prepare", "import", "start", "sample", "audit", "memory"}
+    parts = parts_of(report, seconds=1000.0)
+    assert sum(value for name, value in parts.items() if name != "import (of start)") == pytest.approx(1000)
+    own = digest(report.spec.model_dump(mode="json"))
+    assert {each.provenance.spec_digest for each in report.results if each.provenance} == {own}
+
+
+class Places:
+    """A memory rule: space for three processes at once."""
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+        self.most = 0
+
+    def add(self, pid: int) -> None:
+        """Another one, beside those that live."""
+        self._pids = [*filter(is_alive, self._pids), pid]
+        self.most = max(self.most, len(self._pids))
+
+    def has_space(self) -> bool:
+        """Whether fewer live."""
+        return sum(map(is_alive, self._pids)) < 3
+
+
+@pytest.mark.slow
+def test_where_few_processes_fit_the_best_ones_stay_and_others_start_again(tmp_path: Path) -> None:
+    places, events = Places(), list[Event]()
+    report = run(
+        search("bf16", "int8_weight_only", "int8_kv_cache"),
+        events.append,
+        lock_dir=tmp_path / "locks",
+        program=program("well_behaved"),
+        memory_rule=lambda _device, _environment: places,
+    )
+    assert places.most == 3
+    best = max(report.results, key=lambda each: each.metrics["tokens_per_s"].value or 0)
+    assert len(best.variant.stack) == 3
+    assert best.facts.recorded["search_round"] == 3
+    starts = started(events)
+    assert {index for index, _ in starts[:8]} == set(range(8))
+    assert 8 < len(starts) <= 8 + 2 + 1, "of three that go on one process at least was still there"
+    assert starts.count((best.variant.index, 0)) == 1, "the best one stayed from the first round to the last"
+
+
+def started(events: list[Event]) -> list[tuple[int, int]]:
+    """The variant and the replicate of each process that was started; what goes on for long is told again."""
+    told = [(e.index, e.replicate, e.doing) for e in events if isinstance(e, Progressed)]
+    new = (each for each, before in zip(told, [None, *told], strict=False) if each != before)
+    return [(index, replicate) for index, replicate, doing in new if doing.endswith(": starting")]
 
 
 def test_what_is_predicted_to_be_too_large_is_not_measured(tmp_path: Path) -> None:
@@ -106,7 +157,10 @@ def test_the_pareto_set_drops_what_another_surpasses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plan": "grid", "limits": {"max_bytes": 8e9}}, "only the plan search has such a bound"),
+        (
+            {"plan": "grid", "limits": {"max_bytes": 8e9}},
+            "only the plans search and batch_scaling have such a bound",
+        ),
         ({"workload": {"kind": "batch_sweep"}}, "a search compares stacks of one workload"),
     ],
 )

@@ -242,7 +242,15 @@ def test_it_goes_with_what_changes_weights_before() -> None:
     ],
 )
 def test_it_excludes_what_would_not_run(name: str) -> None:
-    goes = {"bf16", "fp16", "tf32", "inference_mode", "magnitude_pruning", "smaller_model"}
+    goes = {
+        "bf16",
+        "fp16",
+        "tf32",
+        "inference_mode",
+        "magnitude_pruning",
+        "smaller_model",
+        "speculative_decoding",
+    }
     assert (conflict_between(NativeDecode, TECHNIQUES[name]) is None) == (name in goes)
 
 

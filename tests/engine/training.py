@@ -21,6 +21,7 @@ from tests.engine.tiny_models import ignore
 
 LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"
 RESNET, VIT = "preset:tiny-resnet-test", "preset:tiny-vit-test"
+MOBILENET = "preset:tiny-mobilenet-test"
 
 
 def trained(

@@ -7,6 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from api.reference import Document, type_of
+from optigpu.job.spec import JobSpec
 from tests.service.pages import Page
 from tests.service.serving import Served, serving
 
@@ -38,7 +39,9 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -
     page = Page(answer.text)
     assert page.loads == []
     hosts = set(re.findall(r"https?://[^/\s\"'<&]+", answer.text))
-    assert hosts == {any_service.url}
+    (example,) = map(str, JobSpec.model_fields["endpoint"].examples or ())  # text, not a link
+    assert hosts == {any_service.url, example}
+    assert example not in page.links
     inside = {link for link in page.links if link.startswith("#")}
     assert {link[1:] for link in inside} <= page.ids
     for link in set(page.links) - inside:

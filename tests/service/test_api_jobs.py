@@ -34,9 +34,38 @@ def test_a_job_with_stacks_of_another_backend_beside_its_own_is_stored_whole(ser
         ("llama_cpp", "8 bits"),
         ("torch", None),
     ]
-    assert job["spec"]["beside"][0]["stack"] == [{"name": "gguf", "type": "Q8_0"}]
+    assert job["spec"]["beside"][0]["stack"] == [{"name": "gguf", "type": "Q8_0", "pure": False}]
     stored = service.claim().spec
     assert stored == JobSpec.model_validate(document)
+
+
+SCALING = {
+    "workload": {"kind": "train_step"},
+    "model": "preset:tiny-llama-test",
+    "stack": [{"name": "gradient_checkpointing"}],
+    "plan": "batch_scaling",
+}
+
+
+def test_a_job_that_looks_for_the_largest_batch_is_posted_as_any_other(service: Served) -> None:
+    job = service.submit(SCALING | {"limits": {"max_bytes": 2e9}})
+    assert (job["spec"]["plan"], job["spec"]["limits"]["max_bytes"]) == ("batch_scaling", 2e9)
+    assert service.claim().spec.limits.max_batch == 256
+    refused = service.client.post("/v1/jobs", json=SCALING)
+    assert refused.status_code == 422
+    assert "batch_scaling needs the memory that it may take" in refused.text
+
+
+def test_a_search_is_not_refused_for_the_time_that_its_stacks_would_take_in_a_grid(service: Served) -> None:
+    menu = [{"name": name} for name in ("bf16", "int8_weight_only", "static_kv_cache")]
+    asked = {
+        "workload": {"kind": "generate"},
+        "model": "bundled:tiny",
+        "stack": menu,
+        "limits": {"timeout_s": 20},
+    }
+    assert service.submit(asked | {"plan": "search"})["state"] == "queued"
+    assert service.client.post("/v1/jobs", json=asked | {"plan": "grid"}).status_code == 422
 
 
 def test_times_are_utc(service: Served) -> None:
@@ -182,7 +211,9 @@ def test_the_schema_calls_list_what_a_job_may_hold(any_service: Served) -> None:
     assert {"summary", "requires", "conflicts", "schema"} <= set(int8)
     workloads = any_service.client.get("/v1/schema/workloads").json()["workloads"]
     backends = {workload["kind"]: workload["backends"] for workload in workloads}
-    assert (backends["generate"], backends["matmul"]) == (["torch", "llama_cpp"], ["torch"])
+    assert backends["generate"][:2] == ["torch", "llama_cpp"]
+    assert {"onnxruntime", "openvino", "endpoint"} <= set(backends["generate"])
+    assert backends["matmul"] == ["torch"]
 
 
 def test_a_head_or_an_unknown_method_says_which_are_possible(any_service: Served) -> None:

@@ -77,7 +77,7 @@ MISTAKES = [
     ),
     generate(
         "--beside lama_cpp/gguf",
-        "beside.0.backend: Unknown value 'lama_cpp'. Did you mean llama_cpp? Valid:",
+        "beside.0.backend: Unknown value 'lama_cpp'. Did you mean llama_cpp or ik_llama_cpp? Valid:",
         beside=[{"backend": "lama_cpp", "stack": [{"name": "gguf"}]}],
     ),
     generate(

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from optigpu.documents.ranking import why_none_ranks
 from optigpu.hardware import probe
+from optigpu.job.spec import JobSpec
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.filters import LeaderboardQuery
@@ -92,6 +93,28 @@ def test_a_ladder_leaves_its_attribution(database: Database) -> None:
     with database.read() as session:
         verdicts = [result["verdict"] for result in results.of_job(session, job_id)]
     assert bf16["speedup"] is not None, verdicts
+
+
+@pytest.mark.slow
+def test_a_job_that_looks_for_the_largest_batch_has_a_board_of_its_own(database: Database) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "workload": {"kind": "train_step", "sequence_tokens": 32},
+            "model": "preset:tiny-llama-test",
+            "plan": "batch_scaling",
+            "limits": {"max_bytes": 60e6, "max_batch": 4, "wait_for_quiet_s": 0},
+        }
+    )
+    job_id = submit(database, spec)
+    assert execute_next(worker_context(database))
+    assert look(database, job_id).state is JobState.SUCCEEDED
+    with database.read() as session:
+        (board,) = leaderboard.query(session, LeaderboardQuery()).boards
+    assert (board.metric, board.workload["memory_limit_bytes"], board.rows[0].value.value) == (
+        "largest_batch",
+        60_000_000,
+        4.0,
+    )
 
 
 @pytest.mark.slow

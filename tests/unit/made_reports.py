@@ -111,6 +111,25 @@ BATCHES_REPORT = Report(
 )
 
 
+def _serve(rate: float, tokens: float, p95: float | None) -> dict[str, Any]:
+    workload = {"kind": "serve", "scenario": "Server", "rates": [rate]}
+    found = _of(
+        workload,
+        f"{rate:g}/s",
+        "tokens_per_s",
+        tokens_per_s=(tokens, tokens * 0.97, tokens * 1.02),
+        latency_s=(0.9 * (p95 or 1.0), 0.8, 1.1),
+    )
+    found["metrics"]["latency_s"]["p95"] = p95
+    return found
+
+
+LOADS_REPORT = Report(
+    "serve on 2x Test CPU",
+    [_serve(1, 31.0, 0.9), _serve(4, 118.0, 2.4), _serve(2, 62.0, 1.2), _serve(8, 131.0, None)],
+)
+
+
 def _matmul(size: int, rate: float) -> dict[str, Any]:
     workload = {"kind": "matmul", "sizes": [size], "dtypes": ["float32"]}
     return _of(workload, f"float32 {size}", "tflops", tflops=(rate, rate * 0.97, rate * 1.03))
@@ -122,6 +141,7 @@ REPORTS = {
     "overview": LADDER_REPORT,
     "lengths": ATTENTION_REPORT,
     "batches": BATCHES_REPORT,
+    "loads": LOADS_REPORT,
     "waterfall": LADDER_REPORT,
     "comparison": LADDER_REPORT,
     "baselines": MATMUL_REPORT,

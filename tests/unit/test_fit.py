@@ -133,7 +133,13 @@ def test_the_command_prints_predictions_as_json_and_as_a_table() -> None:
     assert "predicted memory of 1 x 2,048 tokens" in table
     assert table.count("\n| ") == 10
     only = CliRunner().invoke(app, [*flags, "--stack", "bf16,native_decode", "--json"])
-    assert json.loads(only.stdout)["stacks"][0]["reason"].startswith("native_decode packs weights")
+    (packed,) = json.loads(only.stdout)["stacks"]
+    assert packed["reason"] is None
+    assert packed["weight_bytes"] == pytest.approx(7_504_924_672 * 4.25 / 8 + 2 * 128_256 * 4096, rel=0.01)
+    other = CliRunner().invoke(
+        app, ["fit", "--model", "preset:gpt-j-6b", "--gpu", "a100", "--stack", "native_decode", "--json"]
+    )
+    assert json.loads(other.stdout)["stacks"][0]["reason"].startswith("native_decode supports the families")
 
 
 def test_a_stack_that_cannot_be_is_refused() -> None:

@@ -9,7 +9,7 @@ from optigpu.job.plan import default_beside, default_stack, variants_of
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest.techniques import workload_for
 from optigpu.techniques import TECHNIQUES
-from optigpu.vocabulary import DeviceKind, Role, SpecError
+from optigpu.vocabulary import DeviceKind, Role, SpecError, Task
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 
@@ -156,7 +156,7 @@ def test_a_label_that_another_variant_has_is_refused(beside: list[dict[str, Any]
 
 def test_a_default_stack_is_of_the_backend() -> None:
     names = [each.name for each in default_stack(CPU, DeviceKind.CPU, Generate(), "llama_cpp")]
-    assert names == ["gguf"]
+    assert names == ["llama_flash_attention", "gguf"]
 
 
 def test_more_variants_than_the_limit_are_refused() -> None:
@@ -207,5 +207,7 @@ def test_every_technique_can_be_the_stack_of_a_ladder() -> None:
     for name, kind in TECHNIQUES.items():
         workload = workload_for(kind(name=name)).model_dump(mode="json")
         on = {"device": kind.devices[0], "backend": kind.backends[0], "workload": workload}
+        if kind.tasks == (Task.IMAGES,):
+            on["model"] = "preset:resnet-50"
         variants = planned("ladder", name, **on)
         assert any(variant.rung == name for variant in variants)

@@ -9,8 +9,8 @@ import pytest
 from optigpu.conductor import progress as progress_module
 from optigpu.conductor.progress import JobProgress
 from optigpu.documents.events import Event, Progressed
-from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess
-from optigpu.job.spec import Measure
+from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan
+from optigpu.job.spec import JobSpec, Measure
 from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
 
 
@@ -341,3 +341,25 @@ def test_one_part_may_be_given_half_of_the_time_that_is_left(progress: JobProgre
 def test_a_reason_to_cancel_ends_it(clock: Clock) -> None:
     with pytest.raises(CancelledError, match="enough"):
         JobProgress(lambda _: None, lambda: "enough", [0], 1).check()
+
+
+def test_the_rounds_of_a_search_share_the_progress(
+    progress: JobProgress, clock: Clock, heard: list[Progressed]
+) -> None:
+    spec = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "bundled:tiny"})
+    progress.limit(1000)
+    for number in range(2):
+        progress.begin_round(number, 2, Plan(spec, {0: GUESS}, replicates=1), ready={0} if number else ())
+        assert progress.expected_s == pytest.approx(30.0 if number else 40.0), (
+            "a process that is there needs no start"
+        )
+        if not number:
+            start(progress, clock, 0, 0, 10)
+        progress.begin(0, 0, "checking")
+        with progress.advance(AUDIT):
+            clock.now += 2
+        progress.end()
+        assert (heard[-1].fraction, heard[-1].remaining_s) == ((number + 1) / 2, None)
+    assert [each.doing for each in heard][-1] == "round 2 of 2: done"
+    assert progress.spent == {START: 10, AUDIT: 4}
+    assert progress.time_left_s == 1000 - 14

@@ -41,6 +41,7 @@ def cells(grid: Grid, row: int = 0) -> dict[str, str]:
         ("prefill", "preset:gpt2", "prefill preset:gpt2 512 x1"),
         ("kv_cache", "preset:gpt2", "kv_cache preset:gpt2 32/128/256/448 +16 x1"),
         ("batch_sweep", "preset:gpt2", "batch_sweep preset:gpt2 x1/2/4/8 64 +64"),
+        ("serve", "preset:gpt2", "serve preset:gpt2 Server 4 per s 16 queries 64 +32 8 slots blocks of 16"),
         ("quality", "bundled:tiny", "quality bundled:tiny 128 x1"),
         ("classify", "preset:vit-base", "classify preset:vit-base x1"),
         ("train_step", "preset:gpt2", "train_step preset:gpt2 x4 128 tokens adamw at 0.0001"),
@@ -62,7 +63,7 @@ def test_a_workload_is_one_line(kind: str, model: str | None, text: str) -> None
 
 
 def test_each_workload_above_is_all_there_are() -> None:
-    assert len(WORKLOADS) == 10
+    assert len(WORKLOADS) == 11
 
 
 def test_a_size_of_images_has_its_unit() -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from benchmarks.model_sizes import NO_TURNS, RANDOM, SIZES, TRAINED, markdown
+from benchmarks.model_sizes import NO_TURNS, RANDOM, SIZES, TOO_SMALL, TRAINED, markdown
 from optigpu import __version__
 from optigpu.vocabulary import Document
 from tests.pages import ROOT
@@ -35,7 +35,7 @@ def test_the_study_is_over_every_size_and_a_trained_model_in_eight_and_four_bits
 def test_what_is_null_has_a_reason_and_what_was_measured_has_none(study: Document) -> None:
     assert (study["ratio"] is None) == (study["speed_reason"] is not None)
     assert (study["kld_mean"] is None) == (study["quality_reason"] is not None)
-    assert {study["speed_reason"], study["quality_reason"]} <= {None, NO_TURNS, RANDOM}
+    assert {study["speed_reason"], study["quality_reason"]} <= {None, NO_TURNS, RANDOM, TOO_SMALL}
     assert (study["kld_mean"] is None) == study["model"].startswith("preset:")
     assert study["weight_bytes"] < study["fp32_bytes"]
     assert study["layers"]

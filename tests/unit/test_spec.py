@@ -152,13 +152,17 @@ def generate(**shapes: Any) -> dict[str, Any]:
             "",
             ["bf16 is for the backend torch", "llama_cpp"],
         ),
-        ({"stack": stack("gguf")}, "", ["stack:", "gguf is for the backend llama_cpp, not for torch"]),
+        (
+            {"stack": stack("gguf")},
+            "",
+            ["stack:", "gguf is for the backend llama_cpp, ik_llama_cpp, not for torch"],
+        ),
         (
             {"backend": "llama_cpp", "stack": stack("gguf", "int8_weight_only")},
             "",
             ["int8_weight_only is for the backend torch"],
         ),
-        ({"stack": [{"name": "gguf", "type": "Q2_K"}]}, "stack.0.type", ["Q4_0", "Q8_0"]),
+        ({"stack": [{"name": "gguf", "type": "Q2_X"}]}, "stack.0.type", ["Q4_0", "Q8_0"]),
         ({"beside": [{"backend": "magic"}]}, "beside.0.backend", ["torch", "llama_cpp"]),
         (
             {"beside": [{}, {"stack": stack("gguf")}]},

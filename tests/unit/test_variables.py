@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import optigpu
-from optigpu.conductor.processes.variables import child_variables, needs_secrets, recorded_variables
+from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant
 
@@ -66,7 +66,7 @@ def test_secrets_reach_only_a_process_that_needs_them(monkeypatch: pytest.Monkey
     for name, value in (SECRETS | {"CUDA_API_KEY": "x", "HF_SECRET": "x"}).items():
         monkeypatch.setenv(name, value)
     assert not {*SECRETS, "CUDA_API_KEY", "HF_SECRET"} & set(child_variables(1))
-    given = child_variables(1, secrets=True)
+    given = child_variables(1, secrets=SECRETS)
     assert SECRETS.items() <= given.items()
     assert not {"CUDA_API_KEY", "HF_SECRET"} & set(given), "nobody said what needs these"
     assert recorded_variables() == {}
@@ -82,7 +82,18 @@ def test_secrets_reach_only_a_process_that_needs_them(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_model_of_the_hub_needs_them(model: str, stack: list[dict[str, str]], needs: bool) -> None:
-    assert needs_secrets(variant(model, stack)) is needs
+    assert secrets_of(variant(model, stack)) == (set(SECRETS) if needs else set())
+
+
+def test_a_server_s_key_reaches_the_process_that_asks_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_ENDPOINT_KEYS", "127.0.0.1:8000=secret")
+    asking = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000#tiny"}
+    document = {"workload": {"kind": "generate"}, "model": "bundled:tiny"} | asking
+    (made,) = variants_of(JobSpec.model_validate(document))
+    assert secrets_of(made) == {"OPTIGPU_ENDPOINT_KEYS"}
+    assert "OPTIGPU_ENDPOINT_KEYS" not in child_variables(1)
+    assert child_variables(1, secrets=secrets_of(made))["OPTIGPU_ENDPOINT_KEYS"]
+    assert recorded_variables() == {}
 
 
 def variant(model: str, stack: list[dict[str, str]]) -> Variant:

@@ -1,11 +1,13 @@
 """A launch compiled for a GPU that is not here: Triton's own way from a kernel to machine code, and what ptxas says."""
 
+import hashlib
 import io
 import re
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 
 import torch
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -69,6 +71,12 @@ def compiled(call: KernelCall, capability: Capability) -> Compiled:
         loaded_bytes=loaded_bytes(ptx, int(done.metadata.num_stages)),
         ptx=ptx,
     )
+
+
+def digest_of(call: KernelCall, capability: Capability) -> str:
+    """SHA-256 of all that the machine code depends on: the kernel with what it calls, the launch, the GPU, Triton."""
+    parts = (_source(call).hash(), str(call.warps), capability.name, triton.__version__)
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def loaded_bytes(ptx: str, stages: int) -> int:

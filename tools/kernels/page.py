@@ -28,8 +28,9 @@ model's shapes.
   about its bandwidth times its latency, divided by its multiprocessors: with 0.8 us assumed, 6 kB on a T4, 15 kB on an
   A100, 29 kB on an H200.
 
-A test compiles all of it again. It fails if a kernel does not compile, spills more than its example allows, or needs
-more than the capability's limits, which are in `optigpu/hardware/catalog.toml`:
+A test compiles again what is for sm_90, whose figures must be the same, and whatever has changed since, which a digest
+of kernel, launch and compiler tells. It fails if a kernel does not compile, spills more than its example allows, or
+needs more than the capability's limits, which are in `optigpu/hardware/catalog.toml`:
 """
 
 

@@ -1,16 +1,18 @@
 """What every example takes on every GPU of the catalog, and whether the GPU has that much."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from optigpu.hardware.catalog import Capability, capabilities
 from optigpu.hardware.occupancy import occupancy
 from optigpu.ops.kernel import Example
-from tools.kernels.compiling import Compiled, compiled
+from tools.kernels.compiling import Compiled, compiled, digest_of
 from tools.kernels.sources import examples_of, files, name_of
 
 BF16_CAPABILITY = (8, 0)
@@ -22,6 +24,7 @@ class Row:
     """An example on a capability. Figures are null where it was not compiled, and `reason` says why.
 
     `blocks`: blocks that a multiprocessor runs at once; `bytes_in_flight`: what their threads ask for at once.
+    `digest` is of all that the figures depend on but the limits.
     """
 
     file: str
@@ -36,11 +39,16 @@ class Row:
     blocks: int | None = None
     bytes_in_flight: int | None = None
     faults: tuple[str, ...] = ()
+    digest: str | None = None
 
 
-def rows(processes: int) -> list[Row]:
-    """All examples on all capabilities, by as many processes."""
-    tasks = [(file, number) for file in files() for number in range(len(capabilities()))]
+Known = Mapping[str, Row]
+"""Rows that were compiled before, by their digests."""
+
+
+def rows(processes: int, known: Known = MappingProxyType({})) -> list[Row]:
+    """All examples on all capabilities, by as many processes; those that are known are not compiled again."""
+    tasks = [(file, number, dict(known)) for file in files() for number in range(len(capabilities()))]
     if processes == 1:
         found = [rows_of(task) for task in tasks]
     else:
@@ -50,21 +58,28 @@ def rows(processes: int) -> list[Row]:
     return [row for part in found for row in part]
 
 
-def rows_of(task: tuple[str, int]) -> list[Row]:
+def known_rows(published: Sequence[Mapping[str, Any]], again: Container[str] = ()) -> dict[str, Row]:
+    """The rows of a written table that need no compiling, without those of the capabilities `again`."""
+    made = (Row(**{**row, "faults": tuple(row["faults"])}) for row in published)
+    return {row.digest: row for row in made if row.digest and row.capability not in again}
+
+
+def rows_of(task: tuple[str, int, Known]) -> list[Row]:
     """The examples of a file on one of the catalog's capabilities, by its number."""
-    file, number = task
+    file, number, known = task
     capability = capabilities()[number]
-    return [row_of(file, example, capability) for example in examples_of(file, capability)]
+    return [row_of(file, example, capability, known) for example in examples_of(file, capability)]
 
 
-def row_of(file: str, example: Example, capability: Capability) -> Row:
+def row_of(file: str, example: Example, capability: Capability, known: Known = MappingProxyType({})) -> Row:
     """One example on one capability. One that does not compile is a fault, not an error."""
     named = (f"optigpu/ops/{file.replace('.', '/')}.py", name_of(example), example.name, capability.name)
     reason = lacking(example, capability)
     if reason is not None:
         return Row(*named, reason=reason)
+    digest = digest_of(example.call, capability)
     try:
-        done = compiled(example.call, capability)
+        done = _figures(known[digest]) if digest in known else compiled(example.call, capability)
     except Exception as error:  # of Triton, LLVM or ptxas, which have no common base
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Row(*named, reason="it does not compile", faults=(f"it does not compile: {words}",))
@@ -78,7 +93,16 @@ def row_of(file: str, example: Example, capability: Capability) -> Row:
         blocks=blocks,
         bytes_in_flight=blocks * done.threads * done.loaded_bytes,
         faults=tuple(faults(done, example.spilled_bytes, capability)),
+        digest=digest,
     )
+
+
+def _figures(row: Row) -> Compiled:
+    """What was compiled for a row, without its code; limits are held against it anew."""
+    registers, spilled = row.registers or 0, row.spilled_bytes or 0
+    shared, threads = row.shared_bytes or 0, row.threads or 1
+    loaded = (row.bytes_in_flight or 0) // ((row.blocks or 1) * threads)
+    return Compiled(registers, spilled, shared, threads, loaded, ptx="")
 
 
 def lacking(example: Example, capability: Capability) -> str | None:

@@ -7,14 +7,14 @@ Without the technique `gguf` a variant is the baseline: weights, keys and values
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.models.families import FAMILIES
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import IkLlamaCppType, Technique, engine_options
 from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
 from optigpu.workloads.base import Workload
 
@@ -22,14 +22,15 @@ PACKAGES = ("llama-cpp-python", "gguf")
 INSTALL = 'pip install -e ".[llama]"'
 WORKLOADS = ("generate", "quality")
 REFUSED = (
-    "llama_cpp takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
+    "{} takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
     "for the backend torch."
 )
+IK_TYPES: tuple[str, ...] = get_args(IkLlamaCppType)
 _TITLES = " and ".join(family.title for family in FAMILIES.values() if family.gguf)
 
 
 class LlamaCppBackend:
-    """Decodes on a CPU, models of the families that a GGUF file is written of."""
+    """Decodes on a CPU, models of the families that a GGUF file is written of, and GGUF files of these."""
 
     name: ClassVar[str] = "llama_cpp"
     summary: ClassVar[str] = f"{_TITLES} models as GGUF files in llama.cpp, on a CPU"
@@ -44,24 +45,36 @@ class LlamaCppBackend:
         return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
-        """Text generation and the scoring of text."""
+        """Text generation and the scoring of text, with the types of files that llama.cpp has."""
+        if technique is not None:
+            return self.refused_type(engine_options((technique,)).weights)
         if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"llama_cpp does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+            return REFUSED.format(self.name) if workload.is_sampled or workload.has_text else None
+        return f"{self.name} does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def refused_type(self, name: str) -> str | None:
+        """Why files of that type cannot be run, or None."""
+        if name in IK_TYPES:
+            return f"llama.cpp has no type {name}; ask for the backend ik_llama_cpp, or for another type."
+        return None
 
     def start(self, *, model: bool) -> None:
-        """Imports llama.cpp and what reads models to be converted."""
+        """Imports llama.cpp and what runs it."""
         import_module(f"{__name__}.runtime")
+        import_module(f"{__name__}.native")
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Writes the model's GGUF file if it is not kept already, and loads it."""
-        from optigpu.backends.llama_cpp.runtime import LlamaCppRuntime
+        from optigpu.backends.llama_cpp.engine import LLAMA_CPP
+        from optigpu.backends.llama_cpp.runtime import prepared
 
-        return LlamaCppRuntime(order, progress)
+        return prepared(order, LLAMA_CPP, progress)
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
-        """llama.cpp offers no operators of its own to measure with."""
-        raise UnsupportedError("llama.cpp has no operators that the machine's peaks could be measured with.")
+        """It offers no operators of its own to measure with."""
+        raise UnsupportedError(
+            f"{self.name} has no operators that the machine's peaks could be measured with."
+        )
 
     def use_threads(self, count: int) -> None:
         """For OpenMP, which reads the variable when llama.cpp is loaded; a context is told its threads as well."""

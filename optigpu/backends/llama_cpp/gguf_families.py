@@ -38,3 +38,11 @@ def written_family(name: str) -> WrittenFamily:
         return WrittenFamily(family.gguf, family.decoder, family.attention, family.mlp, family.conv1d)
     written = " and ".join(name for name, each in FAMILIES.items() if each.gguf)
     raise UnsupportedError(f"{name} models cannot be written as GGUF here, only {written} models.")
+
+
+def family_of_architecture(name: str) -> str:
+    """The family that llama.cpp calls so. Raises ValueError for one that no file is written of here."""
+    known = {family.gguf.architecture: each for each, family in FAMILIES.items() if family.gguf}
+    if name not in known:
+        raise ValueError(f"its architecture is {name!r}, and those known here are {', '.join(known)}")
+    return known[name]

@@ -1,73 +1,59 @@
-"""A GGUF file in llama.cpp, through llama.cpp's own C interface."""
+"""A GGUF file in llama.cpp or in its fork, through the C interface that they share."""
 
-import ctypes
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.llama_cpp.log import print_errors_only
+from optigpu.backends.llama_cpp.file_types import Asked
+from optigpu.backends.llama_cpp.library import Batch, Library
 from optigpu.vocabulary import OptiGPUError, OutOfMemoryError, UnsupportedError
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 
-class LlamaCppModel:
-    """The weights of a GGUF file. `vocabulary` counts its tokens."""
+class GgufModel:
+    """The weights of a GGUF file. `vocabulary` counts the tokens that it has logits of."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises UnsupportedError when llama.cpp cannot load the file."""
-        print_errors_only()
-        llama_cpp.llama_backend_init()
-        defaults = llama_cpp.llama_model_default_params()
-        self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), defaults)
-        if not self.handle:
-            raise UnsupportedError(f"llama.cpp cannot load {path.name}.")
-        vocabulary = llama_cpp.llama_model_get_vocab(self.handle)
-        self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(vocabulary))
+    def __init__(self, library: Library, path: Path, vocabulary: int) -> None:
+        """Raises UnsupportedError when the library cannot load the file."""
+        handle = library.load(path)
+        if not handle:
+            raise UnsupportedError(f"{library.title} cannot load {path.name}.")
+        self.library, self.handle, self.vocabulary = library, handle, vocabulary
 
     def close(self) -> None:
         """Frees the weights; their contexts must be closed before."""
-        llama_cpp.llama_model_free(self.handle)
+        self.library.free_model(self.handle)
 
 
 class Context:
     """`rows` sequences of at most `length` tokens that are decoded together."""
 
-    def __init__(self, model: LlamaCppModel, rows: int, length: int, threads: int, exact: bool) -> None:
-        """With `exact`, keys, values and attention are float32; without, llama.cpp's defaults: a float16 cache.
-
-        Raises OutOfMemoryError when llama.cpp cannot make it.
-        """
+    def __init__(self, model: GgufModel, rows: int, length: int, asked: Asked) -> None:
+        """Raises OutOfMemoryError when the library cannot make it."""
         self.rows, self.length = rows, length
-        self._vocabulary = model.vocabulary
-        parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = rows * length
-        parameters.n_batch = rows * length
-        parameters.n_seq_max = rows
-        parameters.n_threads = parameters.n_threads_batch = threads
-        if exact:
-            parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
-            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self._handle = llama_cpp.llama_init_from_model(model.handle, parameters)
-        if not self._handle:
+        self._model, self._library = model, model.library
+        handle = self._library.context(model.handle, rows, length, asked)
+        if not handle:
             raise OutOfMemoryError(
-                f"out of memory: llama.cpp could not make a context for {rows} sequences of {length} tokens."
+                f"out of memory: {self._library.title} could not make a context for {rows} sequences of {length} "
+                "tokens."
             )
+        self._handle = handle
         self._used = 0
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, tuple[Batch, object]] = {}
 
     def begin(self) -> None:
         """Forgets the sequences."""
         self._used = 0
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._handle), True)
+        self._library.clear(self._handle)
 
     def forward(self, tokens: Ids) -> Logits:
         """Appends `tokens` [rows, count] to the sequences. Logits after the last token of each, [rows, vocabulary].
 
-        They lie in llama.cpp's memory and are valid until the next call. Raises OptiGPUError when the sequences would
+        They lie in the library's memory and are valid until the next call. Raises OptiGPUError when the sequences would
         become longer than the context, or a token is none of the vocabulary.
         """
         count = tokens.shape[1]
@@ -76,43 +62,25 @@ class Context:
                 f"This context holds {self.rows} sequences of {self.length} tokens; {tokens.shape[0]} sequences of "
                 f"{self._used + count} tokens do not fit."
             )
-        batch = self._batches.get(count)
-        if batch is None:
-            batch = self._batches[count] = _Batch(self.rows, count)
-        batch.tokens[:] = tokens
-        status = llama_cpp.llama_decode(self._handle, batch.handle)
+        arrays, batch = self._batch_of(count)
+        arrays.tokens[:] = tokens
+        arrays.positions[:] = np.arange(self._used, self._used + count)
+        status = self._library.decode(self._handle, batch)
         if status:
-            raise OptiGPUError(f"llama.cpp could not decode {count} tokens: llama_decode returned {status}.")
+            raise OptiGPUError(
+                f"{self._library.title} could not decode {count} tokens: llama_decode returned {status}."
+            )
         self._used += count
-        logits = llama_cpp.llama_get_logits(self._handle)
-        return np.ctypeslib.as_array(logits, (self.rows, self._vocabulary))
+        return self._library.logits(self._handle, self.rows, self._model.vocabulary)
 
     def close(self) -> None:
         """Frees the keys and values."""
-        llama_cpp.llama_free(self._handle)
+        self._library.free(self._handle)
 
-
-class _Batch:
-    """The arrays that llama_decode reads for `count` tokens of each of `rows` sequences; they must outlive the call."""
-
-    def __init__(self, rows: int, count: int) -> None:
-        total = rows * count
-        self.tokens = np.zeros((rows, count), np.int32)
-        self._lengths = np.ones(total, np.int32)
-        self._sequences = np.arange(rows, dtype=np.int32)
-        addresses = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(rows, dtype=np.uintp)
-        self._of_token = np.repeat(addresses.astype(np.uintp), count)
-        self._wanted = np.zeros((rows, count), np.int8)
-        self._wanted[:, -1] = 1
-        # Without positions llama.cpp appends to each sequence.
-        self.handle = llama_cpp.llama_batch(
-            n_tokens=total,
-            token=_pointer(self.tokens, ctypes.c_int32),
-            n_seq_id=_pointer(self._lengths, ctypes.c_int32),
-            seq_id=_pointer(self._of_token, ctypes.POINTER(ctypes.c_int32)),
-            logits=_pointer(self._wanted, ctypes.c_int8),
-        )
-
-
-def _pointer(array: NDArray[np.generic], kind: type) -> object:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+    def _batch_of(self, count: int) -> tuple[Batch, object]:
+        """Made once for each number of tokens."""
+        known = self._batches.get(count)
+        if known is None:
+            arrays = Batch(self.rows, count)
+            known = self._batches[count] = (arrays, self._library.batch(arrays))
+        return known

@@ -9,11 +9,13 @@ import transformers
 from transformers import PreTrainedModel
 
 from optigpu.backends.runtime import Sampling
+from optigpu.backends.serving import Slots
 from optigpu.backends.torch.attention import attention_kernels, require_kernel
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
+from optigpu.backends.torch.slots import ServingLoop, TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts
 from optigpu.models.loading.self_written import sampled
@@ -129,6 +131,7 @@ class DecodingModel(AppliedModel):
         self._record_options(options)
         self._record_decoding(cache)
         self.decoded: tuple[int, int] | None = None
+        self._places: TorchSlots | None = None
 
     def generate(self, prompt: torch.Tensor, new_tokens: int) -> Decoded:
         """Greedy decoding of exactly `new_tokens` tokens. `prompt`: [batch, prompt_tokens] of ids."""
@@ -172,6 +175,27 @@ class DecodingModel(AppliedModel):
         """
         self._remember(tokens.shape[0], tokens.shape[1] + 1)
         return self._scored(tokens, prefill)
+
+    def slots(self, count: int, length: int, block_tokens: int) -> Slots:
+        """Places for sequences that join and leave.
+
+        Where a technique replaced the decode loop, the new one's own `slots` is asked. Raises UnsupportedError when
+        there is none.
+        """
+        loop: object = self._decode
+        if self._replacing and not isinstance(loop, ServingLoop):
+            raise UnsupportedError(
+                f"{' + '.join(self._replacing)} replaces the decode loop by one of whole batches; leave it out, or "
+                "measure generate."
+            )
+        self.notes.record(
+            kv_cache="paged", kv_cache_block_tokens=block_tokens, decode_loop="continuous batching"
+        )
+        if isinstance(loop, ServingLoop):
+            return loop.slots(count, length, block_tokens)
+        if self._places is None or not self._places.emptied(count, length, block_tokens):
+            self._places = TorchSlots(self.model, self._mode, count, length, block_tokens)
+        return self._places
 
     def whole(self, tokens: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
         """Like `score`, by passes over the whole sequence, without a cache or a technique's step."""

@@ -17,6 +17,7 @@ from optigpu.backends.runtime import (
     Pass,
     Sampling,
 )
+from optigpu.backends.serving import Slots
 from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.device_runtime import TorchRuntime
 from optigpu.backends.torch.passes import PassModel
@@ -56,7 +57,7 @@ class TorchModelRuntime(TorchRuntime):
 
 
 class TorchDecodingRuntime(TorchModelRuntime):
-    """A DecodingRuntime, ReferenceRuntime and TextRuntime: decoding of a transformers model."""
+    """A DecodingRuntime, ReferenceRuntime, TextRuntime and ServingRuntime: decoding of a transformers model."""
 
     def __init__(self, applied: DecodingModel, folder: Path) -> None:
         super().__init__(applied, folder)
@@ -134,6 +135,10 @@ class TorchDecodingRuntime(TorchModelRuntime):
         """Without special tokens."""
         texts: list[str] = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return texts
+
+    def slots(self, count: int, length: int, block_tokens: int) -> Slots:
+        """Of the model's own modules, or of a technique's loop that serves."""
+        return self.decoding.slots(count, length, block_tokens)
 
     def observe(self, prompt: Ids) -> None:
         """Records which attention kernels run."""

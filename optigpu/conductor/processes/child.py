@@ -69,6 +69,11 @@ class Child:
         """The process's id, which is also its group's and its session's."""
         return self._process.pid
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it was found dead, or was ended."""
+        return self._status is not None
+
     def __enter__(self) -> Self:
         return self
 

@@ -17,15 +17,18 @@ from optigpu.vocabulary import OverdueError, StoppedError, UnsupportedError, Var
 class Group:
     """Variants that are measured side by side. The first replicate finds out how many of them fit into memory.
 
-    After `measure`, each variant is either in `outcomes`, by its index, or in `waiting`, for the next group.
+    After `measure`, each variant is either in `outcomes`, by its index, or in `waiting`, for the next group. The
+    processes of first replicates may be `residents`, which stay until a second replicate begins.
     """
 
-    def __init__(self, session: Session, variants: Sequence[Variant]) -> None:
+    def __init__(
+        self, session: Session, variants: Sequence[Variant], residents: Residents | None = None
+    ) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.waiting: tuple[Variant, ...] = ()
         # Whether all of the group were resident at once in every replicate.
         self.fit_together = True
-        self._session = session
+        self._session, self._residents = session, residents
         self._members = tuple(variants)
         self._variants = {variant.index: variant for variant in variants}
         self._replicates: dict[int, list[Replicate]] = {variant.index: [] for variant in variants}
@@ -86,14 +89,25 @@ class Group:
 
     def _take_turn(self, variants: Sequence[Variant], number: int) -> tuple[Variant, ...]:
         """Measures those of the variants that fit into memory and returns the others."""
-        turn = Residents(self._session, number)
+        turn = self._processes_of(number)
         try:
-            turn.measure(variants)
+            if turn is self._residents:
+                turn.measure_on(variants)
+            else:
+                turn.measure(variants)
         except StoppedError:
             self._keep(turn, variants)
             raise
         self._keep(turn, variants)
         return turn.waiting
+
+    def _processes_of(self, number: int) -> Residents:
+        """New ones, unless there are some for the first replicate, which end before others start."""
+        if self._residents is not None and number == 0:
+            return self._residents
+        if self._residents is not None:
+            self._residents.keep(())
+        return Residents(self._session, number)
 
     def _keep(self, turn: Residents, variants: Sequence[Variant]) -> None:
         """Keeps a turn's whole replicates; ends the variants that failed, unless time alone was short."""

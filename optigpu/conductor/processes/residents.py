@@ -1,21 +1,23 @@
 """The resident processes of several variants: prepared one by one, timed in turns, then metered one by one.
 
 As many as there are cores import their libraries at the same time, before any of them loads its model. In
-turns a change of the machine's speed affects all of them alike, so their ratios stay the same.
+turns a change of the machine's speed affects all of them alike, so their ratios stay the same. A search lets the
+processes of those that go on stay from one of its rounds to the next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Self
 
-from optigpu.child.messages import Begin, Ready, Started
+from optigpu.child.messages import Begin, Metered, Ready, Started
 from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit, read_meters
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantStarted
-from optigpu.job.estimate import START
+from optigpu.job.estimate import IMPORT, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -37,8 +39,8 @@ class _Resident:
 class Residents:
     """One replicate of several variants, their processes resident at once as far as the memory allows.
 
-    After `measure`, each variant is in exactly one of `replicates`, `errors` (both by the variant's index) and
-    `waiting`, which holds those that the memory had no space for; none of these loaded its model.
+    After `measure` or `measure_on`, each of the variants is in exactly one of `replicates`, `errors` (both by the
+    variant's index) and `waiting`, which holds those that the memory had no space for; none of these loaded its model.
     """
 
     def __init__(self, session: Session, number: int) -> None:
@@ -52,22 +54,74 @@ class Residents:
         self._started: dict[int, Child] = {}
         self._ready: list[_Resident] = []
         self._ends: dict[int, ExitStack] = {}
+        # What each resident process's meters have read, in the rounds of a search before this one too.
+        self._metered: dict[int, tuple[Metered, ...]] = {}
         self._processes = ExitStack()
 
     def measure(self, variants: Sequence[Variant]) -> Self:
-        """Measures as many of the variants as fit into memory together, always at least one.
+        """Measures as many of the variants as fit into memory together, always at least one, and ends all processes.
 
         Raises StoppedError, and what the session's listener raises; no process is left behind. `replicates` then holds
         those that are whole.
         """
-        with self._processes:
-            self._prepare(variants)
-            self._take_turns()
-            for resident in self._ready:
-                if resident.variant.index not in self.errors:
-                    self._finish(resident)
+        with self:
+            return self._measure(variants, stay=False)
+
+    def measure_on(self, variants: Sequence[Variant]) -> Self:
+        """The same within a block of these residents: their processes stay until `keep`, or the block's end, ends them.
+
+        Where others are resident already, it may be that no more fits beside them.
+        """
+        return self._measure(variants, stay=True)
+
+    def _measure(self, variants: Sequence[Variant], *, stay: bool) -> Self:
+        self.replicates, self.errors, self.waiting = {}, {}, ()
+        asked, known = {variant.index for variant in variants}, self.indexes
+        self._prepare([variant for variant in variants if variant.index not in known])
+        measured = [resident for resident in self._ready if resident.variant.index in asked]
+        self._take_turns(measured)
+        for resident in measured:
+            if resident.variant.index not in self.errors:
+                self._finish(resident)
+            if not stay:
                 self._ends[resident.variant.index].close()
+        self.keep(self.indexes - self.errors.keys())
         return self
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """The variants whose processes are resident."""
+        return frozenset(resident.variant.index for resident in self._ready)
+
+    def keep(self, indexes: Collection[int]) -> None:
+        """Ends the processes of all variants but these."""
+        for resident in self._ready:
+            if resident.variant.index not in indexes:
+                self._ends[resident.variant.index].close()
+                self._metered.pop(resident.variant.index, None)
+        self._ready = [resident for resident in self._ready if resident.variant.index in indexes]
+
+    def go_on(self, session: Session) -> None:
+        """What is measured from now on is a new round of a search, as that session asks.
+
+        Nothing that was timed before is part of it: by that its variants were chosen.
+        """
+        self._session = session
+        self._ready = [self._anew(resident) for resident in self._ready]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ready = []
+        self._processes.__exit__(kind, error, trace)
+
+    def _anew(self, resident: _Resident) -> _Resident:
+        assignment = self._session.assignment(resident.variant, self._number)
+        rounds = TimedRounds(resident.child, resident.ready, assignment, self._session.monitor)
+        return replace(resident, rounds=rounds)
 
     def _prepare(self, variants: Sequence[Variant]) -> None:
         for position, variant in enumerate(variants):
@@ -79,6 +133,7 @@ class Residents:
             self._make_ready(variants[position:])
         for index in self._started:
             self._ends[index].close()
+        self._started.clear()
 
     def _has_space(self) -> bool:
         return len(self._ready) < MOST_RESIDENT and self._memory.has_space()
@@ -94,13 +149,16 @@ class Residents:
         progress.begin(variant.index, self._number, "starting")
         with self._failing_alone(variant):
             with progress.advance(START), progress.half_of_the_time_left("Making a process ready"):
-                if variant.index not in self._ends:
-                    self._start(variants[: self._side_by_side()])
+                if variant.index not in self._started and variant.index not in self.errors:
+                    with progress.within(IMPORT):
+                        self._start(variants[: self._side_by_side()])
                 if variant.index in self.errors:
                     raise self.errors[variant.index]
+                session.saturation.require_below(variant)
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
                 ready = ask(child, assignment, Ready, progress)
+            session.saturation.saw(variant, ready)
             progress.compiled(ready.compile_s)
             self._memory.add(child.pid)
             rounds = TimedRounds(child, ready, assignment, session.monitor)
@@ -129,9 +187,8 @@ class Residents:
                 with self._failing_alone(variant):
                     hear(self._started[variant.index], Started, self._session.progress)
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, active: list[_Resident]) -> None:
         """Measures rounds in turns until each variant has enough of them or has failed."""
-        active = self._ready
         while active := [each for each in active if self._is_active(each)]:
             for resident in active:
                 self._session.progress.begin(resident.variant.index, self._number, "measuring")
@@ -149,15 +206,18 @@ class Residents:
         progress.begin(variant.index, self._number, "checking")
         with self._failing_alone(variant):
             audited, during = audit(resident.child, resident.ready, self._session.monitor, progress)
-            metered = read_meters(resident.child, self._meters(), progress)
+            before = self._metered.get(variant.index, ())
+            metered = (*before, *read_meters(resident.child, self._meters(before), progress))
+            self._metered[variant.index] = metered
             self.replicates[variant.index] = replace(
                 resident.rounds.replicate(), audit=audited, audit_sample=during, metered=metered
             )
             progress.end()
 
-    def _meters(self) -> list[str]:
-        """The meters to read in this replicate; some are read only in the first one."""
-        names = [name for name in self._session.spec.measure.meters if name != "latency"]
+    def _meters(self, before: Sequence[Metered]) -> list[str]:
+        """The meters to read: not what the process has read before, and some only in the first replicate."""
+        done = {"latency", *(metered.meter for metered in before)}
+        names = [name for name in self._session.spec.measure.meters if name not in done]
         return [name for name in names if self._number == 0 or not METERS[name].once]
 
     @contextmanager

@@ -16,6 +16,7 @@ from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Goal, Selection, select
+from optigpu.documents.load import LoadRun
 from optigpu.job.estimate import AUDIT, SAMPLE
 from optigpu.statistics.intervals import relative_width
 from optigpu.vocabulary import METRICS, ReplicateError
@@ -56,6 +57,8 @@ class Replicate:
     width: float
     # Seconds of each request; empty where the process does not say.
     request_s: tuple[float, ...] = ()
+    # What became of the queries of each request, where it is a run of a load.
+    loads: tuple[LoadRun, ...] = ()
     audit: Audited | None = None
     # What other processes did during the audit.
     audit_sample: HostSample | None = None
@@ -77,6 +80,7 @@ class TimedRounds:
         self._rounds: list[int] = []
         self._host_samples: list[HostSample] = []
         self._request_s: list[float] = []
+        self._loads: list[LoadRun] = []
         self._goal = Goal.of(self._measure, ready.request_s)
         self._spent_s, self._clean_s = 0.0, 0.0
         self._checked_at_s = self._measure.min_seconds
@@ -114,6 +118,7 @@ class TimedRounds:
             host_samples=tuple(self._host_samples),
             width=self._width,
             request_s=tuple(self._request_s),
+            loads=tuple(self._loads),
         )
 
     @property
@@ -176,6 +181,7 @@ class TimedRounds:
             self._collected[name].extend(values)
         self._rounds.append(lengths.pop())
         self._request_s.extend(found.request_s)
+        self._loads.extend(found.loads)
 
 
 def audit(

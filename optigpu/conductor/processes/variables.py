@@ -6,6 +6,7 @@ recorded in the result. Secrets are passed on only to a process that needs them 
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import optigpu
@@ -17,6 +18,8 @@ _PLAIN = {
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
+    # Where a server may be; the variant says which one was asked.
+    "OPTIGPU_ENDPOINT_HOSTS",
     # Not recorded: an address may hold a password. The facts of the energy meter name what was read.
     "OPTIGPU_WALL_METER",
     # They select GPUs; the result's `accelerators` say which.
@@ -27,18 +30,19 @@ _PLAIN = {
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
 """HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
 
-_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_GGUF_CACHE_GB"}
+_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_CONVERTED_CACHE_GB"}
 _RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")
 """For example NVIDIA_TF32_OVERRIDE, which changes numbers, and CUDA_LAUNCH_BLOCKING, which changes times."""
 _IMPORT_PATH = "PYTHONPATH"
 """Recorded, and passed on after the folder of this package."""
 
-_SECRETS = {"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"}
+_HUB_SECRETS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
+_ENDPOINT_SECRETS = frozenset({"OPTIGPU_ENDPOINT_KEYS"})
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
-def child_variables(threads: int, *, secrets: bool = False) -> dict[str, str]:
-    """The variables for a process that computes with `threads` threads, with the hub's secrets if it needs them."""
+def child_variables(threads: int, *, secrets: Collection[str] = ()) -> dict[str, str]:
+    """The variables for a process that computes with `threads` threads, with the `secrets` that it needs."""
     passed = {name: value for name, value in os.environ.items() if _is_passed(name, secrets)}
     return passed | {
         _IMPORT_PATH: os.pathsep.join([str(_source()), *_import_path()]),
@@ -65,15 +69,17 @@ def recorded_variables() -> dict[str, str]:
     return {name: value.replace(home, "~") for name, value in found.items()}
 
 
-def needs_secrets(variant: Variant) -> bool:
-    """Whether the variant's model, or one that its techniques name, is downloaded from the hub."""
+def secrets_of(variant: Variant) -> frozenset[str]:
+    """The secrets that its process needs: the hub's to download a model, the servers' keys to ask a server."""
     values = (value for technique in variant.stack for value in technique.model_dump().values())
-    return any(isinstance(name, str) and name.startswith("hub:") for name in (variant.model, *values))
+    downloads = any(isinstance(name, str) and name.startswith("hub:") for name in (variant.model, *values))
+    asked = _ENDPOINT_SECRETS if variant.endpoint else frozenset[str]()
+    return asked | (_HUB_SECRETS if downloads else frozenset())
 
 
-def _is_passed(name: str, secrets: bool) -> bool:
+def _is_passed(name: str, secrets: Collection[str]) -> bool:
     if _is_secret(name):
-        return secrets and name in _SECRETS
+        return name in secrets
     return name in _PLAIN or name.startswith(_PLAIN_PREFIXES) or _is_recorded(name)
 
 
@@ -84,7 +90,7 @@ def _is_recorded(name: str) -> bool:
 
 
 def _is_secret(name: str) -> bool:
-    return name in _SECRETS or any(word in name for word in _SECRET_WORDS)
+    return name in _HUB_SECRETS or any(word in name for word in _SECRET_WORDS)
 
 
 def _source() -> Path:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from optigpu.conductor.verdicts import detectors, disturbance, training
+from optigpu.conductor.verdicts import detectors, disturbance, load, training
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
+from optigpu.documents.facts import BuildFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec, Limits, Variant
 from optigpu.statistics.intervals import fewest_for
@@ -12,12 +13,19 @@ from optigpu.vocabulary import METRICS, Better
 
 
 def judge(
-    spec: JobSpec, variant: Variant, evidence: Sequence[Evidence], metrics: Mapping[str, MetricSummary]
+    spec: JobSpec,
+    variant: Variant,
+    evidence: Sequence[Evidence],
+    metrics: Mapping[str, MetricSummary],
+    builds: Sequence[BuildFacts] = (),
 ) -> Verdict:
-    """The verdict on a variant whose replicates were all measured and summarised as `metrics`."""
+    """The verdict on a variant whose replicates were all measured and summarised as `metrics`.
+
+    `builds` are what its libraries were built with.
+    """
     outside = from_outside(variant.workload.primary, evidence)
     reasons = _reasons(spec, variant, evidence, metrics, outside)
-    warnings = _doubts(spec, variant, evidence) | _marks(evidence, outside)
+    warnings = _doubts(spec, variant, evidence) | _marks(evidence, outside) | _handicaps(builds)
     return Verdict(
         valid=not reasons,
         reasons=tuple(reasons),
@@ -39,6 +47,7 @@ def _reasons(
         VerdictReason.OUTPUT_INVALID: _wrong_outputs(evidence),
         VerdictReason.QUALITY_BELOW_GATE: _below_gate(spec.limits, metrics),
         VerdictReason.LOSS_DIVERGED: training.diverged(evidence),
+        VerdictReason.LITTLES_LAW: load.unlawful(evidence),
         VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
         **outside.reasons,
     }
@@ -53,8 +62,20 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
         VerdictWarning.DISTURBED: _disturbed(outside),
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
+        VerdictWarning.SATURATED: load.saturated(evidence),
     }
     return {warning: note for warning, note in found.items() if note}
+
+
+def _handicaps(builds: Sequence[BuildFacts]) -> dict[VerdictWarning, str]:
+    """What a library could do on this machine and cannot, with the command that builds it right."""
+    notes = [
+        f"{each.library} of {each.package} lacks {' and '.join(each.lacks)}, which this machine has, so its speed says "
+        f"little of what it can do; build it with: {each.build}"
+        for each in builds
+        if each.lacks
+    ]
+    return {VerdictWarning.HANDICAPPED_BUILD: " ".join(notes)} if notes else {}
 
 
 def _disturbed(outside: Outside) -> str | None:
@@ -77,7 +98,10 @@ def _wrong_outputs(evidence: Sequence[Evidence]) -> str | None:
     ready = (replicate.ready.problem for replicate in replicates)
     audited = (replicate.audit.problem for replicate in replicates if replicate.audit)
     problems = dict.fromkeys(problem for problem in (*ready, *audited) if problem)
-    sentences = [*map(_sentence, problems), *filter(None, [training.not_finite(evidence)])]
+    sentences = [
+        *map(_sentence, problems),
+        *filter(None, [training.not_finite(evidence), load.failed(evidence)]),
+    ]
     return " ".join(sentences) or None
 
 
@@ -116,7 +140,7 @@ def _doubts(spec: JobSpec, variant: Variant, evidence: Sequence[Evidence]) -> di
             f"{100 * spec.measure.rel_ci:g}% of the median when the time was up; raise measure.max_seconds, and "
             "limits.timeout_s where it limited the job."
         )
-    requests = sum(len(each.times(variant.workload.primary)) for each in evidence)
+    requests = load.queries(evidence) or sum(len(each.times(variant.workload.primary)) for each in evidence)
     if requests < fewest_for(50):
         found[VerdictWarning.FEW_SAMPLES] = (
             f"{_requests(requests)} too few for a percentile; {fewest_for(50)} are needed."

@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.job.spec import Measure
 from optigpu.statistics.within import FEWEST_FOR_INTERVAL, FEWEST_REQUESTS
+
+T = TypeVar("T")
 
 ENOUGH_SHARE = 0.5
 """Clean rounds are measured until they are as many as were asked for. Where the time is up before that, this share of
@@ -64,7 +67,7 @@ class Selection:
             sample for sample, record in zip(self.host_samples, self.records, strict=True) if record.counted
         )
 
-    def of(self, values: Sequence[float]) -> tuple[float, ...]:
+    def of(self, values: Sequence[T]) -> tuple[T, ...]:
         """The samples that figures come from."""
         return counted(self.records, values)
 

@@ -54,11 +54,7 @@ def train_step_fp32(
     True
     """
     optimizer.zero_grad()
-    loss = criterion(logits_of(model, imgs), labels)
-    _trainable(loss).backward()
-    value = finite(loss)
-    optimizer.step()
-    return value
+    return _updated(optimizer, criterion(logits_of(model, imgs), labels))
 
 
 def train_step_bf16(
@@ -85,11 +81,7 @@ def train_step_bf16(
     optimizer.zero_grad()
     with torch.autocast(imgs.device.type, torch.bfloat16):
         loss = criterion(logits_of(model, imgs), labels)
-    _trainable(loss).backward()
-    value = finite(loss)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    optimizer.step()
-    return value
+    return _updated(optimizer, loss, clipped=model)
 
 
 def train_step_fp16(
@@ -192,6 +184,18 @@ def train_with_gradient_accumulation(
         steps.append(AccumulatedStep(number, samples, loss))
         print(f"Step {number} | Effective batch: {samples} | Loss: {loss:.4f}")
     return steps
+
+
+def _updated(
+    optimizer: torch.optim.Optimizer, loss: torch.Tensor, clipped: torch.nn.Module | None = None
+) -> float:
+    """The backward pass and the update; the norm of the gradient of `clipped` is clipped before it."""
+    _trainable(loss).backward()
+    value = finite(loss)
+    if clipped is not None:
+        torch.nn.utils.clip_grad_norm_(clipped.parameters(), CLIP_NORM)
+    optimizer.step()
+    return value
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

@@ -40,7 +40,7 @@ def origin_of(
         source = _source(reference, name_or_path)
         if reference.kind == "hub":
             revision, reasons = source.name, {}
-        files = {path.name: _hash_of(path, folder) for path in _weight_files(source, named)}
+        files = {path.name: hash_of(path, folder) for path in _weight_files(source, named)}
     except OSError as error:
         why = f"The files that {reference} was loaded from cannot be read again: {error.strerror or error}."
         return WeightFacts(revision=revision, reasons=reasons | {"hash": why})
@@ -91,7 +91,7 @@ def _weight_files(folder: Path, named: str | None) -> list[Path]:
     return sorted({first.parent / name for name in index["weight_map"].values()})
 
 
-def _hash_of(path: Path, folder: Path) -> str:
+def hash_of(path: Path, folder: Path) -> str:
     """The SHA-256 of a file's bytes; remembered under what would be different if the file had been changed."""
     status = path.stat()
     key = [str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns]

@@ -15,6 +15,8 @@ MOST_NORM = 1.0
 """The most that the norm of the whole gradient may be."""
 AT_ONCE = 8
 """Texts that are judged at once: the logits of more would take much memory."""
+MOST_KEPT_BYTES = 2**29
+"""What a teacher's distributions may take that are kept for the steps which see a text again."""
 
 
 def learn(
@@ -32,13 +34,14 @@ def learn(
     ids [rows, length]. Raises OptiGPUError if a loss is not finite.
     """
     student.train().requires_grad_(True)
+    said = _Said(teacher, texts)
     optimizer = torch.optim.AdamW(student.parameters(), lr=learning_rate)
     losses = []
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _schedule(step, steps)
-        rows = texts[torch.arange(step * batch_size, (step + 1) * batch_size) % len(texts)]
-        loss = divergence(student, teacher, rows)
+        places = torch.arange(step * batch_size, (step + 1) * batch_size) % len(texts)
+        loss = _divergence(_log_probabilities(student, texts[places]), said(places))
         losses.append(float(loss.detach()))
         if not math.isfinite(losses[-1]):
             raise OptiGPUError(f"The loss of step {step + 1} is {losses[-1]}; ask for a lower learning_rate.")
@@ -56,8 +59,7 @@ def divergence(student: PreTrainedModel, teacher: PreTrainedModel, rows: torch.T
     """The mean Kullback-Leibler divergence of the student from the teacher over all positions of `rows`."""
     with torch.no_grad():
         expected = _log_probabilities(teacher, rows)
-    found = _log_probabilities(student, rows)
-    return kl_div(found.flatten(0, 1), expected.flatten(0, 1), reduction="batchmean", log_target=True)
+    return _divergence(_log_probabilities(student, rows), expected)
 
 
 @torch.no_grad()
@@ -74,6 +76,31 @@ def mean_divergence(student: PreTrainedModel, teacher: PreTrainedModel, texts: t
     """As `divergence`, of texts of which not all are judged at once."""
     parts = [float(divergence(student, teacher, rows)) * len(rows) for rows in texts.split(AT_ONCE)]
     return sum(parts) / len(texts)
+
+
+class _Said:
+    """The teacher's log probabilities of texts, by their places. Computed once and kept in float16, which changes a
+    probability by less than 1% where it is above 1e-4; computed each time where they would take too much memory."""
+
+    def __init__(self, teacher: PreTrainedModel, texts: torch.Tensor) -> None:
+        self._teacher, self._texts = teacher, texts
+        needed = texts.numel() * teacher.config.vocab_size * torch.float16.itemsize
+        self._kept: dict[int, torch.Tensor] | None = {} if needed <= MOST_KEPT_BYTES else None
+
+    @torch.no_grad()
+    def __call__(self, places: torch.Tensor) -> torch.Tensor:
+        """float32 [places, length, vocabulary]"""
+        if self._kept is None:
+            return _log_probabilities(self._teacher, self._texts[places])
+        new = [place for place in dict.fromkeys(places.tolist()) if place not in self._kept]
+        if new:
+            found = _log_probabilities(self._teacher, self._texts[new]).half()
+            self._kept |= dict(zip(new, found, strict=True))
+        return torch.stack([self._kept[place] for place in places.tolist()]).float()
+
+
+def _divergence(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return kl_div(found.flatten(0, 1), expected.flatten(0, 1), reduction="batchmean", log_target=True)
 
 
 def _log_probabilities(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:

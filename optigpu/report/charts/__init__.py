@@ -7,7 +7,7 @@ from pathlib import Path
 from optigpu.documents.result import Attribution
 from optigpu.report.charts.architecture import architecture_data, paint_boxes
 from optigpu.report.charts.baselines import baselines_data
-from optigpu.report.charts.batches import batches_data
+from optigpu.report.charts.batches import batches_data, loads_data
 from optigpu.report.charts.comparison import comparison_data, paint_table
 from optigpu.report.charts.described import ladder_data, quality_data, roofline_data, throughput_data
 from optigpu.report.charts.ladder import ladder_chart
@@ -63,6 +63,7 @@ CHARTS: dict[str, Chart] = {
     "overview": _painted("four panels: speedup, memory, utilization, loss of quality", overview_data),
     "lengths": _painted("time and memory of attention over the length", lengths_data),
     "batches": _painted("throughput against p95 latency over the batch", batches_data),
+    "loads": _painted("throughput against p95 latency over the rate of requests", loads_data),
     "waterfall": _painted("what each rung of a ladder adds", waterfall_data),
     "comparison": _painted("the comparison table as a picture", comparison_data, paint_table),
     "baselines": _painted("results beside what is claimed for an RTX 5090", baselines_data),

@@ -1,6 +1,7 @@
-"""Throughput against the 95th percentile of the latency, over the size of the batch."""
+"""Throughput against the 95th percentile of the latency, over the size of the batch, or the rate of arrivals."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from optigpu.report.canvas import is_valid
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
@@ -12,23 +13,57 @@ from optigpu.vocabulary import Document, SpecError
 FEW = "too few requests for a 95th percentile; measure longer with --max-seconds"
 
 
+@dataclass(frozen=True)
+class Swept:
+    """A workload that is measured at several points: its kind, a command that does it, and the name of a point."""
+
+    kind: str
+    command: str
+    point: Callable[[Document], str]
+
+
+def _batch(workload: Document) -> str:
+    return f"batch {'/'.join(map(str, workload['batch_sizes']))}"
+
+
+def _load(workload: Document) -> str:
+    if workload.get("rates"):
+        return ", ".join(f"{rate:g}/s" for rate in workload["rates"])
+    clients = f" {workload['clients']}" if workload.get("clients") else ""
+    return f"{workload['scenario']}{clients}"
+
+
+BATCHES = Swept(
+    "batch_sweep",
+    "`optigpu run --workload batch_sweep --model preset:gpt2 --batch-sizes 1,2,4,8`",
+    _batch,
+)
+LOADS = Swept("serve", "`optigpu run --workload serve --model preset:gpt2 --rates 1,2,4,8`", _load)
+
+
 def batches_data(report: Report) -> ChartData:
     """Results of batch_sweep. Raises SpecError where none has a 95th percentile of the latency."""
-    swept = [each for each in report.results if each["variant"]["workload"].get("kind") == "batch_sweep"]
+    return _data(report, BATCHES)
+
+
+def loads_data(report: Report) -> ChartData:
+    """Results of serve, of one scenario or several. Raises SpecError as `batches_data` does."""
+    return _data(report, LOADS)
+
+
+def _data(report: Report, what: Swept) -> ChartData:
+    swept = [each for each in report.results if each["variant"]["workload"].get("kind") == what.kind]
     shown = [each for each in swept if _p95(each) is not None and primary_of(each)["value"] is not None]
     if not swept:
-        raise SpecError(
-            "No result is of batch_sweep; run `optigpu run --workload batch_sweep --model preset:gpt2 "
-            "--batch-sizes 1,2,4,8`."
-        )
+        raise SpecError(f"No result is of {what.kind}; run {what.command}.")
     if not shown:
         raise SpecError(
-            "No result of batch_sweep has a 95th percentile of the latency: there were too few requests. Measure "
+            f"No result of {what.kind} has a 95th percentile of the latency: there were too few requests. Measure "
             "longer, for example with --max-seconds 60."
         )
     return ChartData(
         title=report.title,
-        panels=(_panel(swept, shown),),
+        panels=(_panel(swept, shown, what),),
         note="Up and to the left is better. Lines join what has the same stack. Bars: 95% intervals. "
         "Not shown, for too few requests: " + (_names(swept, shown) or "none") + ".",
         origin=origin_line(shown),
@@ -45,13 +80,13 @@ def _p95(result: Document) -> float | None:
     return found
 
 
-def _panel(swept: Sequence[Document], shown: Sequence[Document]) -> Panel:
+def _panel(swept: Sequence[Document], shown: Sequence[Document], what: Swept) -> Panel:
     return Panel(
         title="Throughput against latency",
         form=Form.LINES,
         axis=heading(shown[0]["variant"]["primary_metric"]),
         x_axis="95th percentile of the latency of a request (ms)",
-        marks=tuple(_mark(each) for each in shown),
+        marks=tuple(_mark(each, what) for each in shown),
         missing={label_of(each): _reason(each) for each in swept if each not in shown},
     )
 
@@ -61,16 +96,15 @@ def _reason(result: Document) -> str:
     return FEW if reason == "not measured" else reason
 
 
-def _mark(result: Document) -> Mark:
+def _mark(result: Document, what: Swept) -> Mark:
     variant, primary = result["variant"], primary_of(result)
-    sizes = "/".join(map(str, variant["workload"]["batch_sizes"]))
     return Mark(
         label=label_of(result),
         series=" + ".join(technique["name"] for technique in variant["stack"]) or "baseline",
         x=(_p95(result) or 0.0) * 1e3,
         value=primary["value"],
         ci=interval_of(primary),
-        text=f"batch {sizes}",
+        text=what.point(variant["workload"]),
         valid=is_valid(result),
         source=str(result["id"]),
     )

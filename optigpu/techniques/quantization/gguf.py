@@ -1,30 +1,39 @@
-"""gguf: weights in llama.cpp's file format, in one of its number formats."""
+"""gguf: weights in llama.cpp's file format, in one of its number formats or of its fork's."""
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.models.tensors import Matrix, Part
-from optigpu.ops.layouts import gguf_bytes
-from optigpu.techniques.base import Basis, Expected, GgufType, LoadOptions, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.ops.layouts import GgufBlock, gguf_bytes
+from optigpu.techniques.base import Basis, EngineOptions, Expected, GgufType, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer, UnsupportedError
 
 if TYPE_CHECKING:
     from optigpu.models.tensors import StoredWeights
+
+_ALIKE: tuple[GgufType, ...] = ("F16", "BF16", "Q8_0")
+"""Types that every matrix of a file has."""
 
 
 class Gguf(Technique):
     """Runs the model from a GGUF file whose matrices have that type; a float16 key-value cache comes with it.
 
-    llama.cpp quantizes the file without an importance matrix. Vectors stay in float32, and llama.cpp gives some
-    matrices more bits than the name says: a tied embedding is Q6_K in a file of 4 bits.
+    Vectors stay in float32, and llama.cpp gives some matrices more bits than the name says: a tied embedding is Q6_K in
+    a file of 4 bits, unless `pure` asks for one type of all matrices. Types of 3 bits and fewer whose names begin with
+    IQ, and Q2_K_S, are written with an importance matrix: the mean squares of what enters each matrix, over a text that
+    the model itself draws; all others without. Only ik_llama_cpp has IQ2_K to IQ6_K, the KS, KSS and KT types and those
+    with interleaved rows (R4, R8).
     """
 
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
-    backends: ClassVar[tuple[str, ...]] = ("llama_cpp",)
+    backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
     devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
-    summary: ClassVar[str] = "llama.cpp's weights of 4, 8 or 16 bits, from a GGUF file written for it"
+    later: ClassVar[tuple[str, ...]] = ("pure",)
+    summary: ClassVar[str] = (
+        "llama.cpp's and ik_llama.cpp's weights of 1 to 16 bits, from a GGUF file written for it"
+    )
     citation: ClassVar[str] = "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp"
     expected: ClassVar[tuple[Expected, ...]] = (
         Expected(
@@ -38,22 +47,27 @@ class Gguf(Technique):
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(),
         Trial({"type": "Q8_0"}, error_bound=0.1),
+        Trial({"pure": True}),
     )
 
     name: Literal["gguf"] = "gguf"
     type: GgufType = "Q4_0"
+    pure: bool = False
 
-    def load(self, options: LoadOptions) -> LoadOptions:
+    def engine(self, options: EngineOptions) -> EngineOptions:
         """Loads the weights from a GGUF file of that type."""
-        return options.but(gguf=self.type)
+        return options.but(weights=self.type, everywhere=self.pure or None)
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """Matrices in llama.cpp's mixture for the type, all else in float32."""
-        matrices = tuple(_packed(matrix, self.type, weights) for matrix in weights.matrices)
+        """Matrices in llama.cpp's mixture for the type, all else in float32.
+
+        Raises UnsupportedError for a type whose mixture or whose block is not known here.
+        """
+        matrices = tuple(_packed(matrix, self, weights) for matrix in weights.matrices)
         return weights.but(matrices=matrices, other_bytes=weights.other_bytes * 4 // weights.width)
 
 
-def _packed(matrix: Matrix, kind: GgufType, weights: "StoredWeights") -> Matrix:
+def _packed(matrix: Matrix, gguf: Gguf, weights: "StoredWeights") -> Matrix:
     """The matrix's bytes; the mean where llama.cpp gives more bits to some of the blocks."""
     size = partial(gguf_bytes, matrix.outputs, matrix.inner)
     bias = 4 * matrix.outputs if matrix.bias_bytes else 0
@@ -62,17 +76,32 @@ def _packed(matrix: Matrix, kind: GgufType, weights: "StoredWeights") -> Matrix:
     if matrix.part is Part.HEAD and weights.tied:
         return matrix
     is_head = matrix.part is Part.HEAD or (matrix.part is Part.EMBEDDING and weights.tied)
-    if kind in ("F16", "Q8_0"):
-        return replace(matrix, bytes=size(kind), bias_bytes=bias)
+    if gguf.pure or gguf.type in _ALIKE:
+        return replace(matrix, bytes=size(_block(gguf.type)), bias_bytes=bias)
+    if gguf.type not in ("Q4_0", "Q4_K_M"):
+        raise UnsupportedError(
+            f"Which matrices get more bits in a file of {gguf.type} is known when it is written; ask for pure, or for "
+            "Q4_0 or Q4_K_M."
+        )
     if is_head:
         return replace(matrix, bytes=size("Q6_K"), bias_bytes=bias)
-    if kind == "Q4_0":
+    if gguf.type == "Q4_0":
         return replace(matrix, bytes=size("Q4_0"), bias_bytes=bias)
     if matrix.name in ("qkv", "qkv.v", "down"):
         more = sum(_has_more_bits(index, matrix.count) for index in range(matrix.count))
         total = more * size("Q6_K") + (matrix.count - more) * size("Q4_K")
         return replace(matrix, bytes=total // matrix.count, bias_bytes=bias)
     return replace(matrix, bytes=size("Q4_K"), bias_bytes=bias)
+
+
+def _block(kind: GgufType) -> GgufBlock:
+    """The type's block; the names with S, M and L are mixtures of one."""
+    name = kind.removesuffix("_S").removesuffix("_M").removesuffix("_L") if "_K_" in kind else kind
+    for block in get_args(GgufBlock):
+        if block == name:
+            found: GgufBlock = block
+            return found
+    raise UnsupportedError(f"How many bytes {kind} takes is known when a file of it is written.")
 
 
 def _has_more_bits(index: int, blocks: int) -> bool:

@@ -10,6 +10,7 @@ from optigpu.backends.runtime import (
     Ids,
     Logits,
     ReferenceRuntime,
+    RemoteRuntime,
 )
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
@@ -87,10 +88,15 @@ class DecodingRequest:
         return (self._decode or self._runtime.generate)(self._prompt, self._new_tokens)
 
     def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
-        """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so."""
+        """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so.
+
+        Of a server that gives none there are none.
+        """
         try:
             return self._runtime.logits(tokens), {}
         except UnsupportedError as error:
+            if isinstance(self._runtime, RemoteRuntime):
+                return np.empty((0, 0), np.float32), {"logits_not_given": str(error)}
             if not isinstance(self._runtime, ReferenceRuntime):
                 raise
             logits = next(self._runtime.whole(tokens, tokens.shape[1] - 1))

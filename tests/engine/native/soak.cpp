@@ -64,7 +64,7 @@ struct Scene {
   Program program{};
   bool rotary = false;
 
-  Scene() {
+  explicit Scene(int64_t vocabulary = 0) {
     const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, 3);
     program.width = group * pick(1, 2);
     program.kv_heads = pick(1, 3);
@@ -72,7 +72,7 @@ struct Scene {
     program.head_size = group / (program.heads % 3 == 0 ? 1 : 4 / std::min<int64_t>(4, program.heads));
     while (program.heads * program.head_size % group != 0) program.head_size += 4;
     program.inner = group * pick(1, 3);
-    program.vocabulary = pick(2, 70);
+    program.vocabulary = vocabulary > 0 ? vocabulary : pick(2, 70);
     program.context = pick(20, 60);
     program.activation = pick(0, 3);
     rotary = pick(0, 1) == 1;
@@ -123,27 +123,37 @@ struct CacheMemory {
   std::unique_ptr<float[]> key_scales, value_scales, cosines, sines;
   Cache cache{};
 
-  CacheMemory(const Program& program, int64_t kind, int64_t sequences, bool rotary) {
+  std::vector<int64_t> table;
+
+  // With `page` 0 each sequence has one page of its own, else `pages` wait to be given to sequences.
+  CacheMemory(const Scene& scene, int64_t kind, int64_t sequences, int64_t page = 0, int64_t pages = 0) {
+    const Program& program = scene.program;
     cache.kind = kind;
     cache.sequences = sequences;
     cache.capacity = program.context;
-    cache.stored = (program.context + 15) / 16 * 16;
-    const int64_t heads = program.block_count * sequences * program.kv_heads, size = kind == kInt8Cache ? 1 : 2;
-    keys.reset(new uint8_t[heads * cache.stored * program.head_size * size]);
-    values.reset(new uint8_t[heads * cache.stored * ((program.head_size + 15) / 16 * 16) * size]);
-    key_scales.reset(new float[heads * cache.stored]);
-    value_scales.reset(new float[heads * cache.stored]);
+    cache.page = page > 0 ? page : (program.context + 15) / 16 * 16;
+    cache.most = (program.context + cache.page - 1) / cache.page;
+    cache.pages = page > 0 ? pages : sequences;
+    table.assign(sequences * cache.most, -1);
+    for (int64_t i = 0; page == 0 && i < sequences; ++i) table[i] = i;
+    cache.table = table.data();
+    const int64_t heads = program.block_count * cache.pages * program.kv_heads, size = kind == kInt8Cache ? 1 : 2;
+    const int64_t stored = cache.most * cache.page;
+    keys.reset(new uint8_t[heads * cache.page * program.head_size * size]);
+    values.reset(new uint8_t[heads * cache.page * ((program.head_size + 15) / 16 * 16) * size]);
+    key_scales.reset(new float[heads * cache.page]);
+    value_scales.reset(new float[heads * cache.page]);
     cache.keys = keys.get();
     cache.values = values.get();
     if (kind == kInt8Cache) {
       cache.key_scales = key_scales.get();
       cache.value_scales = value_scales.get();
     }
-    if (!rotary) return;
+    if (!scene.rotary) return;
     const int64_t half = program.head_size / 2;
-    cosines.reset(new float[cache.stored * half]);
-    sines.reset(new float[cache.stored * half]);
-    for (int64_t i = 0; i < cache.stored * half; ++i) {
+    cosines.reset(new float[stored * half]);
+    sines.reset(new float[stored * half]);
+    for (int64_t i = 0; i < stored * half; ++i) {
       cosines[i] = std::cos(static_cast<float>(i / half) / static_cast<float>(1 + i % half));
       sines[i] = std::sin(static_cast<float>(i / half) / static_cast<float>(1 + i % half));
     }
@@ -172,8 +182,8 @@ Outcomes decoded(const Scene& scene, int64_t threads, int64_t instruction_set, i
   char message[kMessage] = "";
   void* decoder = nullptr;
   const std::vector<int64_t> cpus(threads, -1);
-  demand(optigpu_decoder_create(&scene.program, threads, cpus.data(), instruction_set, &decoder, message), kDone, message);
-  CacheMemory memory(scene.program, kv, sequences, scene.rotary);
+  demand(optigpu_decoder_create(&scene.program, threads, cpus.data(), instruction_set, nullptr, &decoder, message), kDone, message);
+  CacheMemory memory(scene, kv, sequences);
   demand(optigpu_decoder_begin(decoder, &memory.cache, message), kDone, message);
   const int64_t count = static_cast<int64_t>(prompt.size()) / sequences;
   Outcomes found{std::vector<int64_t>(sequences * steps), std::vector<float>(sequences * scene.program.vocabulary)};
@@ -216,6 +226,158 @@ void compare(int64_t most_threads) {
   }
 }
 
+// A decoder with its cache, which end together.
+struct Decoding {
+  char message[kMessage] = "";
+  void* decoder = nullptr;
+  CacheMemory memory;
+
+  Decoding(const Scene& scene, int64_t threads, int64_t instruction_set, CacheMemory made, const void* beside = nullptr)
+      : memory(std::move(made)) {
+    const std::vector<int64_t> cpus(threads, -1);
+    demand(optigpu_decoder_create(&scene.program, threads, cpus.data(), instruction_set, beside, &decoder, message), kDone, message);
+    demand(optigpu_decoder_begin(decoder, &memory.cache, message), kDone, message);
+  }
+  ~Decoding() { optigpu_decoder_destroy(decoder); }
+};
+
+std::vector<int64_t> any_text(const Program& program, int64_t count) {
+  std::vector<int64_t> text(count);
+  for (int64_t& token : text) token = pick(0, program.vocabulary - 1);
+  return text;
+}
+
+// The logits after each token of a text, one call each.
+std::vector<float> stepwise(const Scene& scene, int64_t instruction_set, int64_t kv, const std::vector<int64_t>& text) {
+  Decoding alone(scene, 1, instruction_set, CacheMemory(scene, kv, 1));
+  const int64_t vocabulary = scene.program.vocabulary, count = static_cast<int64_t>(text.size());
+  std::vector<float> logits(count * vocabulary);
+  for (int64_t i = 0; i < count; ++i) {
+    const Request request{&text[i], 1, 0, 0, 0, nullptr, 0, &logits[i * vocabulary]};
+    demand(optigpu_decoder_run(alone.decoder, &request, alone.message), kDone, alone.message);
+  }
+  return logits;
+}
+
+struct Sequence {
+  std::vector<int64_t> text;
+  std::vector<float> expected;
+  int64_t length = 0;
+};
+
+// Pages that no sequence has are taken in any order.
+void give_pages(CacheMemory& memory, std::vector<int64_t>& free_pages, int64_t sequence, int64_t length) {
+  for (int64_t i = 0; i * memory.cache.page < length; ++i) {
+    int64_t& page = memory.table[sequence * memory.cache.most + i];
+    if (page >= 0) continue;
+    std::swap(free_pages[pick(0, static_cast<int64_t>(free_pages.size()) - 1)], free_pages.back());
+    page = free_pages.back();
+    free_pages.pop_back();
+  }
+}
+
+// Some tokens of some sequences in one pass; what is wanted must be what each sequence has alone.
+void one_pass(const Program& program, Decoding& mixed, std::vector<Sequence>& sequences, std::vector<int64_t>& free_pages) {
+  std::vector<int64_t> tokens, owner, position;
+  std::vector<uint8_t> wanted;
+  std::vector<const float*> expected;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    Sequence& sequence = sequences[s];
+    const int64_t all = static_cast<int64_t>(sequence.text.size());
+    if (pick(0, 3) == 0 || sequence.length == all) continue;
+    const int64_t count = pick(1, pick(0, 1) ? 1 : all - sequence.length);
+    give_pages(mixed.memory, free_pages, s, sequence.length + count);
+    for (int64_t i = 0; i < count; ++i, ++sequence.length) {
+      tokens.push_back(sequence.text[sequence.length]);
+      owner.push_back(s);
+      position.push_back(sequence.length);
+      wanted.push_back(pick(0, 1));
+      if (wanted.back()) expected.push_back(&sequence.expected[sequence.length * program.vocabulary]);
+    }
+  }
+  if (tokens.empty()) return;
+  std::vector<int64_t> chosen(expected.size());
+  std::vector<float> logits(expected.size() * program.vocabulary);
+  const Rows rows{static_cast<int64_t>(tokens.size()), tokens.data(), owner.data(), position.data(), wanted.data(), chosen.data(),
+                  logits.data()};
+  demand(optigpu_decoder_advance(mixed.decoder, &rows, mixed.message), kDone, mixed.message);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const float* found = &logits[i * program.vocabulary];
+    if (!std::equal(found, found + program.vocabulary, expected[i])) fail("beside others a sequence has other logits");
+    if (chosen[i] != std::max_element(found, found + program.vocabulary) - found) fail("another token was chosen than the best");
+  }
+}
+
+// Sequences of different lengths that join, leave, wait and go back, beside each of them alone.
+void mix(int64_t most_threads) {
+  const Scene scene;
+  const int64_t kv = pick(0, 1), count = pick(1, 12), page = 16 * pick(1, 2);
+  for (int64_t instruction_set : {kPortable, kAvx2, kAvx512Vnni}) {
+    if (!cpu_has(instruction_set)) continue;
+    std::vector<Sequence> sequences(count);
+    for (Sequence& sequence : sequences) {
+      sequence.text = any_text(scene.program, pick(1, scene.program.context));
+      sequence.expected = stepwise(scene, instruction_set, kv, sequence.text);
+    }
+    const int64_t most = (scene.program.context + page - 1) / page, pages = most * count;
+    Decoding mixed(scene, pick(1, most_threads), instruction_set, CacheMemory(scene, kv, count, page, pages));
+    std::vector<int64_t> free_pages;
+    for (int64_t i = 0; i < pages; ++i) free_pages.push_back(i);
+    for (int64_t pass = 0; pass < 30; ++pass) {
+      one_pass(scene.program, mixed, sequences, free_pages);
+      const int64_t one = pick(0, count - 1), act = pick(0, 5);
+      if (act == 0) sequences[one].length = pick(0, sequences[one].length);  // takes back what was wrong
+      if (act != 1) continue;
+      sequences[one].length = 0;
+      for (int64_t i = 0; i < most; ++i) {
+        int64_t& held = mixed.memory.table[one * most + i];
+        if (held >= 0) free_pages.push_back(held);
+        held = -1;
+      }
+    }
+    const int64_t token = 0, first = 0, beyond_it = scene.program.context;
+    const uint8_t none = 0;
+    const Rows late{1, &token, &first, &beyond_it, &none, nullptr, nullptr};
+    demand(optigpu_decoder_advance(mixed.decoder, &late, mixed.message), kCannotGoOn, "a position beyond the cache was not refused");
+    const Rows other{1, &token, &count, &first, &none, nullptr, nullptr};
+    demand(optigpu_decoder_advance(mixed.decoder, &other, mixed.message), kCannotGoOn, "an unknown sequence was not refused");
+  }
+}
+
+// Guesses change no token, whoever makes them.
+void guess(int64_t most_threads) {
+  const Scene scene, drafting(scene.program.vocabulary);
+  const int64_t kv = pick(0, 1), threads = pick(1, most_threads), lookahead = pick(1, 12);
+  const std::vector<int64_t> prompt = any_text(scene.program, pick(1, scene.program.context - 2));
+  const int64_t known = static_cast<int64_t>(prompt.size()), steps = scene.program.context - known;
+  for (int64_t instruction_set : {kPortable, kAvx2, kAvx512Vnni}) {
+    if (!cpu_has(instruction_set)) continue;
+    Decoding plain(scene, threads, instruction_set, CacheMemory(scene, kv, 1));
+    std::vector<int64_t> expected(steps + 1);
+    std::vector<float> logits((lookahead + 1) * scene.program.vocabulary);
+    Request request{prompt.data(), known, steps + 1, 0, 0, expected.data(), steps + 1, logits.data()};
+    demand(optigpu_decoder_run(plain.decoder, &request, plain.message), kDone, plain.message);
+    Decoding decoding(scene, threads, instruction_set, CacheMemory(scene, kv, 1));
+    Decoding draft(drafting, threads, instruction_set, CacheMemory(drafting, kv, 1), decoding.decoder);
+    void* guessed = nullptr;
+    void* drafts = pick(0, 1) ? draft.decoder : nullptr;
+    demand(optigpu_speculation_create(decoding.decoder, drafts, pick(1, 4), lookahead, &guessed, plain.message), kDone, plain.message);
+    std::vector<int64_t> text = prompt;
+    text.resize(known + steps + 1);
+    request = {prompt.data(), known, 1, 0, 0, &text[known], 1, logits.data()};
+    demand(optigpu_decoder_run(decoding.decoder, &request, decoding.message), kDone, decoding.message);
+    demand(optigpu_speculation_begin(guessed, text.data(), known + 1, plain.message), kDone, plain.message);
+    Guessing guessing{text.data(), known + 1, 1, steps, logits.data(), 0, 0, 0, 0};
+    for (; guessing.most > 0; guessing.known += guessing.chosen, guessing.most -= guessing.chosen) {
+      guessing.least = pick(1, guessing.most);
+      demand(optigpu_speculation_run(guessed, &guessing, plain.message), kDone, plain.message);
+      if (guessing.chosen < guessing.least || guessing.chosen > guessing.most) fail("too few or too many tokens were chosen");
+    }
+    optigpu_speculation_destroy(guessed);
+    if (!std::equal(expected.begin(), expected.end(), text.begin() + known)) fail("guesses changed the text");
+  }
+}
+
 // Every block of a few products goes to one thread, whoever is slow.
 void hand_out(int64_t most_threads) {
   const int64_t threads = pick(1, most_threads), products = pick(1, 40), most = pick(1, 200);
@@ -254,6 +416,8 @@ int main(int, char** arguments) {
   numbers.seed(std::strtoull(arguments[1], nullptr, 10));
   for (int64_t left = std::atoll(arguments[2]); left > 0; --left) {
     compare(std::atoll(arguments[3]));
+    mix(std::atoll(arguments[3]));
+    guess(std::atoll(arguments[3]));
     hand_out(std::atoll(arguments[3]));
   }
   return 0;

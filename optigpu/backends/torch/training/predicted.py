@@ -1,14 +1,16 @@
 """Predicts the peak of a step of training: the very step runs, on tensors that have shapes and no numbers.
 
 torch's FakeTensorMode gives each operator's outputs their shapes, dtypes and device and allocates nothing; a mode
-around it adds up the storages that are alive. So whatever a technique does to a step is in the prediction,
-recomputation and narrower types included, and a model that fits no memory can be predicted. What a library allocates
-within an operator is not counted.
+around it adds up the storages that are alive, and what a convolution holds while it runs. So whatever a technique does
+to a step is in the prediction, recomputation and narrower types included, and a model that fits no memory can be
+predicted.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 from transformers.initialization import TORCH_INIT_FUNCTIONS
 
+from optigpu.backends.torch.training.convolutions import bytes_within
 from optigpu.backends.torch.training.model import TrainableModel
 from optigpu.backends.training import TrainingBatch, TrainingNeed, UpdateRule
 from optigpu.techniques.base import Technique
@@ -26,6 +29,7 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 _DRAWN_AGAIN = "trunc_normal_"
 """torch draws such weights until all are within bounds."""
 _PACKED = "find_packed_sequence_indices"
+_EXCHANGE = "_apply"
 BatchOf = Callable[[Any], TrainingBatch]
 """Draws the samples of a step for a model's facts."""
 
@@ -45,7 +49,9 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        before = self.now
         made = function(*args, **(kwargs or {}))
+        self.peak = max(self.peak, before + bytes_within(function, args, made))
         # A view of numpy's memory is the host's: torch allocates nothing for it.
         is_lent = function is torch.ops.aten.lift_fresh.default
         for each in tree_leaves(made):
@@ -141,7 +147,11 @@ def _weights(trained: TrainableModel) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def _shapes_alone() -> Iterator[None]:
-    """Without what reads numbers: one way to draw weights, and transformers' search for packed sequences."""
+    """Without what reads numbers: one way to draw weights, and transformers' search for packed sequences.
+
+    torch exchanges a module's tensors for converted ones unless somebody refers to them weakly, which FakeTensorMode
+    does; ones that are converted already stay.
+    """
     with ExitStack() as contexts:
         contexts.callback(TORCH_INIT_FUNCTIONS.update, {_DRAWN_AGAIN: TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN]})
         TORCH_INIT_FUNCTIONS[_DRAWN_AGAIN] = _as_it_is
@@ -149,11 +159,34 @@ def _shapes_alone() -> Iterator[None]:
         contexts.enter_context(NumbersAsExpected())  # type: ignore[no-untyped-call]
         contexts.callback(setattr, masking_utils, _PACKED, getattr(masking_utils, _PACKED))
         setattr(masking_utils, _PACKED, _not_packed)
+        contexts.callback(_forget_tables)
+        contexts.callback(setattr, torch.nn.Module, _EXCHANGE, getattr(torch.nn.Module, _EXCHANGE))
+        setattr(torch.nn.Module, _EXCHANGE, _exchanged_if_changed(getattr(torch.nn.Module, _EXCHANGE)))
         yield
 
 
 def _as_it_is(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return tensor
+
+
+def _exchanged_if_changed(exchanged: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """In place of torch's own way, which it goes where a tensor changes."""
+
+    def applied(
+        module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> torch.nn.Module:
+        held = chain(module.parameters(recurse), module.buffers(recurse))
+        is_converted = all(convert(tensor) is tensor for tensor in held)
+        return module if is_converted else exchanged(module, convert, recurse)
+
+    return applied
+
+
+def _forget_tables() -> None:
+    """bitsandbytes keeps the table of levels that its first call makes, which had no numbers here."""
+    library = sys.modules.get("bitsandbytes.functional")
+    if library is not None:
+        library.name2qmap.clear()
 
 
 def _not_packed(position_ids: torch.Tensor) -> None:

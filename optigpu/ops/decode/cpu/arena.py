@@ -9,12 +9,12 @@ import mmap
 
 import torch
 
+from optigpu.ops.layouts import DECODE_ALIGNMENT
 from optigpu.vocabulary import UnsupportedError
 
 HUGE_PAGE_BYTES = 2**21
 """Bytes of a huge page on x86 and on most ARM machines; where they are larger, this is an alignment like any other."""
-ALIGNMENT = 64
-"""Every tensor starts at a multiple of this many bytes: a cache line, and the widest load."""
+ALIGNMENT = DECODE_ALIGNMENT
 
 
 def aligned(size: int) -> int:

@@ -6,33 +6,51 @@ from optigpu.ops.decode.program import CacheKind, Program
 from optigpu.vocabulary import UnsupportedError
 
 KEY_BLOCK = 16
-"""Tokens whose keys are stored together: the capacity of a cache is a multiple of it."""
+"""Tokens whose keys are stored together: a page is a multiple of it."""
 VALUE_STEP = 16
 """A token's values are padded to a multiple of this."""
 
 
 class CpuCache:
-    """Room for `stored` tokens, at least `capacity`, of each sequence, and the angles of their positions.
+    """Room for at least `capacity` tokens of each sequence, and the angles of their positions.
 
-    Raises UnsupportedError when there is not enough memory.
+    Each sequence has one page of all its tokens, or takes pages of `page` tokens as it grows and gives them back. The
+    system has memory for a page when something is written to it. Raises UnsupportedError when there is not enough
+    memory, or for pages that are no multiple of KEY_BLOCK tokens.
     """
 
-    def __init__(self, program: Program, kind: CacheKind, sequences: int, capacity: int) -> None:
+    def __init__(
+        self, program: Program, kind: CacheKind, sequences: int, capacity: int, page: int | None = None
+    ) -> None:
+        if page is not None and (page < 1 or page % KEY_BLOCK):
+            raise UnsupportedError(
+                f"The CPU decoder keeps keys in blocks of {KEY_BLOCK} tokens, and pages of {page} are no multiple of "
+                f"that; ask for pages of {max(1, -(-page // KEY_BLOCK)) * KEY_BLOCK} tokens."
+            )
         self.kind = kind
         self.sequences = sequences
-        self.stored = -(-capacity // KEY_BLOCK) * KEY_BLOCK
-        heads = len(program.blocks) * sequences * program.kv_heads
+        self.is_paged = page is not None
+        self.page = page or -(-capacity // KEY_BLOCK) * KEY_BLOCK
+        most = -(-capacity // self.page)
+        self.stored = most * self.page
+        self.pages = most * sequences
+        self._free = list(range(self.pages - 1, -1, -1)) if self.is_paged else []
+        self._taken: list[list[int]] = [[] for _ in range(sequences)]
+        self.table = torch.full((sequences, most), -1)
+        if not self.is_paged:
+            self.table[:, 0] = torch.arange(sequences)
+        heads = len(program.blocks) * self.pages * program.kv_heads
         padded = -(-program.head_size // VALUE_STEP) * VALUE_STEP
         dtype = torch.bfloat16 if kind == "bf16" else torch.int8
         scales = heads if kind == "int8" else 0
         try:
-            self.keys = torch.empty(heads, self.stored * program.head_size, dtype=dtype)
-            self.values = torch.empty(heads, self.stored * padded, dtype=dtype)
-            self.key_scales = torch.empty(scales, self.stored)
-            self.value_scales = torch.empty(scales, self.stored)
+            self.keys = torch.empty(heads, self.page * program.head_size, dtype=dtype)
+            self.values = torch.empty(heads, self.page * padded, dtype=dtype)
+            self.key_scales = torch.empty(scales, self.page)
+            self.value_scales = torch.empty(scales, self.page)
             self.angles = program.rotary(self.stored) if program.rotary else None
         except RuntimeError as error:
-            needed = heads * self.stored * (program.head_size + padded) * dtype.itemsize
+            needed = heads * self.page * (program.head_size + padded) * dtype.itemsize
             raise UnsupportedError(
                 f"There is not enough memory for a cache of {capacity} tokens of {sequences} sequences "
                 f"({needed / 2**30:.1f} GiB): use a shorter text or fewer sequences."
@@ -43,3 +61,16 @@ class CpuCache:
         """Bytes of keys, values and their scales."""
         tensors = (self.keys, self.values, self.key_scales, self.value_scales)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def grow(self, sequence: int, tokens: int) -> None:
+        """Takes the pages that a sequence lacks for so many tokens, which are not more than the capacity."""
+        taken = self._taken[sequence]
+        while len(taken) * self.page < tokens:
+            self.table[sequence, len(taken)] = self._free[-1]
+            taken.append(self._free.pop())
+
+    def release(self, sequence: int) -> None:
+        """Gives a sequence's pages back; the next to be taken are those that were given back last."""
+        self._free += reversed(self._taken[sequence])
+        self._taken[sequence].clear()
+        self.table[sequence] = -1

@@ -11,8 +11,9 @@ torch that usually takes a microsecond takes twenty.
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -22,6 +23,7 @@ from optigpu.ops.decode.cpu.interface import (
     DecoderCalls,
     DescribedProgram,
     RequestC,
+    RowsC,
     decoder_library,
     described_cache,
     pinning,
@@ -32,6 +34,18 @@ from optigpu.ops.naming import named
 CpuInstructions = Literal["best", "portable", "avx2", "avx512_vnni"]
 INSTRUCTION_SETS: dict[CpuInstructions, int] = {"best": 0, "portable": 1, "avx2": 2, "avx512_vnni": 3}
 """The operator's numbers; the enumeration InstructionSet in interface.h. One that this CPU lacks is refused."""
+
+
+class Part(NamedTuple):
+    """Some tokens of a sequence, the first of them at `position`.
+
+    `wanted` says after how many of the last ones the next token is asked for.
+    """
+
+    sequence: int
+    position: int
+    tokens: Sequence[int]
+    wanted: int
 
 
 class CpuDecoder:
@@ -48,13 +62,18 @@ class CpuDecoder:
         threads: int = 1,
         instruction_set: CpuInstructions = "best",
         cpus: Sequence[int] = (),
+        beside: "CpuDecoder | None" = None,
     ) -> None:
-        """`cpus` are what the threads are pinned to, the first of them during calls alone; too few pin none."""
+        """`cpus` are what the threads are pinned to, the first of them during calls alone; too few pin none.
+
+        `beside` is a decoder whose threads do this one's work as well, however many were asked for.
+        """
         self._library = decoder_library()
         self._call = DecoderCalls()
         self._program = program
         self._kv: CacheKind = kv
         self._cache: CpuCache | None = None
+        self._row_logits = torch.empty(0, program.vocabulary)
         self._logits: torch.Tensor | None = None
         self._decoded: torch.Tensor | None = None
         described = DescribedProgram(program)
@@ -62,30 +81,30 @@ class CpuDecoder:
         self._call(
             self._library.optigpu_decoder_create,
             *(ctypes.byref(described.c), threads, pinning(threads, cpus), INSTRUCTION_SETS[instruction_set]),
-            ctypes.byref(handle),
+            *(beside.handle if beside else None, ctypes.byref(handle)),
         )
-        self._handle = handle
+        self.handle: ctypes.c_void_p = handle
         weakref.finalize(self, _destroy, self._library, handle, described)
 
-    def begin(self, sequences: int, capacity: int) -> None:
+    def begin(self, sequences: int, capacity: int, page: int | None = None) -> None:
         """An empty cache for so many sequences of at most so many tokens; one that is large enough is used again.
 
-        Raises UnsupportedError when there is not enough memory for it.
+        With `page`, sequences take pages of so many tokens as they grow. Raises UnsupportedError as CpuCache does.
         """
         check_cache_size(sequences, capacity)
         cache = self._cache
-        if cache is None or cache.sequences != sequences or cache.stored < capacity:
+        if cache is None or cache.sequences != sequences or cache.stored < capacity or page or cache.is_paged:
             self._cache = None  # before there is another
-            cache = CpuCache(self._program, self._kv, sequences, capacity)
+            cache = CpuCache(self._program, self._kv, sequences, capacity, page)
         described = described_cache(cache, capacity)
-        self._call(self._library.optigpu_decoder_begin, self._handle, ctypes.byref(described))
+        self._call(self._library.optigpu_decoder_begin, self.handle, ctypes.byref(described))
         self._cache = cache
         self._logits = self._decoded = None
 
     @property
     def length(self) -> int:
         """Tokens of each sequence in the cache."""
-        return int(self._library.optigpu_decoder_length(self._handle))
+        return int(self._library.optigpu_decoder_length(self.handle))
 
     @property
     def logits(self) -> torch.Tensor:
@@ -97,6 +116,11 @@ class CpuDecoder:
         if self._logits is None:
             raise no_logits()
         return self._logits
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        return self._program.vocabulary
 
     @property
     def cache_bytes(self) -> int:
@@ -149,6 +173,40 @@ class CpuDecoder:
             request.tokens = None  # goes on from those that it chose
             request.chosen += request.steps * 8
 
+    def advance(self, parts: Sequence[Part]) -> list[int]:
+        """One pass over tokens of several sequences: the most likely next tokens where they are wanted, in that order.
+
+        A sequence goes on from its part's position, whatever it had behind it: its tokens before are those that it was
+        given last. `logits` are then those of the wanted tokens, [wanted, vocabulary], until the next call. Each is
+        what it would be without the other sequences. `length` does not follow. Raises what `extend` does.
+        """
+        if self._cache is None:
+            raise no_cache()
+        tokens, sequence, position, wanted = array("q"), array("q"), array("q"), array("b")
+        for part in parts:
+            count, end = len(part.tokens), part.position + len(part.tokens)
+            if self._cache.is_paged:
+                self._cache.grow(part.sequence, min(end, self._cache.stored))
+            tokens.extend(part.tokens)
+            sequence.extend([part.sequence] * count)
+            position.extend(range(part.position, end))
+            wanted.extend([0] * (count - part.wanted) + [1] * part.wanted)
+        asked = sum(wanted)
+        chosen = array("q", bytes(8 * asked))
+        if self._row_logits.shape[0] < asked:
+            self._row_logits = torch.empty(asked, self._program.vocabulary)
+        lists = (each.buffer_info()[0] for each in (tokens, sequence, position, wanted, chosen))
+        request = RowsC(len(tokens), *lists, self._row_logits.data_ptr())
+        self._call(self._library.optigpu_decoder_advance, self.handle, ctypes.byref(request))
+        self._logits = self._row_logits[:asked]
+        return chosen.tolist()
+
+    def leave(self, sequence: int) -> None:
+        """Gives the pages of a sequence of a paged cache back."""
+        if self._cache is None:
+            raise no_cache()
+        self._cache.release(sequence)
+
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens, contiguous, once they fit the cache. The caller keeps them until its request has run."""
         if self._cache is None:
@@ -158,7 +216,7 @@ class CpuDecoder:
         return tokens.contiguous()
 
     def _run(self, request: RequestC) -> None:
-        self._call(self._library.optigpu_decoder_run, self._handle, ctypes.byref(request))
+        self._call(self._library.optigpu_decoder_run, self.handle, ctypes.byref(request))
 
 
 def best_instruction_set() -> CpuInstructions:

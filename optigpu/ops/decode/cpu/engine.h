@@ -1,49 +1,36 @@
-// A decoder at work: runs the program's blocks over rows, which are tokens of any sequences. A prompt is many rows of one
-// sequence, a step of decoding is one row of each.
+// A decoder at work: runs the program's blocks over rows, which are tokens of any sequences at any positions. A prompt is many
+// rows of one sequence, a step of decoding is one row of each, and guesses are some rows more of a sequence.
 //
 // Threads share every matrix by its blocks of outputs (shares.h) and attention by its heads. They wait for each other where one
-// needs what another has computed. With few rows each thread norms and quantizes all of them for itself, which takes less
-// time than waiting for the others; so results never depend on the number of threads.
+// needs what another has computed. A row's results depend neither on the number of threads nor on the other rows.
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
+#include <memory>
 #include <vector>
 
+#include "faults.h"
 #include "instruction_sets.h"
+#include "preparation.h"
 #include "shares.h"
 #include "team.h"
 
-// What a call asks for.
-struct Request {
-  const int64_t* tokens;   // [sequences, count], or null for one of each: that which the last call chose
-  int64_t count;
-  int64_t steps;           // further tokens of each sequence, 0 for none
-  float temperature;
-  uint64_t seed;
-  int64_t* chosen;         // [sequences, steps], `stride` from row to row
-  int64_t stride;
-  float* logits;           // [sequences, vocabulary], of the last step
-};
-
 class Engine {
  public:
-  Engine(const Program& program, std::vector<int64_t> cpus, int64_t instruction_set)
-      : program_(program), kernels_(kernels_for(instruction_set)), shares_(static_cast<int64_t>(cpus.size())), team_(std::move(cpus)) {
-    inputs_ = std::max({program.width, program.inner, program.heads * program.head_size});
-    groups_ = inputs_ / 32 + 1;
-    alone_.resize(team_.size());
-    for (Buffers& buffers : alone_) make(buffers, kAloneRows);
-    make(shared_, kPassRows);
+  Engine(const Program& program, std::shared_ptr<Team> team, int64_t instruction_set)
+      : program_(program),
+        kernels_(kernels_for(instruction_set)),
+        team_(std::move(team)),
+        shares_(team_->size()),
+        preparation_(kernels_, *team_, faults_, std::max({program.width, program.inner, program.heads * program.head_size}),
+                     kPassRows) {
     x_.resize(kPassRows * program.width);
     last_.resize(kPassRows * program.width);
-    qkv_.resize(kPassRows * (program.heads + 2 * program.kv_heads) * program.head_size);
+    qkv_.resize(kPassRows * qkv_width());
     attended_.resize(kPassRows * program.heads * program.head_size);
     inner_.resize(kPassRows * program.inner);
-    scratch_.resize(team_.size());
+    scratch_.resize(team_->size());
     for (std::vector<float>& scratch : scratch_) scratch.resize(program.vocabulary);
   }
 
@@ -51,42 +38,52 @@ class Engine {
     cache_ = cache;
     length_ = 0;
     chosen_ = false;
-    scores_.assign(team_.size(), {});
-    for (std::vector<float>& scores : scores_) scores.resize(cache.stored);
-    best_.resize(team_.size() * cache.sequences);
+    scores_.assign(team_->size(), {});
+    for (std::vector<float>& scores : scores_) scores.resize(cache.most * cache.page);
     next_.resize(cache.sequences);
   }
 
+  // Tokens of each sequence, as far as `run` knows.
   int64_t length() const { return length_; }
   const Cache& cache() const { return cache_; }
   const Program& program() const { return program_; }
   // Whether the last call chose tokens that another can go on from.
   bool chosen() const { return chosen_; }
+  // Places of a sequence that can be filled.
+  int64_t room() const { return std::min(cache_.capacity, program_.context); }
 
-  // The block in which numbers were found that are not finite (the last one's successor is the head), or kNoFault. The
-  // cache then holds what it held before.
+  // Appends tokens to all sequences and chooses further ones. Gives the block in which numbers were found that are not finite (the
+  // last one's successor is the head), or Faults::kNone. After a fault the cache holds what it held before.
   int64_t run(const Request& request) {
+    const int64_t before = length_, most = cache_.sequences * request.count;
+    sequence_.resize(most);
+    position_.resize(most);
+    wanted_.resize(most);
+    best_.resize(cache_.sequences * team_->size());
     request_ = &request;
-    fault_.store(kNoFault);
-    const int64_t before = length_;
-    team_.run([](void* self, int64_t id) { static_cast<Engine*>(self)->work(id); }, this);
-    chosen_ = request.steps > 0 && fault_.load() == kNoFault;
-    if (fault_.load() == kNoFault) return kNoFault;
-    length_ = before;
-    return fault_.load() % (program_.block_count + 1);
+    lay_out(request.tokens ? request.tokens : next_.data(), request.count);
+    const int64_t fault = run_team();
+    chosen_ = request.steps > 0 && fault == Faults::kNone;
+    if (fault != Faults::kNone) length_ = before;
+    return fault;
   }
 
-  static constexpr int64_t kNoFault = std::numeric_limits<int64_t>::max();
+  // Runs rows, whatever `run` did before, and chooses the most likely tokens after those that are wanted; answers as `run`.
+  int64_t advance(const Rows& rows) {
+    int64_t wanted = 0;
+    for (int64_t row = 0; row < rows.count; ++row) wanted += rows.wanted[row];
+    best_.resize(wanted * team_->size());
+    request_ = nullptr;
+    chosen_ = false;
+    rows_ = rows;
+    const int64_t fault = run_team();
+    for (int64_t i = 0; fault == Faults::kNone && i < wanted; ++i) rows.chosen[i] = best_of(i);
+    return fault;
+  }
 
  private:
-  static constexpr int64_t kPassRows = 64;   // rows whose activations stay in the second cache
-  static constexpr int64_t kAloneRows = 4;   // rows that every thread prepares for itself
+  static constexpr int64_t kPassRows = 64;  // rows whose activations stay in the second cache
 
-  struct Buffers {
-    std::vector<float> x, step;
-    std::vector<int8_t> q;
-    std::vector<int32_t> sum;
-  };
   struct Best {
     float value = -std::numeric_limits<float>::infinity();
     int64_t index = 0;
@@ -95,131 +92,125 @@ class Engine {
       if (other.value > value || (other.value == value && other.index < index)) *this = other;
     }
   };
-  // Rows [first, first + rows) of all sequences' new tokens, sequence after sequence. `stamp` grows from block to block
-  // and from pass to pass.
+  // Rows [first, first + rows) of all; `wanted` ones came before. `stamp` grows from block to block and from pass to pass.
   struct Pass {
-    const int64_t* tokens;
-    int64_t count, first, rows, stamp;
-    int64_t sequence[kPassRows], position[kPassRows];
+    int64_t first, rows, wanted, stamp;
   };
 
-  void make(Buffers& buffers, int64_t rows) const {
-    buffers.x.resize(rows * inputs_);
-    buffers.q.resize(rows * inputs_);
-    buffers.step.resize(rows * groups_);
-    buffers.sum.resize(rows * groups_);
+  int64_t run_team() {
+    faults_.clear();
+    team_->run([](void* self, int64_t id) { static_cast<Engine*>(self)->work(id); }, this);
+    const int64_t first = faults_.first();
+    return first == Faults::kNone ? first : first % (program_.block_count + 1);
   }
 
-  static Activations view(Buffers& buffers) {
-    return {buffers.x.data(), buffers.q.data(), buffers.step.data(), buffers.sum.data()};
+  // The next tokens of all sequences, sequence after sequence, as rows.
+  void lay_out(const int64_t* tokens, int64_t count) {
+    const int64_t all = cache_.sequences * count;
+    for (int64_t row = 0; row < all; ++row) {
+      sequence_[row] = row / count;
+      position_[row] = length_ + row % count;
+      wanted_[row] = row % count == count - 1;
+    }
+    rows_ = {all, tokens, sequence_.data(), position_.data(), wanted_.data(), nullptr, request_->logits};
+    added_ = count;
   }
 
   // What each thread does; all take the same way through it.
   void work(int64_t id) {
-    const Request& request = *request_;
     int64_t stamp = 0;
-    bool good = run_passes(id, request.tokens ? request.tokens : next_.data(), request.count, stamp);
-    for (int64_t step = 0; good && step < request.steps; ++step) {
+    bool good = run_passes(id, stamp);
+    if (request_ == nullptr) return;
+    for (int64_t step = 0; good && step < request_->steps; ++step) {
       choose(id, step);
-      if (step + 1 < request.steps) good = run_passes(id, next_.data(), 1, stamp);
+      if (step + 1 < request_->steps) good = run_passes(id, stamp);
     }
   }
 
-  // Whether a fault has been found up to a stamp. Later ones do not count: a thread that is ahead may have found one, and
-  // all must answer alike.
-  bool failed(int64_t stamp) const { return fault_.load() <= stamp; }
-
-  void fail(int64_t stamp) {
-    int64_t known = fault_.load();
-    while (stamp < known && !fault_.compare_exchange_weak(known, stamp)) {
-    }
-  }
-
-  bool run_passes(int64_t id, const int64_t* tokens, int64_t count, int64_t& stamp) {
-    const int64_t all = cache_.sequences * count, start = length_;
-    for (int64_t first = 0; first < all; first += kPassRows, stamp += program_.block_count + 1) {
-      Pass pass{tokens, count, first, std::min(kPassRows, all - first), stamp, {}, {}};
-      for (int64_t row = 0; row < pass.rows; ++row) {
-        pass.sequence[row] = (first + row) / count;
-        pass.position[row] = start + (first + row) % count;
-      }
+  bool run_passes(int64_t id, int64_t& stamp) {
+    int64_t wanted = 0;
+    for (int64_t first = 0; first < rows_.count; first += kPassRows, stamp += program_.block_count + 1) {
+      const Pass pass{first, std::min(kPassRows, rows_.count - first), wanted, stamp};
       if (!run_pass(id, pass)) return false;
+      for (int64_t row = 0; row < pass.rows; ++row) wanted += rows_.wanted[first + row];
     }
-    if (id == 0) length_ = start + count;
-    team_.meet();
+    if (id == 0 && request_ != nullptr) length_ += added_;
+    team_->meet();
     return true;
   }
 
   bool run_pass(int64_t id, const Pass& pass) {
-    share(id, pass.rows, [&](int64_t row) {
-      kernels_.embed(program_, pass.tokens[pass.first + row], pass.position[row], x_.data() + row * program_.width);
+    team_->share(id, pass.rows, [&](int64_t row) {
+      kernels_.embed(program_, rows_.tokens[pass.first + row], rows_.position[pass.first + row], x_.data() + row * program_.width);
     });
-    team_.meet();
+    team_->meet();
     for (int64_t layer = 0; layer < program_.block_count; ++layer) {
       run_block(id, pass, layer);
-      if (failed(pass.stamp + layer)) return false;
+      if (faults_.any_up_to(pass.stamp + layer)) return false;
     }
     run_head(id, pass);
-    return !failed(pass.stamp + program_.block_count);
+    return !faults_.any_up_to(pass.stamp + program_.block_count);
   }
 
   void run_block(int64_t id, const Pass& pass, int64_t layer) {
     const Block& block = program_.blocks[layer];
-    const int64_t rows = pass.rows;
-    const Activations in = normed(id, pass.stamp + layer, block.first, x_.data(), rows, wants_quantized(block.qkv, block.qkv_count));
+    const int64_t rows = pass.rows, stamp = pass.stamp + layer, width = program_.width, heads = program_.heads * program_.head_size;
+    const Activations in = preparation_.normed(id, stamp, block.first, x_.data(), width, rows,
+                                               Preparation::wants_quantized(block.qkv, block.qkv_count));
     multiply(id, {block.qkv, block.qkv_count, in, rows, Finish::kStore, 0, qkv_.data(), qkv_width()});
-    team_.meet();
+    team_->meet();
     attend(id, pass, layer);
-    team_.meet();
-    const Activations mixed = prepared(id, pass.stamp + layer, attended_.data(), program_.heads * program_.head_size, rows, block.output);
-    multiply(id, {&block.output, 1, mixed, rows, Finish::kAdd, 0, x_.data(), program_.width});
-    team_.meet();
+    team_->meet();
+    const Activations mixed = preparation_.plain(id, stamp, attended_.data(), heads, rows, block.output);
+    multiply(id, {&block.output, 1, mixed, rows, Finish::kAdd, 0, x_.data(), width});
+    team_->meet();
     const bool gated = block.gate.outputs > 0;
     const Matrix pair[2] = {gated ? block.gate : block.up, block.up};
-    const Activations second = normed(id, pass.stamp + layer, block.second, x_.data(), rows, wants_quantized(pair, 2));
+    const Activations second = preparation_.normed(id, stamp, block.second, x_.data(), width, rows,
+                                                   Preparation::wants_quantized(pair, 2));
     multiply(id, {pair, gated ? 2 : 1, second, rows, gated ? Finish::kGate : Finish::kActivate, program_.activation,
                   inner_.data(), program_.inner});
-    team_.meet();
-    const Activations inner = prepared(id, pass.stamp + layer, inner_.data(), program_.inner, rows, block.down);
-    multiply(id, {&block.down, 1, inner, rows, Finish::kAdd, 0, x_.data(), program_.width});
-    team_.meet();
+    team_->meet();
+    const Activations inner = preparation_.plain(id, stamp, inner_.data(), program_.inner, rows, block.down);
+    multiply(id, {&block.down, 1, inner, rows, Finish::kAdd, 0, x_.data(), width});
+    team_->meet();
   }
 
   void attend(int64_t id, const Pass& pass, int64_t layer) {
     const Block& block = program_.blocks[layer];
     const AttentionTask task{&program_, &cache_, layer, block.window, static_cast<float>(block.scale), qkv_.data(),
-                             attended_.data(), pass.sequence, pass.position};
-    share(id, pass.rows * program_.kv_heads,
-          [&](int64_t i) { kernels_.append(task, i / program_.kv_heads, i % program_.kv_heads); });
-    team_.meet();
-    share(id, pass.rows * program_.heads,
-          [&](int64_t i) { kernels_.attend(task, i / program_.heads, i % program_.heads, scores_[id].data()); });
+                             attended_.data(), rows_.sequence + pass.first, rows_.position + pass.first};
+    team_->share(id, pass.rows * program_.kv_heads,
+                 [&](int64_t i) { kernels_.append(task, i / program_.kv_heads, i % program_.kv_heads); });
+    team_->meet();
+    team_->share(id, pass.rows * program_.heads, [&](int64_t i) {
+      kernels_.attend(task, i / program_.heads, i % program_.heads, scores_[id].data());
+    });
   }
 
-  // The logits of those sequences whose last new token is in the pass.
+  // The logits after those of the pass's rows that are wanted.
   void run_head(int64_t id, const Pass& pass) {
-    int64_t rows = 0, first_sequence = 0;
+    int64_t rows = 0;
     for (int64_t row = 0; row < pass.rows; ++row) {
-      if ((pass.first + row) % pass.count != pass.count - 1) continue;
-      if (rows == 0) first_sequence = pass.sequence[row];
+      if (!rows_.wanted[pass.first + row]) continue;
       if (id == 0) std::copy_n(x_.data() + row * program_.width, program_.width, last_.data() + rows * program_.width);
       ++rows;
     }
     if (rows == 0) return;
-    team_.meet();
-    float* logits = request_->logits + first_sequence * program_.vocabulary;
-    const Activations in =
-        normed(id, pass.stamp + program_.block_count, program_.final, last_.data(), rows, wants_quantized(&program_.head, 1));
-    const bool greedy = request_->steps > 0 && request_->temperature == 0;
-    for (int64_t row = 0; row < rows; ++row) best_at(id, first_sequence + row) = Best{};
+    team_->meet();
+    float* logits = rows_.logits + pass.wanted * program_.vocabulary;
+    const Activations in = preparation_.normed(id, pass.stamp + program_.block_count, program_.final, last_.data(),
+                                               program_.width, rows, Preparation::wants_quantized(&program_.head, 1));
+    const bool greedy = request_ == nullptr || (request_->steps > 0 && request_->temperature == 0);
+    for (int64_t row = 0; row < rows; ++row) best_at(id, pass.wanted + row) = Best{};
     multiply(id, {&program_.head, 1, in, rows, Finish::kStore, 0, logits, program_.vocabulary}, [&](Stretch blocks) {
       for (int64_t row = 0; greedy && row < rows; ++row)
-        find_best(blocks, logits + row * program_.vocabulary, best_at(id, first_sequence + row));
+        find_best(blocks, logits + row * program_.vocabulary, best_at(id, pass.wanted + row));
     });
-    team_.meet();
+    team_->meet();
   }
 
-  Best& best_at(int64_t id, int64_t sequence) { return best_[sequence * team_.size() + id]; }
+  Best& best_at(int64_t id, int64_t wanted) { return best_[wanted * team_->size() + id]; }
 
   // The largest of the logits that the thread itself has just computed, if it is better still.
   void find_best(Stretch blocks, const float* logits, Best& best) const {
@@ -229,16 +220,16 @@ class Engine {
     best.improve({logits[index], index});
   }
 
-  int64_t best_of(int64_t sequence) {
+  int64_t best_of(int64_t wanted) {
     Best winner;
-    for (int64_t id = 0; id < team_.size(); ++id) winner.improve(best_at(id, sequence));
+    for (int64_t id = 0; id < team_->size(); ++id) winner.improve(best_at(id, wanted));
     return winner.index;
   }
 
-  // The next token of every sequence, into the request's and into next_.
+  // The next token of every sequence, into the request's and as the next rows.
   void choose(int64_t id, int64_t step) {
     const Request& request = *request_;
-    share(id, cache_.sequences, [&](int64_t sequence) {
+    team_->share(id, cache_.sequences, [&](int64_t sequence) {
       const float* logits = request.logits + sequence * program_.vocabulary;
       next_[sequence] = request.temperature > 0
                             ? kernels_.drawn(logits, program_.vocabulary, request.temperature,
@@ -246,7 +237,8 @@ class Engine {
                             : best_of(sequence);
       request.chosen[sequence * request.stride + step] = next_[sequence];
     });
-    team_.meet();
+    if (id == 0) lay_out(next_.data(), 1);
+    team_->meet();
   }
 
   // A number from 0 to 1 that depends on nothing else: splitmix64 (Steele et al., 2014).
@@ -262,51 +254,6 @@ class Engine {
   }
 
   int64_t qkv_width() const { return (program_.heads + 2 * program_.kv_heads) * program_.head_size; }
-
-  // The group of the first matrix that is multiplied with numbers, 0 where all take floats.
-  static int64_t wants_quantized(const Matrix* matrices, int64_t count) {
-    for (int64_t i = 0; i < count; ++i)
-      if (matrices[i].kind != kBfloat16Weights) return matrices[i].group;
-    return 0;
-  }
-
-  Activations normed(int64_t id, int64_t stamp, const Norm& norm, const float* x, int64_t rows, int64_t group) {
-    const int64_t width = program_.width;
-    return prepared_by(id, stamp, rows, [&](const Activations& to, int64_t row) {
-      float* h = to.x + row * width;
-      return kernels_.norm(norm, x + row * width, h, width) && quantized(to, h, row, width, group);
-    });
-  }
-
-  Activations prepared(int64_t id, int64_t stamp, float* x, int64_t inputs, int64_t rows, const Matrix& matrix) {
-    const int64_t group = wants_quantized(&matrix, 1);
-    if (group == 0) return {x, nullptr, nullptr, nullptr};
-    return prepared_by(id, stamp, rows,
-                       [&](const Activations& to, int64_t row) { return quantized(to, x + row * inputs, row, inputs, group); });
-  }
-
-  bool quantized(const Activations& to, const float* x, int64_t row, int64_t inputs, int64_t group) const {
-    if (group == 0) return true;
-    const int64_t groups = inputs / group;
-    return kernels_.quantize(x, inputs, group, to.q + row * inputs, to.step + row * groups, to.sum + row * groups);
-  }
-
-  // Calls make(buffers, row) for all rows: each thread for itself where they are few, else together.
-  template <typename Make>
-  Activations prepared_by(int64_t id, int64_t stamp, int64_t rows, const Make& make) {
-    const bool alone = rows <= kAloneRows;
-    const Activations to = view(alone ? alone_[id] : shared_);
-    const auto one = [&](int64_t row) {
-      if (!make(to, row)) fail(stamp);
-    };
-    if (alone) {
-      for (int64_t row = 0; row < rows; ++row) one(row);
-      return to;
-    }
-    share(id, rows, one);
-    team_.meet();
-    return to;
-  }
 
   void multiply(int64_t id, const LinearTask& task) {
     multiply(id, task, [](Stretch) {});
@@ -324,24 +271,21 @@ class Engine {
     }
   }
 
-  template <typename Do>
-  void share(int64_t id, int64_t count, const Do& what) const {
-    for (int64_t i = count * id / team_.size(); i < count * (id + 1) / team_.size(); ++i) what(i);
-  }
-
   const Program program_;
   const Kernels kernels_;
+  const std::shared_ptr<Team> team_;
+  Faults faults_;
+  Shares shares_;
+  Preparation preparation_;
   Cache cache_{};
-  int64_t length_ = 0, inputs_ = 0, groups_ = 0;
-  const Request* request_ = nullptr;
-  std::atomic<int64_t> fault_{kNoFault};  // the stamp of the first
-  std::vector<Buffers> alone_;
-  Buffers shared_;
+  int64_t length_ = 0, added_ = 0;
+  const Request* request_ = nullptr;  // null while `advance` runs
+  Rows rows_{};
+  std::vector<int64_t> sequence_, position_;  // the rows of a request
+  std::vector<uint8_t> wanted_;
   std::vector<float> x_, last_, qkv_, attended_, inner_;
   std::vector<std::vector<float>> scores_, scratch_;  // of each thread
   std::vector<Best> best_;
   std::vector<int64_t> next_;
   bool chosen_ = false;
-  Shares shares_;
-  Team team_;  // last: its threads use everything above
 };

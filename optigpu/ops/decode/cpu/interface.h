@@ -50,12 +50,16 @@ struct Program {
   Matrix head;
 };
 
-// Keys lie in blocks of kKeyBlock tokens, [block][head size][token]; values as [token][padded head size]. One after the
-// other: layers, sequences, heads. Scales: float [layers, sequences, heads, stored] of int8 keys and values, else null.
+// Tokens lie in pages: a sequence's first ones in its first page, and so on. Within a page keys are in blocks of kKeyBlock
+// tokens, [block][head size][token], and values are [token][padded head size]. One after the other: layers, pages,
+// heads. Scales: float [layers, pages, heads, page] of int8 keys and values, else null.
 struct Cache {
   int64_t kind, sequences;
-  int64_t capacity;  // tokens of a sequence
-  int64_t stored;    // room for them, a multiple of kKeyBlock
+  int64_t capacity;      // tokens of a sequence
+  int64_t page;          // tokens of a page, a multiple of kKeyBlock
+  int64_t pages;         // of all sequences together
+  int64_t most;          // pages of a sequence
+  const int64_t* table;  // [sequences, most]: each sequence's pages, -1 for one that it does not have
   void* keys;
   void* values;
   float* key_scales;
@@ -66,3 +70,36 @@ struct Cache {
 
 constexpr int64_t kBlockOutputs = 16;
 constexpr int64_t kKeyBlock = 16;
+
+// Greedy or drawn decoding of all sequences of a cache at once, which are equally long.
+struct Request {
+  const int64_t* tokens;   // [sequences, count], or null for one of each: that which the last call chose
+  int64_t count;
+  int64_t steps;           // further tokens of each sequence, 0 for none
+  float temperature;
+  uint64_t seed;
+  int64_t* chosen;         // [sequences, steps], `stride` from row to row
+  int64_t stride;
+  float* logits;           // [sequences, vocabulary], of the last step
+};
+
+// One pass over tokens of any sequences, each at a place of its own. Those of a sequence follow each other; what it has before
+// the first of them is in the cache.
+struct Rows {
+  int64_t count;
+  const int64_t* tokens;
+  const int64_t* sequence;
+  const int64_t* position;
+  const uint8_t* wanted;  // whether the next token is asked for
+  int64_t* chosen;        // the most likely next tokens, of those that are wanted
+  float* logits;          // [wanted, vocabulary]
+};
+
+// Greedy decoding of the cache's first sequence with guesses. What is chosen follows in `text`.
+struct Guessing {
+  int64_t* text;           // room for known + most
+  int64_t known;           // tokens so far; all but the last are in the cache
+  int64_t least, most;     // how many tokens are enough for a call, and how many there may be
+  float* logits;           // [lookahead + 1, vocabulary]
+  int64_t chosen, passes, guessed, right;  // what came of it
+};

@@ -1,4 +1,4 @@
-"""The functions of decode.cpp and the structs that they take, field by field as in interface.h and engine.h."""
+"""The functions of decode.cpp and the structs that they take, field by field as in interface.h."""
 
 import ctypes
 import functools
@@ -29,15 +29,20 @@ _ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu": 2, "silu": 3}
 _CACHES = {"bf16": 0, "int8": 1}
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
-_ARGUMENTS: dict[str, tuple[type, ...]] = {
-    "create": (_pointer, _int64, _pointer, _int64, _pointer, ctypes.c_char_p),
-    "begin": (_pointer, _pointer, ctypes.c_char_p),
-    "run": (_pointer, _pointer, ctypes.c_char_p),
-    "length": (_pointer,),
-    "best_instruction_set": (),
-    "destroy": (_pointer,),
+ARGUMENTS: dict[str, tuple[type, ...]] = {
+    "decoder_create": (_pointer, _int64, _pointer, _int64, _pointer, _pointer, ctypes.c_char_p),
+    "decoder_begin": (_pointer, _pointer, ctypes.c_char_p),
+    "decoder_run": (_pointer, _pointer, ctypes.c_char_p),
+    "decoder_length": (_pointer,),
+    "decoder_best_instruction_set": (),
+    "decoder_destroy": (_pointer,),
+    "decoder_advance": (_pointer, _pointer, ctypes.c_char_p),
+    "speculation_create": (_pointer, _pointer, _int64, _int64, _pointer, ctypes.c_char_p),
+    "speculation_begin": (_pointer, _pointer, _int64, ctypes.c_char_p),
+    "speculation_run": (_pointer, _pointer, ctypes.c_char_p),
+    "speculation_destroy": (_pointer,),
 }
-"""The argument types of the functions optigpu_decoder_*. All of them return an int64, except destroy."""
+"""The argument types of the functions optigpu_*. All of them return an int64, except those that destroy."""
 
 
 class NormC(ctypes.Structure):
@@ -80,8 +85,9 @@ class ProgramC(ctypes.Structure):
 
 class CacheC(ctypes.Structure):
     _fields_ = (
-        *((name, _int64) for name in ("kind", "sequences", "capacity", "stored")),
-        *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales", "cosines", "sines")),
+        *((name, _int64) for name in ("kind", "sequences", "capacity", "page", "pages", "most")),
+        *((name, _pointer) for name in ("table", "keys", "values", "key_scales", "value_scales")),
+        *((name, _pointer) for name in ("cosines", "sines")),
     )
 
 
@@ -98,20 +104,34 @@ class RequestC(ctypes.Structure):
     )
 
 
+class RowsC(ctypes.Structure):
+    _fields_ = (
+        ("count", _int64),
+        *((name, _pointer) for name in ("tokens", "sequence", "position", "wanted", "chosen", "logits")),
+    )
+
+
+class GuessingC(ctypes.Structure):
+    _fields_ = (
+        ("text", _pointer),
+        *((name, _int64) for name in ("known", "least", "most")),
+        ("logits", _pointer),
+        *((name, _int64) for name in ("chosen", "passes", "guessed", "right")),
+    )
+
+
 @functools.cache
 def decoder_library() -> ctypes.CDLL:
-    """The functions optigpu_decoder_*. Raises UnsupportedError where they cannot be built or loaded."""
+    """The functions optigpu_*. Raises UnsupportedError where they cannot be built or loaded."""
     return declared(load_library(_SOURCES))
 
 
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """`library` with the types of its functions' arguments and results: without them ctypes cuts results to 32 bits."""
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(
-            library, f"optigpu_decoder_{name}"
-        )  # library["..."] would give another object each time
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(library, f"optigpu_{name}")  # library["..."] would give another object each time
         function.argtypes = arguments
-        function.restype = None if name == "destroy" else _int64
+        function.restype = None if name.endswith("_destroy") else _int64
     return library
 
 
@@ -150,9 +170,9 @@ class DescribedProgram:
 def described_cache(cache: CpuCache, capacity: int) -> CacheC:
     """The first `capacity` tokens of a cache."""
     cosines, sines = cache.angles or (None, None)
-    tensors = (cache.keys, cache.values, cache.key_scales, cache.value_scales, cosines, sines)
+    tensors = (cache.table, cache.keys, cache.values, cache.key_scales, cache.value_scales, cosines, sines)
     return CacheC(
-        *(_CACHES[cache.kind], cache.sequences, capacity, cache.stored),
+        *(_CACHES[cache.kind], cache.sequences, capacity, cache.page, cache.pages, cache.table.shape[1]),
         *(_address(tensor) for tensor in tensors),
     )
 

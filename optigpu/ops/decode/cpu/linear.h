@@ -22,27 +22,32 @@ INLINE int32_t four_of(const int8_t* q) {
 
 // totals[r] += products of a group of 4-bit weights with the rows' numbers.
 template <int kRows, int kChunks>
-INLINE void add_fours(const uint8_t* weights, const int8_t* q, int64_t stride, Bits (&totals)[kRows]) {
+INLINE void add_fours(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
+  constexpr int kGroup = kChunks * kChunk;
   const Bits low = Bits{} + 0x0f0f0f0f;
   // One row alone would wait for its own sums.
   constexpr int kChains = kRows == 1 ? 2 : 1;
   Sums4 sums[kRows][kChains] = {};
+  if constexpr (kWideSums) {  // goes on from the totals themselves
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sums[r][0] = (Sums4)totals[r];
+  }
 #pragma GCC unroll 4
   for (int c = 0; c < kChunks; ++c) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const uint8_t* from = weights + (c * 4 + j) * kChunkBytes;
-      if (kRows == 1) __builtin_prefetch(from + kPrefetchBytes);
+      __builtin_prefetch(from + kPrefetchBytes);
       const Bits both = load_ints(from);
       const Bits first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* a = q + r * stride + c * kChunk + j * 8;
+        const int8_t* a = q + r * kGroup + c * kChunk + j * 8;
         sums[r][0] = add_products4(sums[r][0], first, four_of(a));
         sums[r][kChains - 1] = add_products4(sums[r][kChains - 1], second, four_of(a + 4));
       }
     }
-    if (kWideSums && c + 1 < kChunks) continue;
+    if (kWideSums) continue;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
@@ -51,28 +56,34 @@ INLINE void add_fours(const uint8_t* weights, const int8_t* q, int64_t stride, B
         sums[r][chain] = Sums4{};
       }
   }
+  if constexpr (kWideSums) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+      totals[r] = kChains == 1 ? (Bits)sums[r][0] : (Bits)(sums[r][0] + sums[r][kChains - 1]);
+  }
 }
 
 template <int kRows, int kChunks>
-INLINE void add_eights(const uint8_t* weights, const int8_t* q, int64_t stride, Bits (&totals)[kRows]) {
+INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
+  constexpr int kGroup = kChunks * kChunk;
   Bits others[kRows] = {};
 #pragma GCC unroll 4
   for (int c = 0; c < kChunks; ++c)
 #pragma GCC unroll 8
     for (int j = c * 8; j < c * 8 + 8; ++j) {
       const uint8_t* from = weights + j * kChunkBytes;
-      if (kRows == 1) __builtin_prefetch(from + kPrefetchBytes);
+      __builtin_prefetch(from + kPrefetchBytes);
       const Bits bytes = load_ints(from);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Bits& sum = kRows == 1 && j % 2 ? others[r] : totals[r];  // one row alone would wait for its own sum
-        sum = add_products8(sum, bytes, four_of(q + r * stride + j * 4));
+        sum = add_products8(sum, bytes, four_of(q + r * kGroup + j * 4));
       }
     }
   if constexpr (kRows == 1) totals[0] += others[0];
 }
 
-// results[r] = row r times the outputs of one part of a block.
+// results[r] = row r of a tile times the outputs of one part of a block.
 template <int kRows, int kChunks, bool kFour>
 INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
                            Vector (&results)[kRows]) {
@@ -82,25 +93,27 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
   const int8_t* scale = matrix.scale + block * groups * kBlockOutputs + part * kLanes;
   const int8_t* q = in.q + row * matrix.inputs;
   const float* step = in.step + row * groups;
-  const int32_t* sum = in.sum + row * groups;
+  const int32_t* less = in.less + row * groups;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) results[r] = Vector{};
   for (int64_t g = 0; g < groups; ++g) {
     Bits totals[kRows];
-    constexpr int32_t kZero = kFour ? 8 : kEightsZero;  // what the stored numbers are too large by
+    constexpr int32_t kLess = kFour ? 1 : kEightsZero / kFoursZero;
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) totals[r] = Bits{} - kZero * sum[r * groups + g];
+    for (int r = 0; r < kRows; ++r) totals[r] = (Bits{} + less[r]) * kLess;
     if constexpr (kFour)
-      add_fours<kRows, kChunks>(weights, q, matrix.inputs, totals);
+      add_fours<kRows, kChunks>(weights, q, totals);
     else
-      add_eights<kRows, kChunks>(weights, q, matrix.inputs, totals);
+      add_eights<kRows, kChunks>(weights, q, totals);
     const Vector scales = __builtin_convertvector(load_bytes(scale), Vector);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
-      results[r] += __builtin_convertvector(totals[r], Vector) * (scales * step[r * groups + g]);
+      results[r] += __builtin_convertvector(totals[r], Vector) * (scales * step[r]);
     weights += kGroupBytes;
     scale += kBlockOutputs;
-    q += kGroup;
+    q += kRows * kGroup;
+    step += kRows;
+    less += kRows;
   }
   const Vector unit = load_bfloat16(matrix.unit + block * kBlockOutputs + part * kLanes);
 #pragma GCC unroll 16
@@ -108,16 +121,15 @@ INLINE void quantized_sums(const Matrix& matrix, int64_t block, int part, const 
 }
 
 template <int kRows>
-INLINE void bfloat16_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
-                          Vector (&results)[kRows]) {
+INLINE void bfloat16_sums(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row, Vector* results) {
   const uint8_t* weights = matrix.numbers + block * matrix.inputs / 2 * kChunkBytes + part * kLanes * 4;
-  constexpr int kChains = kRows == 1 ? 4 : 2;
+  constexpr int kChains = 4;  // for any number of rows, so that a row has the same sums beside others
   Vector sums[kRows][kChains] = {};
   const float* x = in.x + row * matrix.inputs;
   for (int64_t k = 0; k < matrix.inputs; k += kChains) {
 #pragma GCC unroll 2
     for (int c = 0; c < kChains; c += 2) {
-      if (kRows == 1) __builtin_prefetch(weights + kPrefetchBytes);
+      __builtin_prefetch(weights + kPrefetchBytes);
       const Bits both = load_ints(weights);
       const Vector first = float_of(both << 16), second = float_of(both & static_cast<int32_t>(0xffff0000));
 #pragma GCC unroll 16
@@ -129,16 +141,22 @@ INLINE void bfloat16_sums(const Matrix& matrix, int64_t block, int part, const A
     }
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    results[r] = sums[r][0] + sums[r][1];
-    if constexpr (kChains == 4) results[r] += sums[r][2] + sums[r][3];
-  }
+  for (int r = 0; r < kRows; ++r) results[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+}
+
+// As many rows at a time as have all their sums in registers.
+template <int kRows, int kFirst = 0>
+INLINE void bfloat16_rows(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
+                          Vector (&results)[kRows]) {
+  constexpr int kNow = std::min(kFloatRows, kRows - kFirst);
+  bfloat16_sums<kNow>(matrix, block, part, in, row + kFirst, results + kFirst);
+  if constexpr (kFirst + kNow < kRows) bfloat16_rows<kRows, kFirst + kNow>(matrix, block, part, in, row, results);
 }
 
 template <int kRows>
 INLINE void sums_of(const Matrix& matrix, int64_t block, int part, const Activations& in, int64_t row,
                     Vector (&results)[kRows]) {
-  if (matrix.kind == kBfloat16Weights) return bfloat16_sums<kRows>(matrix, block, part, in, row, results);
+  if (matrix.kind == kBfloat16Weights) return bfloat16_rows<kRows>(matrix, block, part, in, row, results);
   const bool four = matrix.kind == kFourBits;
   if (matrix.group == 32)
     return four ? quantized_sums<kRows, 1, true>(matrix, block, part, in, row, results)
@@ -194,10 +212,9 @@ void finish(const LinearTask& task, float* sums, const float* more, float* out, 
 void run_block(const LinearTask& task, const Matrix& matrix, int64_t block, float* out) {
   static constexpr auto kBlockSums = block_sums_by_rows(std::make_index_sequence<kMaxRows>());
   alignas(64) float sums[kMaxRows][kBlockOutputs], more[kMaxRows][kBlockOutputs];
-  const int64_t tiles = (task.rows + kMaxRows - 1) / kMaxRows;
   const int64_t count = std::min(kBlockOutputs, matrix.outputs - block * kBlockOutputs);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t begin = task.rows * tile / tiles, end = task.rows * (tile + 1) / tiles;
+  for (int64_t begin = 0; begin < task.rows; begin += kMaxRows) {
+    const int64_t end = begin + tile_of(begin, task.rows).rows;
     kBlockSums[end - begin - 1](matrix, block, task.in, begin, sums);
     if (task.finish == Finish::kGate) kBlockSums[end - begin - 1]((&matrix)[1], block, task.in, begin, more);
     for (int64_t row = begin; row < end; ++row)

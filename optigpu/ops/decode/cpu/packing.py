@@ -16,7 +16,6 @@ Scales are int8 [blocks, groups, 16], units bfloat16 [blocks, 16] and biases flo
 last block is zeros. A scale of 8 bits where others have 16 is a twentieth of what a step with 4-bit weights reads.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -28,10 +27,11 @@ from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.integers import INT4_LEAST, INT4_ZERO, INT8_LARGEST
+from optigpu.ops.layouts import DECODE_TILE
 from optigpu.ops.naming import named
 
-ROWS = 16
-"""Outputs of a block; kBlockOutputs in interface.h."""
+ROWS = DECODE_TILE
+"""Outputs of a block."""
 LANE = 4
 """Inputs of an output that meet four activations in one instruction."""
 MIDDLE = 128
@@ -42,17 +42,6 @@ COMPENSATED_AT_ONCE = 2**22
 """The same with compensation, where each input is one step, which is short for few rows."""
 _CHUNK = {"w4": 2 * LANE, "w8": LANE, "bf16": 2}
 """Inputs of an output that are stored together."""
-
-
-def packed_bytes(outputs: int, inputs: int, kind: WeightKind, group: int) -> int:
-    """Bytes of a matrix in an arena, without its bias, which is stored elsewhere."""
-    from optigpu.ops.decode.cpu.arena import aligned
-
-    blocks = -(-outputs // ROWS)
-    numbers = math.prod(_numbers_shape(kind, blocks, inputs)) * (2 if kind == "bf16" else 1)
-    if kind == "bf16":
-        return aligned(numbers)
-    return aligned(numbers) + aligned(blocks * ROWS * (inputs // group)) + aligned(2 * blocks * ROWS)
 
 
 def pack(

@@ -1,6 +1,16 @@
 // Kernels of one row: embedding, norm, quantization, the choice of a token. Included once for each instruction set; see
 // instruction_sets.h.
 
+// Rows that are multiplied together, and whose numbers lie together.
+struct Tile {
+  int64_t first, rows;
+};
+
+INLINE Tile tile_of(int64_t row, int64_t rows) {
+  const int64_t first = row / kMaxRows * kMaxRows;
+  return {first, std::min<int64_t>(kMaxRows, rows - first)};
+}
+
 INLINE Vector load_floats(const float* from) {
   Vector value;
   std::memcpy(&value, from, sizeof value);
@@ -53,9 +63,14 @@ bool norm(const Norm& norm, const float* x, float* h, int64_t width) {
   return true;
 }
 
-bool quantize(const float* x, int64_t inputs, int64_t group, int8_t* q, float* step, int32_t* sum) {
+bool quantize(const float* x, int64_t inputs, int64_t group, int64_t row, int64_t rows, const Activations& to) {
   constexpr float kRound = 0x1.8p23f;  // a sum with it has no fraction, and its last bits are the whole number
-  for (int64_t g = 0; g * group < inputs; ++g, x += group, q += group) {
+  const Tile tile = tile_of(row, rows);
+  int8_t* q = to.q + tile.first * inputs + (row - tile.first) * group;
+  const int64_t first = tile.first * (inputs / group) + row - tile.first;
+  float* step = to.step + first;
+  int32_t* less = to.less + first;
+  for (int64_t g = 0; g * group < inputs; ++g, x += group, q += tile.rows * group) {
     Bits most = {};  // of the magnitudes' bits, among which NaN is larger than infinity
     for (int64_t i = 0; i < group; i += kLanes) {
       const Bits size = bits_of(load_floats(x + i)) & 0x7fffffff;
@@ -67,7 +82,7 @@ bool quantize(const float* x, int64_t inputs, int64_t group, int8_t* q, float* s
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     const float inverse = largest > 0x1p-120f ? 127 / largest : 0;
-    step[g] = inverse == 0 ? 0 : largest / 127;
+    step[g * tile.rows] = inverse == 0 ? 0 : largest / 127;
     Bits total = {};
     for (int64_t i = 0; i < group; i += kLanes) {
       Vector scaled = load_floats(x + i) * inverse;
@@ -76,8 +91,9 @@ bool quantize(const float* x, int64_t inputs, int64_t group, int8_t* q, float* s
       total += whole;
       store_bytes(q + i, whole);
     }
-    sum[g] = 0;
-    for (int i = 0; i < kLanes; ++i) sum[g] += total[i];
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += total[i];
+    less[g * tile.rows] = -kFoursZero * sum;
   }
   return true;
 }

@@ -6,12 +6,15 @@
 
 #include "interface.h"
 
-// Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups.
+constexpr int32_t kFoursZero = 8;  // what is added to 4-bit weights, so that they are stored without a sign
+
+// Rows that a matrix is multiplied with: as floats, and as 8-bit numbers in groups. Numbers lie in tiles of as many rows as an
+// instruction set multiplies together, [group][row][numbers of the group], so that a group of a tile is one piece.
 struct Activations {
-  float* x;      // [rows, inputs]
-  int8_t* q;     // [rows, inputs], -127 to 127
-  float* step;   // [rows, inputs / group]: what a number of the group stands for
-  int32_t* sum;  // [rows, inputs / group]: of the group's numbers
+  float* x;       // [rows, inputs]
+  int8_t* q;      // [tiles][inputs / group, rows of the tile, group], -127 to 127
+  float* step;    // [tiles][inputs / group, rows of the tile]: what a number of the group stands for
+  int32_t* less;  // the same: -kFoursZero times the sum of the numbers, by which products with 4-bit weights are too large
 };
 
 enum class Finish { kStore, kAdd, kActivate, kGate };
@@ -29,7 +32,7 @@ struct LinearTask {
   int64_t stride;  // floats of a row of `out`
 };
 
-// Attention of a block over `rows`, each the last known token of its sequence.
+// Attention of a block over rows, each at a position of a sequence whose keys up to there are in the cache.
 struct AttentionTask {
   const Program* program;
   const Cache* cache;
@@ -44,8 +47,8 @@ struct AttentionTask {
 struct Kernels {
   // h = norm(x); false where x is not finite.
   bool (*norm)(const Norm&, const float* x, float* h, int64_t width);
-  // One row; false where x is not finite.
-  bool (*quantize)(const float* x, int64_t inputs, int64_t group, int8_t* q, float* step, int32_t* sum);
+  // Row `row` of `rows`; false where x is not finite.
+  bool (*quantize)(const float* x, int64_t inputs, int64_t group, int64_t row, int64_t rows, const Activations& to);
   // The blocks [first, last) of all matrices' blocks.
   void (*linear)(const LinearTask&, int64_t first, int64_t last);
   // Puts a head's key and value of a row into the cache.

@@ -100,6 +100,12 @@ class Team {
   // Waits for all threads; for `work` alone.
   void meet() { barrier_.wait(); }
 
+  // Calls what(i) for this thread's part of [0, count).
+  template <typename Do>
+  void share(int64_t id, int64_t count, const Do& what) const {
+    for (int64_t i = count * id / size(); i < count * (id + 1) / size(); ++i) what(i);
+  }
+
   // Runs work(context, id) on every thread and returns when all have ended.
   void run(void (*work)(void*, int64_t), void* context) {
     const Pinned pinned(size() > 1 ? cpus_[0] : -1);

@@ -11,15 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.ops.decode.cpu.arena import Arena
-from optigpu.ops.decode.cpu.packing import pack, packed_bytes, unpack
+from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
 from optigpu.ops.decode.program import Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation, compensation
+from optigpu.ops.layouts import DECODE_BITS, decode_bytes
 from optigpu.surgery.bit_allocation import Candidate, Level, Stage
 from optigpu.surgery.places import LinearLayer, Place, weight_of
-
-WEIGHT_BITS: dict[str, int] = {"w4": 4, "w8": 8, "bf16": 16}
-"""Bits of a weight, without its share of a scale."""
+from optigpu.vocabulary import DeviceKind
 
 
 class DecodeLinear(torch.nn.Module):
@@ -94,7 +93,7 @@ def candidates_of(
     for place, kind in zip(places, kinds, strict=True):
         both: tuple[WeightKind, ...] = (kind, "w8") if place.path in costs else (kind,)
         levels = tuple(
-            Level(each, WEIGHT_BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both
+            Level(each, DECODE_BITS[each], _bytes(weight_of(place.layer), each, group)) for each in both
         )
         more = levels[-1].stored_bytes - levels[0].stored_bytes
         found.append(Candidate(place.path, levels, Stage.REST, costs[place.path] / more if more else 0.0))
@@ -183,12 +182,9 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
 
 
 def _bytes(weight: torch.Tensor, kind: WeightKind, group: int) -> int:
-    """Bytes of a packed matrix with its padding."""
+    """Bytes of a packed matrix with its padding, without its bias."""
     outputs, inputs = weight.shape
-    if weight.device.type == "cpu":
-        return packed_bytes(outputs, inputs, kind, group)
-    scales = 0 if kind == "bf16" else outputs * (inputs // group + 2)
-    return int(outputs * inputs * WEIGHT_BITS[kind] // 8 + scales)
+    return decode_bytes(outputs, inputs, DeviceKind(weight.device.type), kind=kind, group=group)
 
 
 def _pack(

@@ -1,15 +1,19 @@
 """The loop, and the pass over a prompt, by the operator that runs a whole decode step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from optigpu.hardware.cpu import one_cpu_of_each_core
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
+from optigpu.ops.decode.cpu.speculation import GuessingDecoder
 from optigpu.ops.decode.program import CacheKind, Program
-from optigpu.techniques.base import Notes
+from optigpu.techniques.base import Loop, Notes
+from optigpu.techniques.decoding.native_decode.slots import NativeSlots
+from optigpu.techniques.decoding.native_decode.speculation import NativeSpeculation
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,15 +23,22 @@ if TYPE_CHECKING:
 
 
 class NativeLoop:
-    """A Loop around a decoder, and has `score`."""
+    """A Loop around a decoder, and has `score`; on a CPU also `slots`, for a load, and `speculated`, for guesses."""
 
     def __init__(
-        self, decoder: "Decoder", tokens_at_once: int, facts: Mapping[str, Any], notes: Notes
+        self,
+        decoder: "Decoder",
+        tokens_at_once: int,
+        facts: Mapping[str, Any],
+        notes: Notes,
+        drafted: Callable[[PreTrainedModel, CpuDecoder], CpuDecoder],
     ) -> None:
+        """`drafted` packs a draft model and makes its decoder, which uses the threads of another one."""
         self._decoder = decoder
         self._tokens_at_once = tokens_at_once
         self._facts = facts
         self._notes = notes
+        self._drafted = drafted
 
     def __call__(self, prompt: torch.Tensor, new_tokens: int, clock: Any) -> tuple[torch.Tensor, list[Any]]:
         """Greedy tokens int64 [batch, new_tokens] and new_tokens + 1 marks. `prompt`: int64 [batch, prompt_tokens].
@@ -53,6 +64,35 @@ class NativeLoop:
             self._decoder.extend(tokens[:, :prefill])
         for token in tokens[:, prefill:].split(1, dim=1):
             yield self._decoder.extend(token).clone()
+
+    def slots(self, count: int, length: int, block_tokens: int) -> NativeSlots:
+        """Places for sequences that join and leave between steps.
+
+        Raises UnsupportedError on a GPU, and as NativeSlots does.
+        """
+        decoder = self._on_cpu("a load")
+        own = {"kv_cache": "native, paged", "decode_loop": "native operator, continuous batching"}
+        self._notes.record(**{**self._facts, **own})
+        return NativeSlots(decoder, count, length, block_tokens)
+
+    def speculated(self, draft: PreTrainedModel | None, ngram: int, lookahead: int) -> Loop:
+        """The loop with guesses from the text, or from a draft model, which is packed in place as this one was.
+
+        Raises UnsupportedError on a GPU, and for a draft that the operator does not run.
+        """
+        decoder = self._on_cpu("speculative_decoding")
+        drafting = None if draft is None else self._drafted(draft, decoder)
+        guessing = GuessingDecoder(decoder, ngram, lookahead, drafting)
+        return NativeSpeculation(
+            self, decoder, guessing, lookahead, self._tokens_at_once, self._facts, self._notes
+        )
+
+    def _on_cpu(self, what: str) -> CpuDecoder:
+        if not isinstance(self._decoder, CpuDecoder):
+            raise UnsupportedError(
+                f"native_decode runs {what} on a CPU alone; leave it out of the stack, or ask for device cpu."
+            )
+        return self._decoder
 
 
 class NativePass:

@@ -21,12 +21,14 @@ from optigpu.techniques.base import (
     Trial,
 )
 from optigpu.techniques.decoding.native_decode.limits import known_refusal
+from optigpu.techniques.decoding.native_decode.prediction import Layout, packed_weights
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from optigpu.models.tensors import StoredWeights
+    from optigpu.ops.decode.cpu.decoder import CpuDecoder
 
 _OWN_CACHE = "native_decode has its own key-value cache"
 _OWN_BLOCKS = (
@@ -92,13 +94,13 @@ class NativeDecode(Technique):
             _OWN_BLOCKS,
         ),
         **dict.fromkeys(("torch_compile", "export_aot", "cuda_graphs"), _OWN_STEP),
-        "speculative_decoding": "guesses are verified by the library's model, which native_decode replaces",
         "autocast": "native_decode sums in float32, which autocast does not change",
         "cpu_offload": "native_decode needs all weights on the device",
         "grad_enabled": "packed weights have no gradient",
     }
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS, Choice.STEP)
     error_bound: ClassVar[float] = 0.5
+    serves: ClassVar[bool] = True
     trials: ClassVar[tuple[Trial, ...]] = (
         Trial(),
         Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
@@ -140,10 +142,16 @@ class NativeDecode(Technique):
         return self.model_copy(update={"calibration": "self" if is_trained else "none"})
 
     def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
-        """Which matrices get more bits depends on the weights and the calibration text."""
-        raise UnsupportedError(
-            f"{self.name} packs weights by what they hold; measure its memory with `optigpu run`."
-        )
+        """Packed matrices, a bfloat16 embedding, and passes by the operator.
+
+        With `extra_bytes` the sum may be below by less than a layer. Raises UnsupportedError for a model that the
+        operator does not run.
+        """
+        reason = known_refusal(weights.facts, self._unit)
+        if reason:
+            raise UnsupportedError(f"{self.name} {reason}.")
+        layout = Layout(self.weights, self.group, self.head, self.extra_bytes, self.kv)
+        return packed_weights(weights, layout, device)
 
     def modules(self, model: "PreTrainedModel", notes: Notes) -> None:
         """Packs the linear layers in place, and has the model keep the program that the operator runs.
@@ -177,7 +185,8 @@ class NativeDecode(Technique):
         from optigpu.techniques.decoding.native_decode.programs import attached
 
         program = attached(model)
-        return NativeLoop(new_decoder(program, self.kv), self.tokens_at_once, self._facts(program), notes)
+        facts, decoder = self._facts(program), new_decoder(program, self.kv)
+        return NativeLoop(decoder, self.tokens_at_once, facts, notes, self._drafted)
 
     def forward(self, forward: Forward, notes: Notes) -> Forward:
         """The whole prompt by the operator."""
@@ -186,6 +195,14 @@ class NativeDecode(Technique):
 
         program = attached(forward.model)  # type: ignore[attr-defined]
         return NativePass(new_decoder(program, self.kv), self._facts(program), notes)
+
+    def _drafted(self, model: "PreTrainedModel", beside: "CpuDecoder") -> "CpuDecoder":
+        """The decoder of a draft model, which is packed in place with the same options."""
+        from optigpu.ops.decode.cpu.decoder import CpuDecoder
+        from optigpu.techniques.decoding.native_decode.programs import attached
+
+        self.modules(model, Notes())
+        return CpuDecoder(attached(model), self.kv, beside=beside)
 
     @property
     def _unit(self) -> int:

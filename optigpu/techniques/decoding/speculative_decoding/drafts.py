@@ -44,6 +44,11 @@ class PromptLookup:
         return []
 
 
+def draft_of(drafting: PreTrainedModel | None, ngram: int) -> Draft:
+    """Guesses by a draft model, or from the sequence where there is none."""
+    return PromptLookup(ngram) if drafting is None else DraftModel(drafting, loaded_facts(drafting).context)
+
+
 class DraftModel:
     """Greedy decoding by a smaller model with its own cache, which is cropped to what was right."""
 
@@ -90,8 +95,8 @@ class DraftModel:
         self._cached = self._cached[:known]
 
 
-def load_draft(draft: str, model: PreTrainedModel, notes: Notes) -> DraftModel:
-    """The draft model, as a part of the model: its weights are in memory as well, and are counted.
+def load_draft(draft: str, model: PreTrainedModel, notes: Notes) -> PreTrainedModel:
+    """The draft model, on the device and in the dtype of the model.
 
     Raises UnsupportedError when it cannot be loaded or has another vocabulary.
     """
@@ -101,6 +106,5 @@ def load_draft(draft: str, model: PreTrainedModel, notes: Notes) -> DraftModel:
     problem = other_vocabulary(draft, facts.vocabulary, model.config.get_text_config(decoder=True).vocab_size)
     if problem:
         raise UnsupportedError(problem)
-    model.add_module("speculative_draft", drafting)
     notes.record(draft_weights=count_weights(drafting))
-    return DraftModel(drafting, facts.context)
+    return drafting

@@ -1,7 +1,7 @@
 """speculative_decoding: several tokens are guessed, and one pass of the model says how many of them are right."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,12 +22,23 @@ NGRAM = 3
 _OWN_CACHE = "guesses are verified with the library's growing cache, from which wrong ones are taken back"
 
 
+@runtime_checkable
+class SpeculatingLoop(Protocol):
+    """A loop of another technique that verifies guesses by itself."""
+
+    def speculated(self, draft: "PreTrainedModel | None", ngram: int, lookahead: int) -> Loop:
+        """The loop with guesses from the sequence, or from a draft model, which it may change."""
+
+
 class SpeculativeDecoding(Technique):
     """Verifies up to `lookahead` guessed tokens in one forward pass and keeps those that greedy decoding would choose.
 
     Without a `draft` the guesses are what followed the last `ngram` tokens (or fewer) when they were last seen in the
     sequence. A `draft` is the reference of a smaller model with the same vocabulary, which guesses greedily; it comes
     in the same dtype, and nothing else of the stack is applied to it. One sequence at a time.
+
+    With native_decode the operator guesses and verifies, in the arithmetic of its decode step, and a draft is packed as
+    the model is. It guesses less, down to nothing, while wrong guesses cost more time than right ones save.
 
     The output is that of greedy decoding. The first request of a process is decoded by the plain loop as well and
     compared; a token of another choice is accepted as a tie only where the plain model's own rounding explains it.
@@ -122,14 +133,19 @@ class SpeculativeDecoding(Technique):
         Raises UnsupportedError, with the model left as it was, when the draft cannot be loaded or has another
         vocabulary.
         """
-        from optigpu.techniques.decoding.speculative_decoding.drafts import Draft, PromptLookup, load_draft
+        from optigpu.techniques.decoding.speculative_decoding.drafts import draft_of, load_draft
         from optigpu.techniques.decoding.speculative_decoding.loop import SpeculativeLoop
 
-        draft: Draft = (
-            PromptLookup(self.ngram) if self.draft is None else load_draft(self.draft, model, notes)
-        )
+        drafting = None if self.draft is None else load_draft(self.draft, model, notes)
+        plain: object = loop
+        if isinstance(plain, SpeculatingLoop):
+            made: Loop = plain.speculated(drafting, self.ngram, self.lookahead)
+        else:
+            made = SpeculativeLoop(loop, model, draft_of(drafting, self.ngram), self.lookahead, notes)
+        if drafting is not None:
+            model.add_module("speculative_draft", drafting)  # in memory as well, and counted
         notes.record(speculation=self.draft or f"prompt lookup of up to {self.ngram} tokens")
-        return SpeculativeLoop(loop, model, draft, self.lookahead, notes)
+        return made
 
 
 def other_vocabulary(draft: str, drafting: int, model: int) -> str | None:

@@ -1,0 +1,259 @@
+"""`python -m benchmarks.loadgen`: the scenario Server of `serve` beside MLPerf's own LoadGen, on the same engine.
+
+Both fill the same queue before the same places. LoadGen sends from its own thread and keeps its own books; what it
+sent is replayed as a trace, so that both have the same moments. They take turns, and a figure is the median of its
+turns. The 99th percentile is the latency that LoadGen's summary names: of so many sorted ones that at 99% of their
+number.
+
+`--engine timed` is an engine whose prefills and steps take a set time, so that what differs are the load generators
+alone; `--engine torch` decodes a model. LoadGen is the package mlcommons-loadgen, of the extra peers.
+"""
+
+import argparse
+import queue
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.document import write
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
+from optigpu.backends.serving import ServingRuntime, Slots
+from optigpu.hardware import probe
+from optigpu.load.batching import Batching
+from optigpu.load.clock import WallClock
+from optigpu.load.queries import Load, Query
+from optigpu.load.senders import Sent
+from optigpu.load.served import Run, Served
+from optigpu.report import console
+from optigpu.vocabulary import DeviceKind, OptiGPUError
+from optigpu.workloads.serve import Serve
+
+GOAL = 0.02
+"""The most that the two may differ by, of either figure."""
+PERCENTILE = 0.99
+PREFILL_S, STEP_S = 0.010, 0.005
+PROMPT_TOKENS, NEW_TOKENS, SLOTS, BLOCK_TOKENS = 32, 16, 8, 16
+SWITCH_S = 0.0005
+"""How long Python lets the engine's thread run before LoadGen's may send."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one turn."""
+
+    p99_s: float
+    requests_per_s: float
+
+
+class TimedSlots:
+    """Places of an engine that decodes nothing and takes a set time; it waits as a device would be waited for."""
+
+    block_tokens = 1
+
+    def __init__(self, count: int) -> None:
+        self.count, self.length = count, 2**20
+        self._clock = WallClock()
+
+    def join(self, slot: int, prompt: Sequence[int]) -> int:
+        self._work(PREFILL_S)
+        return 0
+
+    def step(self, slots: Sequence[int]) -> Sequence[int]:
+        self._work(STEP_S)
+        return [0] * len(slots)
+
+    def leave(self, slot: int) -> None:
+        """Takes no time."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _work(self, seconds: float) -> None:
+        self._clock.wait_until(self._clock.now() + seconds)
+
+
+class FromLoadGen:
+    """A Sender behind LoadGen: its callback puts queries here, and the end of each goes back to it."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
+        self._held: list[Sent] = []
+        self._ids: list[int] = []
+        self._began = time.perf_counter()
+
+    def issue(self, samples: Sequence["object"]) -> None:
+        """LoadGen's thread sends these."""
+        for sample in samples:
+            self._waiting.put((sample.id, time.perf_counter()))  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        """LoadGen sends no more."""
+        self._waiting.put(None)
+
+    def arrived(self, now_s: float) -> Sequence[Sent]:
+        """What LoadGen has sent since the last call."""
+        found, self._held = self._held, []
+        while not self._waiting.empty():
+            taken = self._take()
+            if taken is None:
+                self._waiting.put(None)
+                break
+            found.append(taken)
+        return found
+
+    def wait(self) -> bool:
+        """Until LoadGen sends, or says that it has ended."""
+        taken = self._take()
+        if taken is None:
+            return False
+        self._held.append(taken)
+        return True
+
+    def ended(self, served: Served) -> None:
+        """LoadGen takes the time now."""
+        import mlperf_loadgen
+
+        number = self._ids[served.query.number]
+        mlperf_loadgen.QuerySamplesComplete([mlperf_loadgen.QuerySampleResponse(number, 0, 0)])
+
+    def _take(self) -> Sent | None:
+        taken = self._waiting.get()
+        if taken is None:
+            return None
+        number, moment = taken
+        self._ids.append(number)
+        moment_s = moment - self._began
+        return Sent(Query(len(self._ids) - 1, moment_s, PROMPT_TOKENS, NEW_TOKENS), moment_s)
+
+
+def by_loadgen(
+    slots: Slots, rate: float, count: int, prompt: Sequence[int], seed: int
+) -> tuple[Figures, Run]:
+    """One run of LoadGen's scenario Server: what its summary says, and what the queue saw."""
+    import mlperf_loadgen as loadgen
+
+    sender, runs = FromLoadGen(), list[Run]()
+    engine = threading.Thread(target=lambda: runs.append(Batching(slots).serve(sender, lambda _: prompt)))
+    settings = loadgen.TestSettings()
+    settings.scenario, settings.mode = loadgen.TestScenario.Server, loadgen.TestMode.PerformanceOnly
+    settings.server_target_qps, settings.server_target_latency_ns = rate, 10**12
+    settings.min_query_count = settings.max_query_count = count
+    settings.min_duration_ms, settings.schedule_rng_seed = 0, seed
+    sut = loadgen.ConstructSUT(sender.issue, lambda: None)
+    library = loadgen.ConstructQSL(count, count, lambda _: None, lambda _: None)
+    with tempfile.TemporaryDirectory() as folder:
+        logs, place = loadgen.LogSettings(), loadgen.LogOutputSettings()
+        place.outdir, place.copy_summary_to_stdout = folder, False
+        logs.log_output, logs.enable_trace = place, False
+        engine.start()
+        loadgen.StartTestWithLogSettings(sut, library, settings, logs)
+        sender.finish()
+        engine.join()
+        summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
+    loadgen.DestroyQSL(library)
+    loadgen.DestroySUT(sut)
+    return _summarised(summary), runs[0]
+
+
+def by_serve(slots: Slots, sent: Run, prompt: Sequence[int]) -> Figures:
+    """The same queries at the same moments by `serve`'s own sender."""
+    queries = tuple(served.query for served in sent.served)
+    run = Batching(slots).run(Load(queries), [prompt] * len(queries))
+    latencies = sorted(served.latency_s for served in run.served)
+    last_s = max(served.ended_s for served in run.served)
+    return Figures(
+        latencies[int(PERCENTILE * len(latencies))], (len(latencies) - 1) / (last_s - queries[0].arrival_s)
+    )
+
+
+def _summarised(summary: str) -> Figures:
+    return Figures(
+        _figure(summary, r"99\.00 percentile latency \(ns\)\s*:\s*(\S+)") / 1e9,
+        _figure(summary, r"Completed samples per second\s*:\s*(\S+)"),
+    )
+
+
+def _figure(summary: str, pattern: str) -> float:
+    found = re.search(pattern, summary)
+    if found is None:
+        raise OptiGPUError(
+            f"LoadGen's summary has no line like {pattern!r}; another version writes another one."
+        )
+    return float(found[1])
+
+
+@contextmanager
+def places(engine: str, model: str) -> Iterator[tuple[Slots, list[int]]]:
+    """The places of the engine, and a prompt."""
+    if engine == "timed":
+        yield TimedSlots(SLOTS), [0] * PROMPT_TOKENS
+        return
+    workload = Serve(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS)
+    with tempfile.TemporaryDirectory() as folder:
+        order = Order(model, (), workload, DeviceKind.CPU, 0, 1, Path(folder), probe())
+        runtime = BACKENDS["torch"].prepare(order, lambda _: None)
+        assert isinstance(runtime, ServingRuntime)
+        slots = runtime.slots(SLOTS, PROMPT_TOKENS + NEW_TOKENS, BLOCK_TOKENS)
+        drawn = np.random.default_rng(0).integers(runtime.facts.vocabulary, size=PROMPT_TOKENS)
+        yield slots, drawn.tolist()
+        slots.close()
+
+
+def compared(
+    engine: str, model: str, rate: float, count: int, turns: int
+) -> tuple[list[Figures], list[Figures]]:
+    """LoadGen's turns and ours."""
+    theirs, ours = [], []
+    with places(engine, model) as (slots, prompt):
+        for turn in track(range(turns), "turns"):
+            figures, sent = by_loadgen(slots, rate, count, prompt, seed=turn + 1)
+            theirs.append(figures)
+            ours.append(by_serve(slots, sent, prompt))
+    return theirs, ours
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 where both figures are within the goal."""
+    asked = _asked(arguments)
+    sys.setswitchinterval(SWITCH_S)
+    theirs, ours = compared(asked.engine, asked.model, asked.rate, asked.queries, asked.turns)
+    table = Table("", "LoadGen", "serve", "serve / LoadGen - 1")
+    apart = {}
+    for name in ("p99_s", "requests_per_s"):
+        pairs = [(getattr(their, name), getattr(our, name)) for their, our in zip(theirs, ours, strict=True)]
+        apart[name] = statistics.median(our / their for their, our in pairs) - 1
+        their, our = (statistics.median(side) for side in zip(*pairs, strict=True))
+        table.add_row(name, f"{their:.4g}", f"{our:.4g}", f"{100 * apart[name]:+.2f}%")
+    console().print(table)
+    if asked.output:
+        figures = {"settings": vars(asked) | {"output": None}, "goal": GOAL, "apart": apart}
+        sides = {"loadgen": [asdict(each) for each in theirs], "serve": [asdict(each) for each in ours]}
+        write(asked.output, "loadgen", figures | sides)
+    return int(max(map(abs, apart.values())) > GOAL)
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The scenario Server beside MLPerf's LoadGen.")
+    parser.add_argument("--engine", choices=("timed", "torch"), default="timed")
+    parser.add_argument("--model", default="bundled:tiny", help="with --engine torch: a reference")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
+    parser.add_argument("--queries", type=int, default=400, help="of each turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="a file for the figures")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Models in an engine's own format, written once from a reference and kept: a large one takes minutes.
+
+They lie in `converted/ENGINE` of the cache folder. A name changes with the weights, the writer's sources and the
+libraries' versions. The least recently used are removed when the folder holds more than the bound.
+"""
+
+import errno
+import hashlib
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from optigpu.backends.base import Order
+from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import ImageFacts, ModelFacts
+from optigpu.models import facts, families
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.held import model_directory
+from optigpu.models.loading.weights import origin_of
+from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.paths import cache_dir
+from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
+
+BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
+"""Of each engine. With a bound of 0 a converted model lives as long as its job."""
+REFUSED = 3
+"""The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_COMMON = (Path(families.__file__), Path(facts.__file__))
+
+
+@dataclass(frozen=True)
+class Converter:
+    """What writes the models of one engine.
+
+    `program` is a module that runs as a process of its own, so that the measuring process loads no torch for it. It is
+    called with `--output PATH`, a file or a folder that it writes, then with the arguments of `made`. `sources` are the
+    files whose text decides what is written, and `libraries` the packages whose versions do.
+    """
+
+    engine: str
+    program: str
+    suffix: str
+    sources: tuple[Path, ...]
+    libraries: tuple[str, ...]
+
+    def made(
+        self,
+        order: Order,
+        form: str,
+        arguments: Sequence[str],
+        progress: Callable[[str], None],
+        doing: str = "converting the model",
+    ) -> Path:
+        """The model of an order in one `form`, such as "int4-128"; written if it is not there.
+
+        It is written into the job's folder where nothing is kept. `doing` says what takes so long. Raises
+        UnsupportedError for a model that cannot be written, OptiGPUError when writing fails.
+        """
+        folder = self._folder(order)
+        target = self._target(folder, order, form)
+        if not target.exists():
+            with folder.locked():
+                if not target.exists():  # who held the lock before may have written it
+                    progress(doing)
+                    self._write(folder, target, arguments)
+        mark_used(target)
+        return target
+
+    def kept(self, order: Order, form: str) -> Path | None:
+        """What `made` wrote before, or None."""
+        path = self._target(self._folder(order), order, form)
+        return path if path.exists() else None
+
+    def _folder(self, order: Order) -> BoundedFolder:
+        most = BOUND.most_bytes()
+        parent, most_kept = (cache_dir(), most) if most else (order.folder, math.inf)
+        return BoundedFolder(parent / "converted" / self.engine, self.suffix, most_kept)
+
+    def _target(self, folder: BoundedFolder, order: Order, form: str) -> Path:
+        return folder.path / f"{self._stem(order)}-{form}{self.suffix}"
+
+    def _write(self, folder: BoundedFolder, target: Path, arguments: Sequence[str]) -> None:
+        with folder.draft_of(target) as draft:
+            command = [sys.executable, "-P", "-m", self.program, "--output", str(draft), *arguments]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            if done.returncode == REFUSED:
+                raise UnsupportedError(_last_line(done.stdout))
+            if done.returncode:
+                why = _last_line(done.stderr) or f"status {done.returncode}"
+                raise OptiGPUError(f"The model could not be converted for {self.engine}: {why}")
+            folder.admit(draft)
+
+    def _stem(self, order: Order) -> str:
+        """Changes with whatever the content depends on."""
+        reference = parse_reference(str(order.model))
+        found = hashlib.sha256()
+        origin = weights_of(order)
+        if origin.hash is None:
+            raise UnsupportedError(origin.reasons["hash"])
+        versions = [version(name) for name in self.libraries]
+        found.update(canonical_json([origin.hash, versions]).encode())
+        for path in (*self.sources, *_COMMON):
+            found.update(path.read_bytes())
+        name = reference.name.replace("/", "_")
+        return f"{reference.kind}-{name}-{found.hexdigest()[:16]}"
+
+
+def written(write: Callable[[], None], output: Path) -> int:
+    """The exit status of a converter's program that calls `write` to make `output`.
+
+    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr.
+    """
+    try:
+        write()
+    except UnsupportedError as error:
+        print(error)
+        return REFUSED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        advice = "free some, or name another folder in XDG_CACHE_HOME"
+        print(f"there is no space for it in {output.parent} ({error.strerror}); {advice}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def weights_of(order: Order) -> WeightFacts:
+    """Where the weights of an order's model come from: their hash is the same for every backend.
+
+    Of the hub's models only what its local cache holds is known.
+    """
+    reference = parse_reference(str(order.model))
+    return origin_of(reference, _directory(reference), order.seed, order.folder)
+
+
+def decoder_facts(order: Order) -> ModelFacts:
+    """The shapes of an order's model, of a preset, a bundled model, a folder or the hub's cache, without loading it.
+
+    Raises UnsupportedError for what generates no text, and where its configuration is not on this machine.
+    """
+    reference = parse_reference(str(order.model))
+    if isinstance(known := facts.known_facts(reference), ImageFacts):
+        raise UnsupportedError(f"{reference} classifies images; name a model that generates text.")
+    if known is not None:
+        return known
+    family, config = facts.config_of(reference)
+    try:
+        return facts.facts_from_config(family, config)
+    except KeyError as error:
+        raise UnsupportedError(
+            f"The configuration of {reference} has no {error}: it generates no text."
+        ) from error
+
+
+@contextmanager
+def whole(path: Path, engine: str) -> Iterator[None]:
+    """Reading a kept model: one that cannot be read is damaged and is removed, so that the next process writes it anew.
+
+    Raises OptiGPUError in the place of what an engine and a reader of files raise then.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        shutil.rmtree(path, ignore_errors=True)
+        why = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise OptiGPUError(
+            f"{engine} cannot load {path.name}: {why}. It was damaged and has been removed; run the job again."
+        ) from error
+
+
+def _directory(reference: ModelReference) -> str | None:
+    if reference.kind == "bundled":
+        return str(BUNDLED[reference.name])
+    return str(model_directory(reference.name)) if reference.kind == "path" else None
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].strip()

@@ -1,0 +1,66 @@
+"""A Core ML package, as what workloads and meters ask of."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import coremltools
+import numpy as np
+
+from optigpu.backends.base import Order
+from optigpu.backends.converted import weights_of
+from optigpu.backends.coreml.package import INPUT, Package, logits_in, package_of, written
+from optigpu.backends.runtime import Ids, Logits
+from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Notes
+
+NOT_SAID = "Core ML does not say which kernels of attention run."
+
+
+def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
+    """Writes the package for the workload if it is not kept already.
+
+    Raises UnsupportedError for a model that cannot be converted, OptiGPUError when converting fails.
+    """
+    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+
+    def steps(rows: int, length: int) -> "PackageSteps":
+        package = package_of(order, rows, length)
+        return PackageSteps(written(order, package, progress), package)
+
+    package_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is converted
+    notes = Notes()
+    notes.record(
+        dtype="float32",
+        kv_cache="none",
+        decode_loop="Core ML",
+        decode_operator="MLModel.predict",
+        versions={"coremltools": coremltools.__version__},
+        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
+    )
+    return SteppedRuntime(order, Loaded("Core ML", facts, steps, weights_of(order), None), notes)
+
+
+class PackageSteps:
+    """Sequences that are computed as a whole in each pass; what follows a token cannot change it."""
+
+    def __init__(self, path: Path, package: Package) -> None:
+        self.rows, self.length = package.rows, package.length
+        self._model = coremltools.models.MLModel(str(path), compute_units=coremltools.ComputeUnit.ALL)
+        self._ids = np.zeros((self.rows, self.length), np.int32)
+        self._used = 0
+
+    def begin(self) -> None:
+        """Forgets the sequences."""
+        self._used = 0
+
+    def forward(self, tokens: Ids) -> Logits:
+        """Logits after the last of `tokens` [rows, count], [rows, vocabulary]."""
+        self._ids[:, self._used : self._used + tokens.shape[1]] = tokens
+        self._used += tokens.shape[1]
+        return logits_in(self._model.predict({INPUT: self._ids}), self._used - 1)
+
+    def close(self) -> None:
+        """The package is freed with its last reference."""
+        del self._model

@@ -1,0 +1,58 @@
+"""Prompts as text, for servers that take no token ids: of as many tokens as the ids they stand for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.held import model_directory
+from optigpu.models.reference import ModelReference
+from optigpu.vocabulary import UnsupportedError
+
+FILE = "tokenizer.json"
+ATTEMPTS = 50
+"""How often a text is changed at most; each change moves its length by a token or two."""
+
+
+def tokenizer_of(reference: ModelReference) -> Tokenizer | None:
+    """The model's tokenizer, None where this machine has none."""
+    file = _file_of(reference)
+    return Tokenizer.from_file(str(file)) if file is not None and file.is_file() else None
+
+
+class Speller:
+    """Writes ids as text that the same tokenizer reads as as many ids; which ones may differ."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """Raises UnsupportedError where no such text is found."""
+        wanted, tried = len(ids), list(ids)
+        for _ in range(ATTEMPTS):
+            text = self._tokenizer.decode(tried, skip_special_tokens=False)
+            difference = wanted - len(self._tokenizer.encode(text).ids)
+            if difference == 0:
+                return text
+            # More ids than before from the beginning of the same prompt, or fewer of its end.
+            tried = tried + tried[:difference] if difference > 0 else tried[:difference]
+            if not tried:
+                break
+        raise UnsupportedError(
+            f"No text of exactly {wanted} tokens was found for a server that takes no token ids; ask for longer "
+            "prompts."
+        )
+
+
+def _file_of(reference: ModelReference) -> Path | None:
+    if reference.kind == "bundled":
+        return BUNDLED[reference.name] / FILE
+    if reference.kind == "path":
+        return model_directory(reference.name) / FILE
+    if reference.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
+
+        found = try_to_load_from_cache(reference.name, FILE, revision=reference.revision or "main")
+        return Path(found) if isinstance(found, str) else None
+    return None

@@ -1,0 +1,208 @@
+"""A server as what workloads and meters ask of."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from optigpu.backends.base import Order
+from optigpu.backends.endpoint.address import key_of, require_allowed
+from optigpu.backends.endpoint.client import Completions, Server, Spelling, Streamed
+from optigpu.backends.endpoint.dialects import Dialect, spoken
+from optigpu.backends.endpoint.gaps import gaps_of
+from optigpu.backends.endpoint.metrics import ServerMetrics, server_metrics
+from optigpu.backends.endpoint.pages import ServerAbout, about
+from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.documents.endpoints import Endpoint, parse_endpoint
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+
+NO_LOGITS = "A server gives no logits for a given text, so its quality is not known; measure an engine of this machine."
+NOT_HELD = "The server holds the weights, and does not say which they are."
+NOT_OURS = "A server has memory of its own, which its interface does not tell."
+VARIED = "each prompt's first token is another one in each request, so that no server answers from a cache of prompts"
+UNTOLD = -1
+"""In the place of a token whose id the server does not tell."""
+PROBED_TOKENS = 8
+"""Of the prompt that finds out what a server takes."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A server that answers."""
+
+    server: Server
+    dialect: Dialect
+    about: ServerAbout
+
+
+def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime":
+    """Finds out how the server is to be asked.
+
+    Raises UnsupportedError for one that the worker's settings do not allow, that does not answer, or that does not
+    serve the model.
+    """
+    endpoint = parse_endpoint(str(order.endpoint))
+    require_allowed(endpoint)
+    reference = parse_reference(str(order.model))
+    facts = facts_from_config(*config_of(reference))
+    tokenizer = tokenizer_of(reference)
+    progress("asking the server")
+    runner = asyncio.Runner()
+    prompt = np.random.default_rng(order.seed).integers(facts.vocabulary, size=PROBED_TOKENS).tolist()
+    found = runner.run(_found(endpoint, prompt, Speller(tokenizer) if tokenizer else None))
+    return EndpointRuntime(order, endpoint, found, facts, runner)
+
+
+async def _found(endpoint: Endpoint, prompt: Sequence[int], spelling: Spelling | None) -> Found:
+    async with _pages(endpoint) as http:
+        said = await about(http, endpoint.url, endpoint.origin)
+    server = Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint))
+    asked, dialect = await spoken(server, prompt, spelling)
+    return Found(asked, dialect, said)
+
+
+def _served_model(endpoint: Endpoint, said: ServerAbout) -> str:
+    if endpoint.model:
+        return endpoint.model
+    if len(said.models) == 1:
+        return said.models[0]
+    known = ", ".join(said.models[:10])
+    raise UnsupportedError(
+        f"{endpoint.url} lists {known or 'no model'}; name the one that it serves: {endpoint.url}#MODEL."
+    )
+
+
+def _pages(endpoint: Endpoint) -> httpx.AsyncClient:
+    key = key_of(endpoint)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(headers=headers, follow_redirects=False, trust_env=False)
+
+
+class EndpointRuntime:
+    """A DecodingRuntime of a server: the sequences of a batch are as many requests at once."""
+
+    def __init__(
+        self, order: Order, endpoint: Endpoint, found: Found, facts: ModelFacts, runner: asyncio.Runner
+    ) -> None:
+        """`runner` is where the server is asked from now on."""
+        self.device, self.seed, self.facts = order.device, order.seed, facts
+        self.notes = Notes()
+        self.decoded: tuple[int, int] | None = None
+        self._endpoint, self._model = endpoint, str(order.model)
+        self._runner, self._server = runner, found.server
+        self._completions = self.streams()
+        self._requests = 0
+        self.notes.record(
+            decode_loop="server",
+            versions={found.about.software or "server": found.about.version} if found.about.version else {},
+            server=found.about.model_dump(mode="json") | {"asked_in": found.dialect.label},
+            prompts=VARIED,
+        )
+
+    @property
+    def elsewhere(self) -> str | None:
+        """A server on loopback works on this machine."""
+        if self._endpoint.is_loopback:
+            return None
+        return (
+            f"The server works on another machine ({self._endpoint.host}), whose counters are not read here."
+        )
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """As many streams at once as the batch has sequences.
+
+        Raises OptiGPUError for a stream that is not whole, and for a prompt that the server counts otherwise.
+        """
+        rows = [self._unseen(row.tolist()) for row in prompt]
+        self._requests += 1
+        batch = self._runner.run(self._streams(rows, new_tokens))
+        self._require_whole(batch, prompt.shape[1])
+        self._remember(prompt.shape[0], prompt.shape[1] + new_tokens)
+        untimed = next((each.untimed for each in batch if each.untimed), None)
+        if untimed:
+            self.notes.record(token_times=untimed)
+        tokens = [each.ids or (UNTOLD,) * new_tokens for each in batch]
+        return Generation(np.array(tokens, np.int64), gaps_of(batch))
+
+    def streams(self) -> Completions:
+        """New connections for a load, closed with the context that they are."""
+        return Completions(self._server)
+
+    def logits(self, tokens: Ids) -> Logits:
+        """Raises UnsupportedError: there are none."""
+        raise UnsupportedError(NO_LOGITS)
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Raises UnsupportedError: there are no logits."""
+        raise UnsupportedError(NO_LOGITS)
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Raises UnsupportedError: a given text is not predicted."""
+        raise UnsupportedError(NO_LOGITS)
+
+    def weights(self) -> WeightFacts:
+        """Unknown: only the server has them."""
+        return WeightFacts(reasons=dict.fromkeys(("hash", "revision"), NOT_HELD))
+
+    def footprint(self) -> None:
+        """Unknown, as the weights are."""
+        return
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """Neither the accelerator's nor the host's: this process only asks."""
+        return MemoryPeaks(
+            reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "host_peak_bytes"), NOT_OURS)
+        )
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """A server names no kernels."""
+        raise UnsupportedError("A server does not tell which kernels it runs; leave the meter profile out.")
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Nobody watches the server from here."""
+        return nullcontext()
+
+    def observe(self, prompt: Ids) -> None:
+        """What the server counts of itself."""
+        found = self._runner.run(self._metrics())
+        self.notes.record(server_metrics=found.model_dump(mode="json") if found else None)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._runner.run(self._completions.close())
+        self._runner.close()
+
+    async def _streams(self, rows: Sequence[Sequence[int]], new_tokens: int) -> list[Streamed]:
+        return await asyncio.gather(*(self._completions.stream(row, new_tokens) for row in rows))
+
+    async def _metrics(self) -> ServerMetrics | None:
+        async with _pages(self._endpoint) as http:
+            return await server_metrics(http, self._endpoint.origin)
+
+    def _unseen(self, row: list[int]) -> list[int]:
+        """The prompt as it is in the first request, then with another first token each time."""
+        return [(row[0] + self._requests) % self.facts.vocabulary, *row[1:]]
+
+    def _require_whole(self, batch: Sequence[Streamed], prompt_tokens: int) -> None:
+        for each in batch:
+            if each.error is not None:
+                raise OptiGPUError(each.error)
+            if each.prompt_tokens not in (None, prompt_tokens):
+                raise OptiGPUError(
+                    f"The server counted {each.prompt_tokens} tokens of a prompt of {prompt_tokens}: its tokenizer is "
+                    f"not that of {self._model}; name the model that it serves."
+                )
+
+    def _remember(self, rows: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
+            self.decoded = (rows, length)

@@ -1,0 +1,54 @@
+"""The ik_llama_cpp backend: GGUF files in ik_llama.cpp, a fork of llama.cpp with types and kernels of its own.
+
+It runs in an environment of its own (optigpu/engines), through the package ik-llama-cpp-python. What it has in common
+with llama.cpp is the backend llama_cpp's. Only `start` and `prepare` import it.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import ClassVar
+
+from optigpu.backends.base import Order
+from optigpu.backends.llama_cpp import LlamaCppBackend
+from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.result import Environment
+from optigpu.engines.environments import not_installed
+
+NOT_THERE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")
+"""llama.cpp's types that this fork does not write, or writes under another name."""
+OF_IMPORTANCE = (
+    "The type {} needs to know how much each input matters, which ik_llama.cpp takes in no form that C has; ask for "
+    "the backend llama_cpp, or for another type."
+)
+
+
+class IkLlamaCppBackend(LlamaCppBackend):
+    """Decodes on a CPU, models of the families that a GGUF file is written of but GPT-2."""
+
+    name: ClassVar[str] = "ik_llama_cpp"
+    summary: ClassVar[str] = "Llama models as GGUF files in ik_llama.cpp, on a CPU"
+
+    def missing(self, environment: Environment) -> str | None:
+        """That the environment of the engine is not there."""
+        return not_installed(self.name)
+
+    def refused_type(self, name: str) -> str | None:
+        """The types that are written for llama.cpp alone."""
+        if name in NEED_IMPORTANCE:
+            return OF_IMPORTANCE.format(name)
+        if name in NOT_THERE:
+            return f"ik_llama.cpp has no type {name}; ask for the backend llama_cpp, or for another type."
+        return None
+
+    def start(self, *, model: bool) -> None:
+        """Imports ik_llama.cpp and what runs it."""
+        import_module(f"{__name__}.native")
+        import_module("optigpu.backends.llama_cpp.runtime")
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Writes the model's GGUF file if it is not kept already, and loads it."""
+        from optigpu.backends.ik_llama_cpp.engine import IK_LLAMA_CPP
+        from optigpu.backends.llama_cpp.runtime import prepared
+
+        return prepared(order, IK_LLAMA_CPP, progress)

@@ -1,0 +1,40 @@
+"""ik_llama.cpp as the runtime of GGUF files asks for it."""
+
+from pathlib import Path
+
+from optigpu.backends.converted import Converter
+from optigpu.backends.ik_llama_cpp import convert
+from optigpu.backends.llama_cpp.engine import FILES, WRITERS, Engine, sources
+from optigpu.backends.llama_cpp.file_types import ExactCaches
+from optigpu.backends.llama_cpp.library import Library
+
+NO_LAYER_NORM = (
+    "ik_llama.cpp ends on an assertion in the norm before GPT-2's MLP, and would end the process with it; ask for the "
+    "backend llama_cpp, or for a Llama."
+)
+
+
+def _open() -> Library:
+    from optigpu.backends.ik_llama_cpp.native import IkLlamaCpp  # imports ik_llama.cpp
+
+    return IkLlamaCpp()
+
+
+IK_LLAMA_CPP = Engine(
+    name="ik_llama_cpp",
+    package="ik-llama-cpp-python",
+    open=_open,
+    quantizer=Converter(
+        engine=FILES,
+        program=convert.__name__,
+        suffix=".gguf",
+        sources=(
+            *sources(*WRITERS, "importance", "library"),
+            *(Path(__file__).with_name(name) for name in ("convert.py", "native.py", "structures.py")),
+        ),
+        libraries=("torch", "transformers", "gguf", "ik-llama-cpp-python"),
+    ),
+    refused={"LayerNorm": NO_LAYER_NORM},
+    # Flash attention ends on an assertion with keys or values of float32, and values of float32 need it.
+    exact=ExactCaches(plain=("F32", "F16"), fused=("F16", "F16")),
+)

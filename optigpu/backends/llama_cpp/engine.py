@@ -1,0 +1,119 @@
+"""What tells llama.cpp and its fork apart for the runtime: names, the library, and where files are written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optigpu.backends.base import Order
+from optigpu.backends.converted import Converter
+from optigpu.backends.llama_cpp import convert
+from optigpu.backends.llama_cpp.convert import IMPORTANCE
+from optigpu.backends.llama_cpp.file_types import (
+    NEED_IMPORTANCE,
+    WRITTEN,
+    ExactCaches,
+    FileType,
+    Form,
+)
+from optigpu.backends.llama_cpp.library import Library
+from optigpu.models.families import NormKind
+
+WRITERS = ("convert", "file_types", "gguf_families", "gguf_file", "gguf_tensors")
+"""Modules that decide what is written of a model."""
+_FOLDER = Path(__file__).parent
+
+
+def sources(*names: str) -> tuple[Path, ...]:
+    """Modules of this folder."""
+    return tuple(_FOLDER / f"{name}.py" for name in names)
+
+
+FILES = "gguf"
+"""Where all of them are kept, so that one bound holds for all."""
+PLAIN = Converter(
+    engine=FILES,
+    program=convert.__name__,
+    suffix=".gguf",
+    sources=sources(*WRITERS),
+    libraries=("torch", "transformers", "gguf"),
+)
+"""Writes F32 and F16, which both engines read."""
+MATTERS = Converter(
+    engine=FILES,
+    program=convert.__name__,
+    suffix=".npz",
+    sources=sources(*WRITERS, "importance"),
+    libraries=("torch", "transformers"),
+)
+"""Writes how much each input of the matrices matters."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`name` is the backend's, `package` that of its bindings. `open` loads the library; `quantizer` writes its types.
+
+    `refused` has the reason for models whose norms it cannot run, `exact` the caches that it has
+    for float32.
+    """
+
+    name: str
+    package: str
+    open: Callable[[], Library]
+    quantizer: Converter
+    refused: dict[NormKind, str]
+    exact: ExactCaches
+
+
+def _llama_cpp() -> Library:
+    from optigpu.backends.llama_cpp.native import LlamaCpp  # imports llama.cpp
+
+    return LlamaCpp()
+
+
+LLAMA_CPP = Engine(
+    name="llama_cpp",
+    package="llama-cpp-python",
+    open=_llama_cpp,
+    quantizer=Converter(
+        engine=FILES,
+        program=convert.__name__,
+        suffix=".gguf",
+        sources=sources(*WRITERS, "importance", "library", "native"),
+        libraries=("torch", "transformers", "gguf", "llama-cpp-python"),
+    ),
+    refused={},
+    exact=ExactCaches(),
+)
+
+
+def gguf_of(order: Order, engine: Engine, form: Form, progress: Callable[[str], None]) -> Path:
+    """The GGUF file of an order's model; other types than F32 are quantized from the file of F16, written before them.
+
+    Raises UnsupportedError for a model that cannot be written or quantized, OptiGPUError when writing fails.
+    """
+    if form.type in WRITTEN:
+        return _written(order, form.type, progress)
+    kept = engine.quantizer.kept(order, form.name)
+    arguments = [] if kept else _quantizing(order, form, progress)
+    return engine.quantizer.made(order, form.name, arguments, progress, "quantizing the GGUF file")
+
+
+def _quantizing(order: Order, form: Form, progress: Callable[[str], None]) -> list[str]:
+    """The arguments of the program that quantizes, whose inputs are written first."""
+    plain = _written(order, "F16", progress)
+    arguments = ["--plain", str(plain), "--form", form.type, "--threads", str(order.threads)]
+    if form.everywhere:
+        arguments.append("--everywhere")
+    if form.type in NEED_IMPORTANCE:
+        doing = "finding out which inputs of the matrices matter"
+        matters = MATTERS.made(order, IMPORTANCE, [*_model(order), "--type", IMPORTANCE], progress, doing)
+        arguments += ["--importance", str(matters)]
+    return arguments
+
+
+def _written(order: Order, kind: FileType, progress: Callable[[str], None]) -> Path:
+    return PLAIN.made(order, kind, [*_model(order), "--type", kind], progress, "writing the GGUF file")
+
+
+def _model(order: Order) -> list[str]:
+    return ["--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads)]

@@ -1,0 +1,138 @@
+"""The header of a GGUF file: its numbers and names, and where its tensors lie.
+
+Read here and not by the package gguf, which refuses the types that only ik_llama.cpp has.
+Source of the format: docs/gguf.md of ggml.
+"""
+
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ARCHITECTURE, ALIGNMENT = "general.architecture", "general.alignment"
+_USUAL_ALIGNMENT = 32
+_MOST = 2**24
+"""No count and no text of a sound file is longer."""
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+Value = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One tensor: `type` is its number, `shape` has the innermost dimension first, `bytes` reach to the next tensor."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """`values` are the file's numbers and texts by key; of arrays only the length is kept, as a number."""
+
+    values: dict[str, Value]
+    tensors: tuple[Placed, ...]
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of it."""
+        return str(self.values.get(ARCHITECTURE, ""))
+
+    def number(self, key: str) -> int:
+        """A number of the architecture, such as "block_count". Raises ValueError where the file has none."""
+        found = self.values.get(f"{self.architecture}.{key}")
+        if not isinstance(found, int):
+            raise ValueError(f"it has no number {self.architecture}.{key}")
+        return found
+
+
+def read_header(path: Path) -> Header:
+    """Raises ValueError for a file that is no whole GGUF file, OSError for one that cannot be read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        try:
+            return _read(file, size)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError("it ends within its header") from error
+
+
+def _read(file: BinaryIO, size: int) -> Header:
+    if file.read(4) != MAGIC:
+        raise ValueError("it does not begin as GGUF files do")
+    version = _number(file, "I")
+    if version not in VERSIONS:
+        raise ValueError(
+            f"it is of version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are known"
+        )
+    tensors, keys = _count(file), _count(file)
+    values = dict(_pair(file) for _ in range(keys))
+    listed = [_tensor(file) for _ in range(tensors)]
+    alignment = int(values.get(ALIGNMENT, _USUAL_ALIGNMENT))
+    start = -(-file.tell() // alignment) * alignment
+    ends = [*sorted({offset for _, offset in listed}), size - start]
+    after = dict(pairwise(ends))
+    placed = tuple(Placed(*what, after[offset] - offset) for what, offset in listed)
+    if any(each.bytes <= 0 for each in placed):
+        raise ValueError("it ends before its last tensor")
+    return Header(values, placed)
+
+
+def _pair(file: BinaryIO) -> tuple[str, Value]:
+    return _text(file), _value(file, _number(file, "I"))
+
+
+def _value(file: BinaryIO, kind: int) -> Value:
+    if kind == _TEXT:
+        return _text(file)
+    if kind == _ARRAY:
+        inner, count = _number(file, "I"), _count(file)
+        for _ in range(count):
+            _value(file, inner)
+        return count
+    if kind not in _NUMBERS:
+        raise ValueError(f"it has a value of the unknown kind {kind}")
+    found: Value = struct.unpack(f"<{_NUMBERS[kind]}", _bytes(file, struct.calcsize(f"<{_NUMBERS[kind]}")))[0]
+    return found
+
+
+def _tensor(file: BinaryIO) -> tuple[tuple[str, int, tuple[int, ...]], int]:
+    name, dimensions = _text(file), _number(file, "I")
+    if dimensions > 8:
+        raise ValueError(f"it has a tensor of {dimensions} dimensions")
+    shape = tuple(_number(file, "Q") for _ in range(dimensions))
+    kind, offset = _number(file, "I"), _number(file, "Q")
+    return (name, kind, shape), offset
+
+
+def _text(file: BinaryIO) -> str:
+    return _bytes(file, _count(file)).decode("utf-8", errors="replace")
+
+
+def _count(file: BinaryIO) -> int:
+    found = _number(file, "Q")
+    if found > _MOST:
+        raise ValueError(f"it has a count of {found}")
+    return found
+
+
+def _number(file: BinaryIO, form: str) -> int:
+    found: int = struct.unpack(f"<{form}", _bytes(file, struct.calcsize(f"<{form}")))[0]
+    return found
+
+
+def _bytes(file: BinaryIO, count: int) -> bytes:
+    found = file.read(count)
+    if len(found) < count:
+        raise struct.error
+    return found

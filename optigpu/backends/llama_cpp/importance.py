@@ -1,0 +1,105 @@
+"""How much each input of a matrix matters: the mean of its squares over a text, llama.cpp's importance matrix.
+
+The text is one that the model itself draws, so that it needs no file and is the same each time.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optigpu.backends.llama_cpp.gguf_families import written_family
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+ROWS, LENGTH, SEED = 8, 256, 0
+"""The text: sequences, and tokens of each."""
+Importance = dict[str, NDArray[np.float32]]
+Hook = Callable[[object, tuple["torch.Tensor", ...]], None]
+
+
+def write_importance(model: "PreTrainedModel", path: Path) -> None:
+    """Writes what `read_importance` reads."""
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **importance_of(model))
+
+
+def read_importance(path: Path) -> Importance:
+    """Means of squares by the name of a matrix in a GGUF file."""
+    with np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+def importance_of(model: "PreTrainedModel") -> Importance:
+    """The means of squares of what enters each matrix of a model, [inputs], by the matrix's name in a GGUF file."""
+    import torch
+
+    from optigpu.models.loading.self_written import sampled
+
+    length = min(LENGTH, model.config.max_position_embeddings)
+    tokens = sampled(model, model.config.vocab_size, ROWS, length, SEED)
+    sums: dict[str, torch.Tensor] = {}
+    with torch.no_grad(), _watched(model, sums):
+        model(input_ids=tokens, use_cache=False)
+    return {name: (found / tokens.numel()).numpy().astype(np.float32) for name, found in sums.items()}
+
+
+@contextmanager
+def _watched(model: "PreTrainedModel", sums: "dict[str, torch.Tensor]") -> Iterator[None]:
+    """Adds up the squares of what enters the matrices within the block."""
+    watched = [
+        layer.register_forward_pre_hook(_adding(f"{name}.weight", sums)) for name, layer in _layers(model)
+    ]
+    try:
+        yield
+    finally:
+        for hook in watched:
+            hook.remove()
+
+
+def _adding(name: str, sums: "dict[str, torch.Tensor]") -> "Hook":
+    def add(_layer: object, inputs: "tuple[torch.Tensor, ...]") -> None:
+        squares = inputs[0].double().square().flatten(0, -2).sum(0)
+        sums[name] = sums[name] + squares if name in sums else squares
+
+    return add
+
+
+def _layers(model: "PreTrainedModel") -> "Iterator[tuple[str, torch.nn.Module]]":
+    """The layers whose weights are matrices of a file, by their names there; a tied head is the embedding."""
+    family = written_family(model.config.model_type)
+    parts = model.get_submodule(family.decoder.path)
+    head = model.get_output_embeddings()
+    tied = head.weight is model.get_input_embeddings().weight
+    yield "token_embd" if tied else "output", head
+    for number, block in enumerate(parts.get_submodule(family.decoder.blocks).children()):
+        for path, theirs in family.names.items():
+            layer = block.get_submodule(path)
+            if layer.get_parameter("weight").dim() == 2:
+                yield f"blk.{number}.{theirs}", layer
+
+
+class ImportanceList:
+    """Importance as the C interface takes it: entries of `kind` (name, data, size), of which the last has no name.
+
+    It must outlive the call.
+    """
+
+    def __init__(self, kind: type[ctypes.Structure], importance: Mapping[str, NDArray[np.float32]]) -> None:
+        self._arrays = {name: np.ascontiguousarray(found) for name, found in importance.items()}
+        self._entries = (kind * (len(self._arrays) + 1))()
+        for entry, (name, found) in zip(self._entries, self._arrays.items(), strict=False):
+            entry.name = name.encode()
+            entry.data = found.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            entry.size = found.size
+
+    @property
+    def address(self) -> object:
+        """Of the first entry."""
+        return self._entries

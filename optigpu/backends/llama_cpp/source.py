@@ -1,0 +1,144 @@
+"""The GGUF file of an order: one that is written of its model, or one that its reference names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optigpu.backends.base import Order
+from optigpu.backends.converted import weights_of
+from optigpu.backends.llama_cpp.engine import Engine, gguf_of
+from optigpu.backends.llama_cpp.file_types import form_of
+from optigpu.backends.llama_cpp.gguf_contents import Contents, contents_of
+from optigpu.backends.llama_cpp.gguf_families import family_of_architecture, written_family
+from optigpu.backends.llama_cpp.gguf_header import Header, read_header
+from optigpu.backends.llama_cpp.library import Library
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.held import GGUF, model_file
+from optigpu.models.loading.weights import hash_of
+from optigpu.models.reference import ModelReference, parse_reference
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+
+NO_REVISION = "A file has no revision; the weight hash identifies it."
+_EMBEDDING, _HEAD, _UP, _GATE = (
+    "token_embd.weight",
+    "output.weight",
+    "blk.0.ffn_up.weight",
+    "blk.0.ffn_gate.weight",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, what it holds, and the type of its matrices. `written` says that it can be written anew."""
+
+    path: Path
+    facts: ModelFacts
+    contents: Contents
+    type: str
+    weights: WeightFacts
+    written: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every number is a float32."""
+        return self.type == "F32"
+
+    @property
+    def dtype(self) -> str:
+        """The floats that matrices are stored in or are widened to."""
+        return {"F16": "float16", "BF16": "bfloat16"}.get(self.type, "float32")
+
+
+def source_of(order: Order, engine: Engine, library: Library, progress: Callable[[str], None]) -> Source:
+    """The file of an order, written if it is not there.
+
+    Raises UnsupportedError for a model that the engine cannot run or that cannot be written, a file that is no GGUF
+    file of a known architecture, and a type for a file that has one; OptiGPUError when writing fails.
+    """
+    reference = parse_reference(str(order.model))
+    form = form_of(order.stack)
+    if reference.kind == "path" and reference.name.endswith(GGUF):
+        if form.type != "F32":
+            raise UnsupportedError(f"{reference} has the type that it was written with; leave gguf out.")
+        return _given(reference, order, engine, library)
+    facts = _facts(reference, engine)
+    path = gguf_of(order, engine, form, progress)
+    try:
+        contents = contents_of(path, library.type_name)
+    except ValueError as error:
+        raise removed(path, f"{path.name} cannot be read: {error}.") from error
+    own = {"bytes": contents.file_bytes, "parameters": contents.parameters}
+    return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
+
+
+def removed(path: Path, why: str) -> OptiGPUError:
+    """The error of a damaged file of ours, which is removed: the next process writes it anew."""
+    path.unlink(missing_ok=True)
+    return OptiGPUError(f"{why} The file was damaged and has been removed; run the job again.")
+
+
+def _facts(reference: ModelReference, engine: Engine) -> ModelFacts:
+    """Raises UnsupportedError for what is not written as GGUF, or what the engine refuses."""
+    family, config = config_of(reference)
+    try:
+        written_family(family)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{engine.name} cannot run {reference}: {error}") from error
+    _require_runnable(reference, family, engine)
+    return facts_from_config(family, config)
+
+
+def _require_runnable(reference: ModelReference, family: str, engine: Engine) -> None:
+    reason = engine.refused.get(written_family(family).decoder.norm_kind)
+    if reason:
+        raise UnsupportedError(f"{engine.name} cannot run {reference}: {reason}")
+
+
+def _given(reference: ModelReference, order: Order, engine: Engine, library: Library) -> Source:
+    path = model_file(reference.name)
+    try:
+        header = read_header(path)
+        facts = _facts_of(header)
+        contents = contents_of(path, library.type_name)
+    except ValueError as error:
+        raise UnsupportedError(f"{reference} is not a GGUF file that can be run here: {error}.") from error
+    _require_runnable(reference, facts.family, engine)
+    sha256 = hash_of(path, order.folder)
+    weights = WeightFacts(
+        bytes=contents.file_bytes,
+        parameters=contents.parameters,
+        hash=sha256,
+        hash_of="files",
+        files={path.name: sha256},
+        reasons={"revision": NO_REVISION},
+    )
+    matrices = {contents.names[each.type] for each in header.tensors if len(each.shape) > 1}
+    kind = "F32" if matrices == {"F32"} else contents.main_type
+    return Source(path, facts, contents, kind, weights, written=False)
+
+
+def _facts_of(header: Header) -> ModelFacts:
+    """Raises ValueError for another architecture, and for a file that leaves out what is asked for."""
+    family = family_of_architecture(header.architecture)
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if _EMBEDDING not in shapes:
+        raise ValueError(f"it has no tensor {_EMBEDDING}")
+    heads, width = header.number("attention.head_count"), header.number("embedding_length")
+    usual = {"attention.key_length": width // heads, "attention.head_count_kv": heads}
+    known = {key: header.values.get(f"{header.architecture}.{key}", value) for key, value in usual.items()}
+    return ModelFacts(
+        family=family,
+        hidden_size=width,
+        layers=header.number("block_count"),
+        heads=heads,
+        kv_heads=int(known["attention.head_count_kv"]),
+        vocabulary=shapes[_EMBEDDING][-1],
+        context=header.number("context_length"),
+        tied_head=_HEAD not in shapes,
+        head_size=int(known["attention.key_length"]),
+        inner_size=shapes[_UP][-1] if _UP in shapes else None,
+        gated_mlp=_GATE in shapes,
+        embedding_size=shapes[_EMBEDDING][0],
+    )

@@ -1,0 +1,190 @@
+"""A decoder of transformers as an ONNX graph around GroupQueryAttention, ONNX Runtime's attention with a cache.
+
+Inputs: `input_ids` [rows, count], `seqlens_k` [rows] (tokens after the pass, less one), `total_length` [1] (all of
+them), `positions` [count] where positions are learned, `past_key_N` and `past_value_N` [rows, heads, capacity, size].
+Outputs: `logits` [rows, vocabulary] after the last token, and `present_*` with the shapes of `past_*`, whose memory
+they may share.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from onnx import TensorProto
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from optigpu.backends.onnxruntime.families import Parts, parts_of
+from optigpu.backends.onnxruntime.formats import Format
+from optigpu.backends.onnxruntime.graph import MICROSOFT, GraphWriter
+from optigpu.backends.onnxruntime.layers import Matrices, Norms, activated, numbers
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.loading.load import loaded_facts
+from optigpu.vocabulary import UnsupportedError
+
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Rotary scalings whose angles do not depend on how long a sequence is."""
+
+
+def write_decoder(model: PreTrainedModel, graph: GraphWriter, form: Format) -> None:
+    """Writes every node and constant.
+
+    Raises UnsupportedError for a family, an activation or a rotary scaling that is not written.
+    """
+    parts, facts = parts_of(model.config.model_type), loaded_facts(model)
+    if facts.embedding_size != facts.hidden_size or not getattr(model.config, "do_layer_norm_before", True):
+        raise UnsupportedError(
+            "A decoder whose embedding is projected, or whose norms come after the layers, cannot be written as ONNX "
+            "here; ask for the backend torch."
+        )
+    _DecoderWriter(model, parts, facts, graph, form).write()
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Names of values that every block reads."""
+
+    shape: str
+    rotary: tuple[str, ...]
+
+
+class _DecoderWriter:
+    def __init__(
+        self, model: PreTrainedModel, parts: Parts, facts: ModelFacts, graph: GraphWriter, form: Format
+    ) -> None:
+        self._model, self._parts, self._facts, self._graph, self._form = model, parts, facts, graph, form
+        self._decoder = model.get_submodule(parts.decoder.path)
+        self._matrices = Matrices(graph, form, conv1d=parts.conv1d)
+        self._norms = Norms(graph, parts.decoder.norm_kind)
+        self._known: dict[str, str] = {}
+
+    def write(self) -> None:
+        graph, decoder = self._graph, self._parts.decoder
+        ids = graph.input("input_ids", TensorProto.INT64, ("rows", "count"))
+        graph.input("seqlens_k", TensorProto.INT32, ("rows",))
+        graph.input("total_length", TensorProto.INT32, (1,))
+        shared = _Shared(self._shape_of(ids), self._rotary())
+        blocks = [
+            self._decoder.get_submodule(f"{decoder.blocks}.{number}") for number in range(self._facts.layers)
+        ]
+        table, values = self._embedded(ids)
+        normed = self._norms.first("0.first", blocks[0].get_submodule(decoder.first), values)
+        for number, block in enumerate(blocks):
+            attended = self._attended(number, block, normed, shared)
+            second = block.get_submodule(decoder.second)
+            normed, values = self._norms.after(f"{number}.second", second, attended, values)
+            fed = self._fed(number, block, normed)
+            if number + 1 < len(blocks):
+                first = blocks[number + 1].get_submodule(decoder.first)
+                normed, values = self._norms.after(f"{number + 1}.first", first, fed, values)
+            else:
+                self._finish(fed, values, table, shared)
+
+    def _shape_of(self, ids: str) -> str:
+        """[rows, count, -1]: what a reshape to separate rows reads."""
+        rest = self._graph.constant("rest", np.array([-1], np.int64))
+        return self._graph.node("Concat", self._graph.node("Shape", ids), rest, axis=0)
+
+    def _flat(self, values: str, width: int) -> str:
+        """[rows, count, width] as [tokens, width]."""
+        name = f"flat_{width}"
+        if name not in self._known:
+            self._known[name] = self._graph.constant(name, np.array([-1, width], np.int64))
+        return self._graph.node("Reshape", values, self._known[name])
+
+    def _embedded(self, ids: str) -> tuple[str, str]:
+        """The table of a head that is tied to it, or an empty name, and the embedded tokens."""
+        graph, parts, tied = self._graph, self._parts.decoder, self._facts.tied_head
+        rows = numbers(self._decoder.get_submodule(parts.embedding).get_parameter("weight"))
+        is_shared = tied and self._form.is_float
+        table = graph.constant("embedding", rows, looked_up=not is_shared)
+        values = graph.node("Gather", table, ids)
+        if parts.positions:
+            places = numbers(self._decoder.get_submodule(parts.positions).get_parameter("weight"))[
+                -self._facts.context :
+            ]
+            graph.input("positions", TensorProto.INT64, ("count",))
+            found = graph.node("Gather", graph.constant("places", places, looked_up=True), "positions")
+            values = graph.node("Add", values, found)
+        return (table if is_shared else ""), self._flat(values, self._facts.hidden_size)
+
+    def _rotary(self) -> tuple[str, ...]:
+        """Cosines and sines of every position, as transformers computes them; nothing where positions are learned."""
+        if self._parts.decoder.positions:
+            return ()
+        kind = self._model.config.to_dict()["rope_parameters"]["rope_type"]
+        if kind not in _FIXED_ROTATIONS:
+            raise UnsupportedError(f"The rotary scaling {kind!r} cannot be written as ONNX here.")
+        rotary = self._decoder.get_submodule("rotary_emb")
+        places = torch.arange(self._facts.context)[None]
+        halves = [each[0].chunk(2, dim=-1)[0] for each in rotary(torch.empty(0), places)]
+        return tuple(
+            self._graph.constant(name, numbers(half), looked_up=True)
+            for name, half in zip(("cosines", "sines"), halves, strict=True)
+        )
+
+    def _attended(self, number: int, block: Module, normed: str, shared: _Shared) -> str:
+        graph, facts, parts = self._graph, self._facts, self._parts.attention
+        attention = block.get_submodule(parts.path)
+        joined = self._matrices.linear(
+            f"{number}.qkv", [attention.get_submodule(name) for name in parts.qkv], normed
+        )
+        cached = (facts.kv_heads, "capacity", facts.head_size)
+        past, present = [], []
+        for kind in ("key", "value"):
+            shape = ("rows", *cached)
+            past.append(graph.input(f"past_{kind}_{number}", TensorProto.FLOAT, shape))
+            present.append(graph.output(f"present_{kind}_{number}", TensorProto.FLOAT, shape))
+        attended, *_ = graph.node_with(
+            (f"{number}.attended", *present),
+            "GroupQueryAttention",
+            graph.node("Reshape", joined, shared.shape),
+            "",
+            "",
+            *past,
+            "seqlens_k",
+            "total_length",
+            *shared.rotary,
+            domain=MICROSOFT,
+            num_heads=facts.heads,
+            kv_num_heads=facts.kv_heads,
+            scale=float(getattr(attention, "scaling", 0.0)),
+            do_rotary=int(bool(shared.rotary)),
+            local_window_size=self._window(attention),
+        )
+        flat = self._flat(attended, facts.heads * facts.head_size)
+        return self._matrices.linear(f"{number}.output", [attention.get_submodule(parts.output)], flat)
+
+    def _window(self, attention: Module) -> int:
+        """How many tokens a token sees, itself included; -1 for all."""
+        holder = {"config": self._model.config, "attention": attention}.get(
+            self._parts.attention.window_in or ""
+        )
+        return getattr(holder, "sliding_window", None) or -1
+
+    def _fed(self, number: int, block: Module, normed: str) -> str:
+        parts = self._parts.mlp
+        mlp = block.get_submodule(parts.path)
+
+        def linear(kind: str, name: str, values: str) -> str:
+            return self._matrices.linear(f"{number}.{kind}", [mlp.get_submodule(name)], values)
+
+        activation = str(getattr(self._model.config, self._parts.activation))
+        up = linear("up", parts.up, normed)
+        if parts.gate is None:
+            return linear("down", parts.down, activated(self._graph, activation, up))
+        gate = activated(self._graph, activation, linear("gate", parts.gate, normed))
+        return linear("down", parts.down, self._graph.node("Mul", gate, up))
+
+    def _finish(self, fed: str, values: str, table: str, shared: _Shared) -> None:
+        """The norm and the head, of each row's last token alone."""
+        graph, facts = self._graph, self._facts
+        last = graph.constant("last", np.array(-1, np.int64))
+        ends = [
+            graph.node("Gather", graph.node("Reshape", each, shared.shape), last, axis=1)
+            for each in (fed, values)
+        ]
+        norm = self._decoder.get_submodule(self._parts.decoder.final)
+        normed, _ = self._norms.after("final", norm, *ends)
+        logits = graph.output("logits", TensorProto.FLOAT, ("rows", facts.vocabulary))
+        self._matrices.head(self._model.get_output_embeddings(), table, normed, logits)

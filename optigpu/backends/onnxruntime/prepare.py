@@ -1,0 +1,163 @@
+"""An order as a runtime: the graph is written if it is not kept already, and loaded."""
+
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from onnxruntime import InferenceSession
+
+from optigpu.backends.base import Order
+from optigpu.backends.converted import Converter, weights_of
+from optigpu.backends.onnxruntime import PACKAGES, OnnxRuntimeBackend, convert
+from optigpu.backends.onnxruntime.contents import Contents
+from optigpu.backends.onnxruntime.families import parts_of
+from optigpu.backends.onnxruntime.formats import format_of, graph_level_of
+from optigpu.backends.onnxruntime.passes import LoadedPasses, OnnxPassRuntime
+from optigpu.backends.onnxruntime.session import build_facts, opened
+from optigpu.backends.onnxruntime.steps import DecodingSteps
+from optigpu.backends.runtime import Ids, Images, Logits, Runtime
+from optigpu.backends.stepped import Loaded, SteppedRuntime
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, ModelFacts
+from optigpu.models.facts import config_of, image_facts_from_config
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Notes, engine_options
+from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
+
+NAME = "ONNX Runtime"
+NOT_SAID = "ONNX Runtime does not say which kernels run."
+_WRITERS = (
+    "blocks", "classifier_graph", "contents", "convert", "decoder_graph", "families", "formats", "graph", "layers",
+    "static_int8",
+)  # fmt: skip
+CONVERTER = Converter(
+    engine="onnxruntime",
+    program=convert.__name__,
+    suffix=".onnx",
+    sources=tuple(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
+    libraries=("torch", "transformers", *PACKAGES),
+)
+
+
+def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
+    """Raises UnsupportedError for a model that cannot be written as ONNX, OptiGPUError when writing fails."""
+    if order.workload.task is Task.IMAGES:
+        return _classifier(order, progress)
+    contents, session = opened_decoder(order, progress)
+    footprint = contents.footprint
+    assert isinstance(footprint, Footprint), "the converter was told to write a decoder"
+    notes = _notes(order, contents)
+    notes.record(**_cache_notes(footprint.facts))
+    weights = _weights(order, contents)
+    if order.workload.task is Task.PREFILL:
+        run = _Prompts(session, footprint.facts)
+        return OnnxPassRuntime[Ids](order, LoadedPasses(run, weights, footprint), notes)
+    facts = footprint.facts
+    loaded = Loaded(
+        NAME, facts, lambda rows, length: DecodingSteps(session, facts, rows, length), weights, footprint
+    )
+    return SteppedRuntime(order, loaded, notes)
+
+
+def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
+    size = getattr(order.workload, "image_size", None) or _image_facts(order).image_size
+    images = engine_options(order.stack).calibrated_on
+    arguments = (*_model(order), "--image-size", str(size))
+    if images:
+        arguments = (*arguments, "--calibration-images", str(images))
+    folder = CONVERTER.made(order, f"images-{size}-{images or 0}", arguments, progress)
+    contents, session = _loaded(folder, order, progress)
+    footprint = contents.footprint
+    assert isinstance(footprint, ImageFootprint), "the converter was told to write a classifier"
+
+    def run(images: Images) -> Logits:
+        logits: Logits = session.run(None, {"images": images})[0]
+        return logits
+
+    loaded = LoadedPasses[Images](run, _weights(order, contents), footprint)
+    return OnnxPassRuntime[Images](order, loaded, _notes(order, contents))
+
+
+class _Prompts:
+    """Passes over whole prompts, each into empty keys and values."""
+
+    def __init__(self, session: InferenceSession, facts: ModelFacts) -> None:
+        self._session, self._facts = session, facts
+        self._steps: DecodingSteps | None = None
+
+    def __call__(self, prompts: Ids) -> Logits:
+        """Logits after each prompt, [rows, vocabulary]."""
+        rows, length = prompts.shape
+        steps = self._steps
+        if steps is None or (steps.rows, steps.length) != (rows, length):
+            steps = self._steps = DecodingSteps(self._session, self._facts, rows, length)
+        steps.begin()
+        return steps.forward(prompts)
+
+
+def opened_decoder(order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
+    """The graph of a decoder, written before if it is not kept already. Raises as `prepared` does."""
+    reference = parse_reference(str(order.model))
+    family, _ = config_of(reference)
+    try:
+        parts_of(family)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"onnxruntime cannot run {reference}: {error}") from error
+    form = format_of(order.stack).name
+    folder = CONVERTER.made(order, form, (*_model(order), "--format", form), progress)
+    return _loaded(folder, order, progress)
+
+
+def _image_facts(order: Order) -> ImageFacts:
+    family, config = config_of(parse_reference(str(order.model)))
+    return image_facts_from_config(family, {"num_labels": 1, **config})
+
+
+def _model(order: Order) -> tuple[str, ...]:
+    return ("--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads))
+
+
+def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
+    """A folder that cannot be loaded is damaged, and so is removed: the next process writes it anew."""
+    progress("loading")
+    try:
+        return Contents.read(folder), opened(folder, order.threads, graph_level_of(order.stack))
+    except Exception as error:  # ONNX Runtime's have no base of their own
+        if OnnxRuntimeBackend().is_out_of_memory(error):
+            raise
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OptiGPUError(
+            f"ONNX Runtime cannot load {folder.name} ({why}); it was damaged and has been removed; run the job again."
+        ) from error
+
+
+def _weights(order: Order, contents: Contents) -> WeightFacts:
+    own = {"bytes": contents.bytes, "parameters": contents.parameters}
+    return weights_of(order).model_copy(update=own)
+
+
+def _notes(order: Order, contents: Contents) -> Notes:
+    notes = Notes()
+    notes.record(
+        dtype="float32",
+        threads=order.threads,
+        versions={name: version(name) for name in PACKAGES},
+        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
+        onnx_tensor_types=contents.tensor_types,
+        onnx_graph_level=graph_level_of(order.stack),
+        **build_facts(),
+    )
+    return notes
+
+
+def _cache_notes(facts: ModelFacts) -> dict[str, object]:
+    """Of a decoder; in float32 whatever its matrices are in."""
+    return {
+        "kv_cache": "past_present_share_buffer",
+        "kv_cache_dtype": "float32",
+        "kv_cache_bytes_per_token": 2 * facts.layers * facts.kv_heads * facts.head_size * 4,
+        "decode_loop": NAME,
+        "decode_operator": "GroupQueryAttention",
+    }

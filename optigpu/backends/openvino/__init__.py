@@ -1,0 +1,76 @@
+"""The openvino backend: models in OpenVINO's own format, converted here, on a CPU.
+
+Without a technique a variant is the baseline: weights, products, keys and values in float32. Only `start` and
+`prepare` import OpenVINO.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import ClassVar
+
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, OutOfMemoryError, Task, UnsupportedError
+from optigpu.workloads.base import Workload
+
+PACKAGES = ("openvino", "nncf")
+INSTALL = 'pip install -e ".[openvino]"'
+WORKLOADS = ("generate", "quality", "classify")
+GREEDY = (
+    "openvino takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
+    "for the backend torch."
+)
+NO_PICTURES = "openvino reads no images; leave images out, or ask for the backend torch."
+
+
+class OpenVinoBackend:
+    """Decodes and classifies on a CPU, what transformers has a model of and OpenVINO can convert."""
+
+    name: ClassVar[str] = "openvino"
+    summary: ClassVar[str] = "decoders and image classifiers in OpenVINO's format, on a CPU"
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+
+    def missing(self, environment: Environment) -> str | None:
+        """The packages of the extra `openvino` that are not installed."""
+        absent = [package for package in PACKAGES if package not in environment.software]
+        if not absent:
+            return None
+        verb = "is" if len(absent) == 1 else "are"
+        return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Text generation, the scoring of text, and classification of random images."""
+        if workload.kind not in WORKLOADS:
+            return f"openvino does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        if workload.has_labels:
+            return NO_PICTURES
+        return GREEDY if workload.is_sampled or workload.has_text else None
+
+    def start(self, *, model: bool) -> None:
+        """Imports OpenVINO."""
+        import_module(f"{__name__}.decoding")
+        import_module(f"{__name__}.images")
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Converts the model if it is not kept already, and compiles it."""
+        if order.workload.task is Task.IMAGES:
+            from optigpu.backends.openvino.images import OpenVinoImages
+
+            return OpenVinoImages(order, progress)
+        from optigpu.backends.openvino.decoding import prepared
+
+        return prepared(order, progress)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """OpenVINO is not asked for single operators."""
+        raise UnsupportedError("openvino has no operators that the machine's peaks could be measured with.")
+
+    def use_threads(self, count: int) -> None:
+        """Nothing: a model is told its threads when it is compiled."""
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """OpenVINO passes on what C++ says when it cannot allocate."""
+        return isinstance(error, (MemoryError, OutOfMemoryError)) or "bad_alloc" in str(error)

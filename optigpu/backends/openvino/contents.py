@@ -1,0 +1,141 @@
+"""What a model in OpenVINO's format holds: the types and bytes of its constants, read from the graph's XML.
+
+Loads neither torch nor OpenVINO.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+GRAPH = "model.xml"
+"""Beside it lies model.bin with the constants."""
+NOTES = "optigpu"
+"""Under this name a graph holds what is known of the model it was made of."""
+_ON_THE_WAY = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose")
+"""What widens a quantized constant and gives it its shape."""
+_LOOKUP = ("Gather", 0)
+"""The kind of layer that takes rows of a table, and its port for the table."""
+_COUNTED = ("f32", "f16", "bf16", "u8", "i8", "u4", "i4")
+"""The types of weights and their scales, as the graph names them; other constants are shapes and indices."""
+
+Readers = Mapping[int, list[tuple[int, int]]]
+"""Who reads each layer's output: their ids and ports."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Numbers at `offset` of the file of constants; `rows` is their outermost dimension.
+
+    `looked_up` says that a step reads some of the rows alone.
+    """
+
+    offset: int
+    type: str
+    bytes: int
+    rows: int
+    looked_up: bool
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The constants of a model, and what was noted of the model when it was converted."""
+
+    constants: tuple[Constant, ...]
+    notes: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Of all constants."""
+        return sum(constant.bytes for constant in self.constants)
+
+    @property
+    def types(self) -> dict[str, int]:
+        """How many constants there are of each type."""
+        return dict(Counter(constant.type for constant in self.constants))
+
+    @property
+    def row_bytes(self) -> int:
+        """What one token reads of the tables that are only looked up."""
+        return sum(each.bytes // each.rows for each in self.constants if each.looked_up)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What every step reads wholly."""
+        return sum(each.bytes for each in self.constants if not each.looked_up)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some are numbers of 8 bits and fewer."""
+        return any(each.type in ("u8", "i8", "u4", "i4") for each in self.constants)
+
+
+def contents_of(folder: Path) -> Contents:
+    """Reads a graph. Raises ValueError for one that is none, and where the file of constants is too short for it."""
+    try:
+        root = ElementTree.parse(folder / GRAPH).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{GRAPH} is no graph: {error}") from error
+    layers = {int(layer.attrib["id"]): layer for layer in root.iterfind("layers/layer")}
+    readers = _readers(root)
+    found: dict[int, Constant] = {}
+    for number, layer in layers.items():
+        if layer.attrib["type"] == "Const":
+            constant = _constant(layer, _is_looked_up(number, layers, readers))
+            known = found.get(constant.offset)
+            if known is None or known.looked_up:  # what anyone reads wholly is read wholly
+                found[constant.offset] = constant
+    constants = tuple(each for each in found.values() if each.type in _COUNTED)
+    _require_whole((folder / GRAPH).with_suffix(".bin"), constants)
+    return Contents(constants, _notes(root))
+
+
+def _constant(layer: Element, looked_up: bool) -> Constant:
+    data = layer.find("data")
+    assert data is not None, "the format has one in each constant"
+    shape = [int(size) for size in data.attrib["shape"].split(",") if size.strip()]
+    return Constant(
+        offset=int(data.attrib["offset"]),
+        type=data.attrib["element_type"],
+        bytes=int(data.attrib["size"]),
+        rows=shape[0] if shape and 0 not in shape else 1,
+        looked_up=looked_up,
+    )
+
+
+def _readers(root: Element) -> Readers:
+    """The ports of an edge are numbered through a layer's inputs and then its outputs; inputs begin at 0."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for edge in root.iterfind("edges/edge"):
+        numbers = edge.attrib
+        found[int(numbers["from-layer"])].append((int(numbers["to-layer"]), int(numbers["to-port"])))
+    return found
+
+
+def _is_looked_up(number: int, layers: Mapping[int, Element], readers: Readers) -> bool:
+    """Whether every way from a constant leads to a lookup of its rows."""
+    ends: set[tuple[str, int]] = set()
+    seen: set[int] = set()
+    waiting = [number]
+    while waiting:
+        for reader, port in readers.get(waiting.pop(), []):
+            kind = layers[reader].attrib["type"]
+            if kind not in _ON_THE_WAY:
+                ends.add((kind, port))
+            elif reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+    return ends == {_LOOKUP}
+
+
+def _notes(root: Element) -> dict[str, int]:
+    noted = root.find(f"rt_info/{NOTES}")
+    return {} if noted is None else {note.tag: int(note.attrib["value"]) for note in noted}
+
+
+def _require_whole(path: Path, constants: tuple[Constant, ...]) -> None:
+    end = max((each.offset + each.bytes for each in constants), default=0)
+    if path.stat().st_size < end:
+        raise ValueError(f"{path.name} has {path.stat().st_size} bytes, and the graph needs {end}")

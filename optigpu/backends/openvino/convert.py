@@ -1,0 +1,70 @@
+"""python -m optigpu.backends.openvino.convert: writes one model in OpenVINO's format into a folder.
+
+A process of its own, so that the measuring process loads no torch. The exit status is 0 when the model is written,
+REFUSED when it cannot be (the last line of stdout says why).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from optigpu.backends.converted import written
+from optigpu.backends.openvino.contents import GRAPH
+from optigpu.backends.openvino.library import ov
+
+
+def main() -> int:
+    """Converts a decoder or a classifier, or quantizes a decoder that was converted before."""
+    parser = argparse.ArgumentParser(prog="python -m optigpu.backends.openvino.convert", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--model", help="a reference to a model: written in float32")
+    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--side", type=int, help="of the images of a classifier, in pixels")
+    parser.add_argument("--plain", type=Path, help="the folder of a decoder in float32: quantized by NNCF")
+    parser.add_argument("--mode", help="NNCF's name of a way to quantize, such as int4_sym")
+    parser.add_argument("--group", type=int, default=0, help="numbers of a row that share a scale; 0: all")
+    parser.add_argument("--everywhere", action="store_true", help="4 bits for embedding and head too")
+    options = parser.parse_args()
+
+    def write() -> None:
+        options.output.mkdir()
+        if options.plain:
+            quantize(options.plain, options.output, options.mode, options.group, options.everywhere)
+        else:
+            convert(options.model, options.output, options.seed, options.threads, options.side)
+
+    return written(write, options.output)
+
+
+def convert(model: str, output: Path, seed: int, threads: int, side: int | None) -> None:
+    """Writes a model reference in float32: a decoder, or a classifier of images of `side` pixels.
+
+    A preset's weights are drawn from `seed`, as the torch backend does. Raises UnsupportedError for a model that cannot
+    be had here or cannot be converted.
+    """
+    from optigpu.backends.openvino.exported import exported_classifier, exported_decoder
+
+    options = (model, seed, threads)
+    made = exported_decoder(*options) if side is None else exported_classifier(*options, side)
+    ov.save_model(made, output / GRAPH, compress_to_fp16=False)
+
+
+def quantize(plain: Path, output: Path, mode: str, group: int, everywhere: bool) -> None:
+    """Writes a decoder with weights as NNCF quantizes them, without calibration.
+
+    A row that `group` does not divide has groups of the largest power of 2 that does, from 32 on, or 8 bits.
+    """
+    import nncf
+
+    how: dict[str, object] = {"mode": nncf.CompressWeightsMode(mode)}
+    if not mode.startswith("int8"):
+        adjusted = nncf.GroupSizeFallbackMode.ADJUST
+        how |= {"group_size": group or -1, "ratio": 1.0, "all_layers": everywhere}
+        how["advanced_parameters"] = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
+    model = nncf.compress_weights(ov.Core().read_model(plain / GRAPH), **how)
+    ov.save_model(model, output / GRAPH, compress_to_fp16=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

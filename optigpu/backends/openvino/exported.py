@@ -1,0 +1,161 @@
+"""transformers models as OpenVINO models: traced by torch, and given the inputs that OpenVINO's own pipelines have."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.nn import Module
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from optigpu.backends.openvino.contents import NOTES
+from optigpu.backends.openvino.library import ov
+from optigpu.backends.openvino.stateful import cache_names, make_stateful, name_ports
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.loading.footprint import image_footprint_of
+from optigpu.models.loading.load import (
+    count_weights,
+    load_image_model,
+    load_model,
+    loaded_facts,
+    loaded_image_facts,
+)
+from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import UnsupportedError
+
+TOKENS = ("input_ids", "attention_mask", "position_ids")
+_ROWS, _NEW, _PAST = 2, 3, 4
+"""The sizes that are traced; all are left open after it."""
+
+
+class LastLogits(Module):
+    """A decoder that is given its cache: the logits of the last token, then the keys and values of each layer.
+
+    All rows have the same length, so the mask says who is earlier and looks at no padding.
+    """
+
+    def __init__(self, model: PreTrainedModel, window: int | None) -> None:
+        super().__init__()
+        self.model = model
+        self.window = window
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """`past`: keys and values in turn, [batch, heads, length, size] each."""
+        cache = _filled(past)
+        seen = torch.arange(attention_mask.shape[1])[None, None, None, :]
+        asking = position_ids[:, None, :, None]
+        hidden = seen > asking
+        if self.window is not None:
+            hidden = hidden | (seen <= asking - self.window)
+        lowest = torch.finfo(torch.float32).min
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=torch.where(hidden, lowest, 0.0),
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return (outputs.logits, *_kept(cache))
+
+
+class ClassLogits(Module):
+    """A classifier's logits alone."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, classes]."""
+        logits: torch.Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
+def exported_decoder(model: str, seed: int, threads: int) -> ov.Model:
+    """A decoder whose keys and values are state of an infer request.
+
+    Raises UnsupportedError for a model that cannot be loaded, and one whose layers have windows of several kinds.
+    """
+    torch.set_num_threads(threads)
+    loaded = load_model(parse_reference(model), device="cpu", dtype="float32", attention="sdpa", seed=seed)
+    facts = loaded_facts(loaded)
+    wrapped = LastLogits(loaded, _window_of(loaded)).eval()
+    past = [torch.zeros(_ROWS, facts.kv_heads, _PAST, facts.head_size) for _ in range(2 * facts.layers)]
+    positions = torch.arange(_PAST, _PAST + _NEW).expand(_ROWS, _NEW)
+    tokens = (torch.zeros(_ROWS, _NEW, dtype=torch.int64), torch.ones(_ROWS, _PAST + _NEW, dtype=torch.int64))
+    made = _traced(wrapped, (*tokens, positions, *past))
+    name_ports(made, TOKENS, facts.layers)
+    made.reshape(_open_shapes(facts))
+    make_stateful(made, facts.layers)
+    _note(made, parameters=count_weights(loaded))
+    return made
+
+
+def exported_classifier(model: str, seed: int, threads: int, side: int) -> ov.Model:
+    """A classifier of images of `side` pixels, in any number. Raises UnsupportedError for one that cannot be loaded."""
+    torch.set_num_threads(threads)
+    loaded = load_image_model(parse_reference(model), device="cpu", dtype="float32", seed=seed)
+    facts = loaded_image_facts(loaded)
+    shape = (facts.channels, side, side)
+    made = _traced(ClassLogits(loaded).eval(), (torch.zeros(_ROWS, *shape),))
+    made.reshape(ov.PartialShape([-1, *shape]))
+    _note(made, parameters=count_weights(loaded), flops=image_footprint_of(loaded, facts, shape).flops)
+    return made
+
+
+def _traced(module: Module, inputs: tuple[torch.Tensor, ...]) -> ov.Model:
+    with torch.no_grad():
+        traced = torch.jit.trace(module, inputs, strict=False, check_trace=False)
+    return ov.convert_model(traced)
+
+
+def _open_shapes(facts: ModelFacts) -> dict[str, ov.PartialShape]:
+    past = ov.PartialShape([-1, facts.kv_heads, -1, facts.head_size])
+    names = cache_names("past", facts.layers)
+    return dict.fromkeys(TOKENS, ov.PartialShape([-1, -1])) | dict.fromkeys(names, past)
+
+
+def _window_of(model: PreTrainedModel) -> int | None:
+    """How many tokens every layer's attention reaches back; None without a bound."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    window = getattr(config, "sliding_window", None)
+    if window is None or "sliding_attention" not in kinds:
+        return None
+    if len(kinds) > 1:
+        raise UnsupportedError(
+            f"openvino cannot run {config.model_type} models whose layers differ in their attention; ask for the "
+            "backend torch."
+        )
+    return int(window)
+
+
+def _filled(past: tuple[torch.Tensor, ...]) -> DynamicCache:
+    cache = DynamicCache()
+    for keys, values in zip(past[::2], past[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def _kept(cache: DynamicCache) -> Iterator[torch.Tensor]:
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer), "_filled makes no other"
+        assert layer.keys is not None
+        assert layer.values is not None
+        yield layer.keys
+        yield layer.values
+
+
+def _note(model: ov.Model, **numbers: float) -> None:
+    for name, number in numbers.items():
+        model.set_rt_info(str(math.floor(number)), [NOTES, name])

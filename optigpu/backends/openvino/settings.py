@@ -1,0 +1,56 @@
+"""What a stack asks of OpenVINO: how weights are stored, and the properties that a model is compiled with."""
+
+from dataclasses import dataclass
+
+from optigpu.techniques.base import EngineOptions
+
+PLAIN = "float32"
+DYNAMIC_GROUP = 32
+"""Activations of a row that share a scale where products are of int8; OpenVINO's own default on a CPU."""
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8", "i8": "int8"}
+"""OpenVINO's names of the numbers that it computes with, and ours."""
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """How matrices are stored. `mode` is NNCF's name of a way to quantize, or PLAIN.
+
+    `group` is how many numbers of a row share a scale, 0 for a whole row. `everywhere` is said of 4 bits alone.
+    """
+
+    mode: str
+    group: int = 0
+    everywhere: bool = False
+
+    @property
+    def name(self) -> str:
+        """For a file's name: "int4_sym-128-all"."""
+        parts = (self.mode, str(self.group) if self.group else "", "all" if self.everywhere else "")
+        return "-".join(part for part in parts if part)
+
+
+def form_of(options: EngineOptions) -> WeightForm:
+    """What a stack asks for; PLAIN without a technique that names another."""
+    return WeightForm(options.weights, options.group, bool(options.everywhere))
+
+
+def properties_of(options: EngineOptions, threads: int) -> dict[str, str]:
+    """How a model is compiled: for one request at a time, with the threads that it may use.
+
+    Weights of float32 are multiplied in float32 and have a cache of float32. With quantized weights OpenVINO's own
+    defaults hold, where no technique says otherwise.
+    """
+    found = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        "INFERENCE_NUM_THREADS": str(threads),
+        "ENABLE_CPU_PINNING": "YES",
+    }
+    if options.weights == PLAIN:
+        found |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    if options.cache is not None:
+        found["KV_CACHE_PRECISION"] = options.cache
+    if options.products is not None:
+        group = DYNAMIC_GROUP if options.products == "int8" else 0
+        found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(group)
+    return found

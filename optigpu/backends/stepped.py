@@ -1,0 +1,145 @@
+"""What workloads and meters ask of an engine that gives logits step by step."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import Footprint, ModelFacts
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+
+
+class Steps(Protocol):
+    """`rows` sequences of at most `length` tokens that an engine decodes together."""
+
+    rows: int
+    length: int
+
+    def begin(self) -> None:
+        """Forgets the sequences."""
+
+    def forward(self, tokens: Ids) -> Logits:
+        """Appends `tokens` [rows, count] to the sequences. Logits after the last token of each, [rows, vocabulary].
+
+        They may lie in the engine's memory, and are valid until the next call.
+        """
+
+    def close(self) -> None:
+        """Gives the memory of the sequences back."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in an engine: how it decodes, and what is known of it.
+
+    `steps` makes the sequences for so many rows and so many tokens. `engine` is its name in sentences.
+    """
+
+    engine: str
+    facts: ModelFacts
+    steps: Callable[[int, int], Steps]
+    weights: WeightFacts
+    footprint: Footprint | None
+
+
+class SteppedRuntime:
+    """A DecodingRuntime of an engine on a CPU. Sequences are made by the first request, and anew for larger ones."""
+
+    def __init__(self, order: Order, loaded: Loaded, notes: Notes) -> None:
+        self.device, self.seed, self.notes = order.device, order.seed, notes
+        self.facts = loaded.facts
+        self.decoded: tuple[int, int] | None = None
+        self._loaded = loaded
+        self._steps: Steps | None = None
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Greedy decoding; the first of the gaps is that of the prompt's pass."""
+        rows, length = prompt.shape[0], prompt.shape[1] + new_tokens
+        steps = self._steps_for(rows, length)
+        self._remember(rows, length)
+        tokens = np.empty((rows, new_tokens), np.int64)
+        marks = [time.perf_counter_ns()]
+        steps.begin()
+        inputs = prompt
+        for step in range(new_tokens):
+            inputs = tokens[:, step : step + 1] = steps.forward(inputs).argmax(axis=1, keepdims=True)
+            marks.append(time.perf_counter_ns())
+        return Generation(tokens, [gap / 1e9 for gap in np.diff(marks).tolist()])
+
+    def logits(self, tokens: Ids) -> Logits:
+        """The last token goes through the step that is timed."""
+        return next(self.score(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Token by token after a prompt of `prefill` tokens."""
+        for logits in self._scored(tokens, prefill):
+            yield logits.copy()
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """Without the copies of the logits."""
+        self._steps_for(tokens.shape[0], tokens.shape[1])
+        started = time.perf_counter_ns()
+        for _ in self._scored(tokens, prefill):
+            pass
+        return (time.perf_counter_ns() - started) / 1e9
+
+    def weights(self) -> WeightFacts:
+        """The bytes as the engine holds them; the hash is that of the weights that they were converted from."""
+        return self._loaded.weights
+
+    def footprint(self) -> Footprint | None:
+        """What a step reads; None where the engine does not say."""
+        return self._loaded.footprint
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """There is no accelerator; the host's memory is the meter's own affair."""
+        reason = f"{self._loaded.engine} runs on the CPU here, which has no memory of an accelerator."
+        return MemoryPeaks(reasons=dict.fromkeys(("peak_bytes", "peak_reserved_bytes"), reason))
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """No engine of this kind names its kernels."""
+        raise UnsupportedError(
+            f"OptiGPU has no profiler for {self._loaded.engine}; leave the meter profile out."
+        )
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Nobody watches a CPU from outside."""
+        return nullcontext()
+
+    def observe(self, prompt: Ids) -> None:
+        """The engine does not name the kernels that it runs."""
+
+    def _scored(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        rows, length = tokens.shape
+        steps = self._steps_for(rows, length)
+        self._remember(rows, length + 1)  # the last token predicts one more
+        steps.begin()
+        if prefill:
+            steps.forward(tokens[:, :prefill])
+        for position in range(prefill, tokens.shape[1]):
+            yield steps.forward(tokens[:, position : position + 1])
+
+    def _steps_for(self, rows: int, length: int) -> Steps:
+        if length > self.facts.context:
+            raise OptiGPUError(
+                f"The model's context has {self.facts.context} tokens, and {length} tokens do not fit."
+            )
+        known = self._steps
+        if known is None or known.rows != rows or known.length < length:
+            if known is not None:
+                known.close()
+                self._steps = None
+            known = self._steps = self._loaded.steps(rows, length)
+        return known
+
+    def _remember(self, rows: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
+            self.decoded = (rows, length)

@@ -1,0 +1,69 @@
+"""The tensorflow backend: Keras models of image classifiers in TensorFlow.
+
+It runs the float model that `optigpu convert` makes a .tflite file of, so that both stand side by side; the file itself
+is run by the backend litert. Only `start` and `prepare` import TensorFlow, which shares no process with Triton.
+"""
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import ClassVar
+
+from optigpu.backends.base import Order
+from optigpu.backends.runtime import Runtime
+from optigpu.documents.peaks import Peaks
+from optigpu.documents.result import Environment
+from optigpu.engines.environments import not_installed
+from optigpu.techniques.base import Technique
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads.base import Workload
+
+PACKAGES = ("tensorflow", "tensorflow-cpu")
+"""The same package, with and without its GPU libraries."""
+WORKLOADS = ("classify",)
+
+
+class TensorFlowBackend:
+    """Classifies images on a CPU, as a tf.function in float32."""
+
+    name: ClassVar[str] = "tensorflow"
+    summary: ClassVar[str] = "image classifiers as .keras files in TensorFlow, on a CPU"
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+
+    def missing(self, environment: Environment) -> str | None:
+        """TensorFlow, where it is neither here nor in an environment of its own."""
+        if any(package in environment.software for package in PACKAGES):
+            return None
+        return not_installed(self.name)
+
+    def supports(self, workload: Workload, technique: Technique | None) -> str | None:
+        """Classification of images."""
+        if workload.has_labels:
+            return "tensorflow reads no images; leave images out, or ask for the backend torch."
+        if workload.kind in WORKLOADS:
+            return None
+        return f"tensorflow does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+
+    def start(self, *, model: bool) -> None:
+        """Imports TensorFlow, which takes seconds."""
+        import_module(f"{__name__}.runtime")
+
+    def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
+        """Loads the file that the reference names, and compiles its function."""
+        from optigpu.backends.tensorflow.runtime import TensorFlowRuntime
+
+        return TensorFlowRuntime(order, progress)
+
+    def peaks(self, device: DeviceKind, threads: int) -> Peaks:
+        """OptiGPU measures peaks with torch's operators and its own."""
+        raise UnsupportedError("OptiGPU does not measure the machine's peaks with TensorFlow's operators.")
+
+    def use_threads(self, count: int) -> None:
+        """TensorFlow reads them when it is loaded."""
+        os.environ["TF_NUM_INTRAOP_THREADS"] = str(count)
+        os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # warnings about what it was built for
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """TensorFlow's own class of error, by its name."""
+        return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError"

@@ -1,0 +1,205 @@
+"""vLLM's engine as what workloads and meters ask of."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import vllm
+from torch.nn import Module
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from optigpu.backends.arrivals import Arrivals
+from optigpu.backends.base import Order
+from optigpu.backends.converted import weights_of
+from optigpu.backends.folders import folder_of
+from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Profile
+from optigpu.backends.vllm.forcing import ROW, SCORED, Forcing, Row
+from optigpu.backends.vllm.settings import EngineSettings, cache_gib, room_of, settings_of
+from optigpu.documents.facts import WeightFacts
+from optigpu.documents.shapes import ModelFacts
+from optigpu.models.facts import config_of, facts_from_config
+from optigpu.models.reference import parse_reference
+from optigpu.techniques.base import Notes
+from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+
+NOT_SAID = "vLLM does not say which kernels of attention run."
+NO_FOOTPRINT = "vLLM merges and pads matrices, and does not say what a step reads."
+_MEMORY = ("peak_bytes", "peak_reserved_bytes")
+
+
+def prepared(order: Order, progress: Callable[[str], None]) -> "VllmRuntime":
+    """Makes the engine for the order's workload.
+
+    Raises UnsupportedError for a model that vLLM does not know or cannot find here.
+    """
+    facts = facts_from_config(*config_of(parse_reference(str(order.model))))
+    settings = settings_of(order, folder_of("vllm", order, progress), facts)
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(settings, facts))
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    progress("loading")
+    try:
+        arguments = EngineArgs(**settings.keywords, logits_processors=[Forcing])
+        engine = LLMEngine.from_engine_args(arguments)
+    except (ValueError, NotImplementedError) as error:
+        raise UnsupportedError(f"vLLM cannot run {order.model}: {_first_line(error)}") from error
+    return VllmRuntime(order, engine, settings, facts)
+
+
+class VllmRuntime:
+    """A DecodingRuntime that steps vLLM's engine itself: every sequence of a batch is a request that begins at once."""
+
+    def __init__(self, order: Order, engine: LLMEngine, settings: EngineSettings, facts: ModelFacts) -> None:
+        self.device, self.seed, self.facts = order.device, order.seed, facts
+        self.decoded: tuple[int, int] | None = None
+        self.notes = _notes(settings)
+        self._engine, self._settings = engine, settings
+        self._room = room_of(order, facts)
+        self._weights = weights_of(order).model_copy(update={"bytes": _weight_bytes(engine)})
+        self._requests = 0
+
+    def generate(self, prompt: Ids, new_tokens: int) -> Generation:
+        """Greedy decoding; a token's time is that of the engine's step that gave it, of the last sequence's."""
+        rows, length = prompt.shape
+        self._require_room(rows, length + new_tokens)
+        self._remember(rows, length + new_tokens)
+        return self._run(prompt.tolist(), new_tokens, [{}] * rows)
+
+    def logits(self, tokens: Ids) -> Logits:
+        """The last token goes through the step that is timed."""
+        return next(self.score(tokens, tokens.shape[1] - 1))
+
+    def score(self, tokens: Ids, prefill: int) -> Iterator[Logits]:
+        """Given tokens are forced in the engine's own steps; only the first of a sequence may go through a prompt's."""
+        first, length = max(prefill, 1), tokens.shape[1]
+        found = self._scored(tokens, first)
+        began = 0 if prefill == 0 else 1  # what follows the prompt alone was not asked for
+        for step in range(began, length - first + 1):
+            yield np.stack([row.logits[step] for row in found])
+
+    def scoring_s(self, tokens: Ids, prefill: int) -> float:
+        """With the copies of the logits, which vLLM has no other way to hand out."""
+        started = time.perf_counter_ns()
+        self._scored(tokens, max(prefill, 1))
+        return (time.perf_counter_ns() - started) / 1e9
+
+    def weights(self) -> WeightFacts:
+        """The bytes as vLLM holds them with padding, where it does not pack them; the hash is that of the files."""
+        return self._weights
+
+    def footprint(self) -> None:
+        """Not known: `reasons` says why."""
+        return
+
+    def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
+        """On a GPU torch's own counts, which hold the whole cache that was set aside; there are none on a CPU."""
+        if self.device is DeviceKind.CPU:
+            reason = "vLLM runs on the CPU here, which has no memory of an accelerator."
+            return MemoryPeaks(reasons=dict.fromkeys(_MEMORY, reason))
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return MemoryPeaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+
+    def profile(self, run: Callable[[], object], steps: int, trace: Path) -> Profile:
+        """vLLM's steps are not told apart in a trace."""
+        raise UnsupportedError("OptiGPU has no profiler for vLLM; leave the meter profile out.")
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """A named range for a profiler that watches a GPU from outside."""
+        return nullcontext() if self.device is DeviceKind.CPU else torch.cuda.nvtx.range(name)
+
+    def observe(self, prompt: Ids) -> None:
+        """vLLM does not name the kernels that it runs."""
+
+    def _scored(self, tokens: Ids, first: int) -> list[Row]:
+        """Each sequence with the logits after each of its tokens from index `first` - 1 on."""
+        rows, length = tokens.shape
+        self._require_room(rows, length + 1)
+        self._remember(rows, length + 1)
+        SCORED.update({row: Row(tokens[row, first:].tolist()) for row in range(rows)})
+        named = [{ROW: row} for row in range(rows)]
+        try:
+            self._run(tokens[:, :first].tolist(), length - first + 1, named)
+            return [SCORED[row] for row in range(rows)]
+        finally:
+            SCORED.clear()
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, extra: Sequence[Mapping[str, int]]
+    ) -> Generation:
+        """Steps the engine until every sequence has its tokens."""
+        self._requests += 1
+        places = {f"{self._requests}-{row}": row for row in range(len(prompts))}
+        parameters = [_parameters(new_tokens, each) for each in extra]
+        arrivals = Arrivals(len(prompts), time.perf_counter_ns())
+        for name, row in places.items():
+            self._engine.add_request(name, {"prompt_token_ids": prompts[row]}, parameters[row])
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+            now = time.perf_counter_ns()
+            for output in outputs:
+                arrivals.take(places[output.request_id], output.outputs[0].token_ids, now)
+        return arrivals.generation(new_tokens, "vLLM")
+
+    def _require_room(self, rows: int, length: int) -> None:
+        if rows > self._room[0] or length > self._room[1]:
+            raise OptiGPUError(
+                f"This engine was made for {self._room[0]} sequences of {self._room[1]} tokens; {rows} of {length} do "
+                "not fit."
+            )
+
+    def _remember(self, rows: int, length: int) -> None:
+        if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < length:
+            self.decoded = (rows, length)
+
+
+def _parameters(new_tokens: int, extra: Mapping[str, int]) -> SamplingParams:
+    return SamplingParams(
+        temperature=0,
+        max_tokens=new_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=dict(extra) or None,
+    )
+
+
+def _notes(settings: EngineSettings) -> Notes:
+    notes = Notes()
+    notes.record(
+        dtype=settings.dtype,
+        kv_cache="paged",
+        kv_cache_dtype=settings.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+        decode_loop="vLLM",
+        decode_operator="LLMEngine.step",
+        threads=torch.get_num_threads(),
+        versions={"vllm": vllm.__version__, "torch": torch.__version__},
+        vllm_settings={name: value for name, value in settings.keywords.items() if name != "model"},
+        reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID)
+        | {"footprint": NO_FOOTPRINT},
+    )
+    return notes
+
+
+def _weight_bytes(engine: LLMEngine) -> int | None:
+    (found,) = engine.collective_rpc(_bytes_of_worker)
+    return None if found is None else int(found)
+
+
+def _bytes_of_worker(worker: "vllm.v1.worker.worker_base.WorkerBase") -> int | None:
+    """What several layers share counts once. None where weights were packed for a library and left no tensor."""
+    model: Module = worker.get_model()
+    held = list(model.parameters())
+    if not all(each.numel() for each in held):
+        return None
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held}
+    return sum(storages.values())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

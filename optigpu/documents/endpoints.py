@@ -1,0 +1,96 @@
+"""The address of a server that speaks OpenAI's completions, as a job names it: URL#MODEL.
+
+http://127.0.0.1:8000#tiny    the model that the server calls "tiny"
+http://127.0.0.1:8000         the only model that it serves
+"""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import SplitResult, urlsplit
+
+from optigpu.vocabulary import SpecError
+
+ENDPOINT = "endpoint"
+"""The name of the backend."""
+PATH = "/v1"
+"""Where such an interface is, if the address names no path."""
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address in its parts. `path` begins with a slash and has none at its end; `model` None is the only one."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    model: str | None
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT, as the worker's settings name it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        """What the server's other pages are under."""
+        return f"{self.scheme}://{self.place}"
+
+    @property
+    def url(self) -> str:
+        """What `/completions` and `/models` are under."""
+        return self.origin + self.path
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the server runs on the machine that asks it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"{self.url}#{self.model}" if self.model else self.url
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Raises SpecError for what is no such address, with what is wrong in it."""
+    parts = _split(text)
+    if parts is None or parts.scheme not in _PORTS or not parts.hostname:
+        raise SpecError(f"{text!r} is not the address of a server; write http://HOST:PORT#MODEL.")
+    if "@" in parts.netloc:
+        raise SpecError(
+            "An address holds no name and no key, since jobs are stored; the worker's variable "
+            "OPTIGPU_ENDPOINT_KEYS holds the key."
+        )
+    if parts.query:
+        raise SpecError(f"{text!r} has a query, which is not sent; leave ?{parts.query} out.")
+    return Endpoint(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=parts.port or _PORTS[parts.scheme],
+        path=parts.path.rstrip("/") or PATH,
+        model=parts.fragment or None,
+    )
+
+
+def engine_name(backend: str, endpoint: str | None) -> str:
+    """What a variant's engine is called: the backend, and for a server what it serves and where."""
+    if endpoint is None:
+        return backend
+    parsed = parse_endpoint(endpoint)
+    return f"{backend} {parsed.model or 'model'} at {parsed.place}{parsed.path.removesuffix(PATH)}"
+
+
+def _split(text: str) -> SplitResult | None:
+    if not text.isprintable() or " " in text:
+        return None
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - it is read from the text only now
+    except ValueError:
+        return None
+    return parts

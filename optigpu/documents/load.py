@@ -1,0 +1,97 @@
+"""Runs of a load as measuring processes report them: each query's moments, and what the queue did."""
+
+from typing import Literal
+
+from optigpu.vocabulary import Frozen
+
+ScenarioName = Literal["Server", "Offline", "SingleStream", "closed", "trace"]
+"""Server, Offline and SingleStream are MLPerf Inference's; closed are clients that send one after the other."""
+QUERY_METRICS = ("ttft_s", "tpot_s", "latency_s")
+"""The metrics that each query of a run has a sample of."""
+
+
+class LittlesLaw(Frozen):
+    """How many queries were under way on average: counted, and as it follows from their rate and their latency.
+
+    Of a server that begins and ends empty the two are equal, once the latency, which counts from the moment at which a
+    query was to be sent, is without `late_s`, the mean time until the server could count it. `tolerance` is half of
+    what the shortest query adds to the average, so that a single one that is lost or counted twice shows.
+    Source: Little, A Proof for the Queuing Formula L = lambda W, 1961.
+    """
+
+    counted: float
+    rate: float
+    latency_s: float
+    late_s: float
+    tolerance: float
+
+    @property
+    def expected(self) -> float:
+        """Lambda times W."""
+        return self.rate * (self.latency_s - self.late_s)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two differ by no more than the tolerance."""
+        return abs(self.counted - self.expected) <= self.tolerance
+
+
+class LoadRun(Frozen):
+    """One run. The tuples have an item for each query, in the order of `sent_s`.
+
+    `sent_s` is when each was to be sent, in seconds from the begin; the other times count from there.
+    `goodput_per_s` are the queries a second that met the limits, all that were answered where there are none. `waiting`
+    is the mean number of queries without a first token, and `queue` that number over time: pairs of a moment and a
+    number.
+    `growth` is by how much it grew in each second of the arrivals, and `saturated` whether it did without an end: null
+    where queries wait for earlier ones, or all come at once.
+    """
+
+    seconds: float
+    sent_s: tuple[float, ...]
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    latency_s: tuple[float, ...]
+    goodput_per_s: float
+    met: int
+    waiting: float
+    queue: tuple[tuple[float, float], ...]
+    growth: float | None = None
+    saturated: bool | None = None
+    law: LittlesLaw
+    # How many queries were not answered as they should have been, and what the first of them says.
+    failed: int = 0
+    error: str | None = None
+
+    @property
+    def met_share(self) -> float:
+        """The share of the queries that met the limits."""
+        return self.met / len(self.sent_s)
+
+
+class LoadFacts(Frozen):
+    """The runs of a result, in one."""
+
+    scenario: ScenarioName
+    # Queries a second that were offered; null where no schedule says it.
+    rate: float | None = None
+    clients: int | None = None
+    # Of each run.
+    queries: int
+    # Of the cache of an engine in the process; null for a server's own.
+    slots: int | None = None
+    block_tokens: int | None = None
+    # How many runs were measured, and in how many the queue grew without an end.
+    runs: int = 0
+    saturated_runs: int | None = None
+    # Little's law of the run where it fits worst.
+    law: LittlesLaw | None = None
+    # The queue of the last run over time: pairs of a moment in seconds and a number of queries.
+    queue: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the queue grew without an end in most runs."""
+        return 2 * (self.saturated_runs or 0) > self.runs

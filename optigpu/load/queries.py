@@ -1,0 +1,142 @@
+"""The queries of a load, when they are sent, and the schedules that MLPerf's scenarios make of them.
+
+Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549. `closed` and `trace` are none of MLPerf's.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from optigpu.documents.fields import FieldsError, refusing
+from optigpu.documents.load import ScenarioName
+from optigpu.vocabulary import Frozen, SpecError
+
+OPEN: tuple[ScenarioName, ...] = ("Server", "trace")
+"""The scenarios whose queries arrive whether or not earlier ones have ended."""
+
+Span = tuple[int, int]
+"""The least and the most of a number."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One request: its number from 0, when it is to be sent, in seconds from the begin, and its lengths in tokens.
+
+    A client that waits for the query before sends it then instead.
+    """
+
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """The queries of one run, in the order of their arrival.
+
+    `clients` None: each is sent at its moment, however many are under way. Otherwise so many clients send one after
+    the other, each as soon as its last one has ended.
+    """
+
+    queries: tuple[Query, ...]
+    clients: int | None = None
+
+
+class TraceLine(Frozen):
+    """One line of a trace."""
+
+    arrival_s: float = Field(ge=0, le=86_400)
+    prompt_tokens: int = Field(ge=1, le=131_072)
+    output_tokens: int = Field(ge=2, le=131_072)
+
+
+def read_trace(text: str) -> tuple[Query, ...]:
+    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival.
+
+    Empty lines are passed over. Raises SpecError that names the first line that is not one.
+    """
+    queries: list[Query] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        found = _read_line(number, line)
+        if queries and found.arrival_s < queries[-1].arrival_s:
+            raise SpecError(
+                f"line {number} of the trace arrives at {found.arrival_s:g} s, before the line above it at "
+                f"{queries[-1].arrival_s:g} s; sort the lines by arrival_s."
+            )
+        queries.append(Query(len(queries), found.arrival_s, found.prompt_tokens, found.output_tokens))
+    if not queries:
+        raise SpecError(
+            'the trace has no line; write one for each request, such as {"arrival_s": 0.5, "prompt_tokens": 64, '
+            '"output_tokens": 32}.'
+        )
+    return tuple(queries)
+
+
+def _read_line(number: int, line: str) -> TraceLine:
+    try:
+        with refusing(TraceLine):
+            return TraceLine.model_validate_json(line)
+    except FieldsError as error:
+        raise SpecError(
+            f"line {number} of the trace is wrong: {'; '.join(str(error).splitlines())}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a scenario's runs are made of.
+
+    `rate` is of the scenario Server and `clients` of closed. Lengths are drawn evenly between the ends of their spans.
+    A `trace` says all of it.
+    """
+
+    scenario: ScenarioName
+    count: int
+    prompt_tokens: Span
+    new_tokens: Span
+    rate: float = 1.0
+    clients: int = 1
+    trace: tuple[Query, ...] = ()
+
+    def draw(self, source: np.random.Generator) -> Load:
+        """The next run's load."""
+        if self.scenario == "trace":
+            return Load(self.trace)
+        arrivals_s = (
+            poisson(self.rate, self.count, source) if self.scenario == "Server" else [0.0] * self.count
+        )
+        lengths = (
+            _drawn(self.prompt_tokens, self.count, source),
+            _drawn(self.new_tokens, self.count, source),
+        )
+        queries = map(Query, range(self.count), arrivals_s, *lengths)
+        clients = {"SingleStream": 1, "closed": self.clients}.get(self.scenario)
+        return Load(tuple(queries), clients)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that a query can make, its prompt included."""
+        if self.scenario == "trace":
+            return max(query.prompt_tokens + query.new_tokens for query in self.trace)
+        return self.prompt_tokens[1] + self.new_tokens[1]
+
+
+def poisson(rate: float, count: int, source: np.random.Generator) -> list[float]:
+    """When `count` queries of a Poisson process arrive, in seconds, in their order.
+
+    The gaps are exponential, and scaled to fill count / rate seconds exactly: a Poisson process of which it is known
+    how many arrive, so that every run has the rate that it says.
+    """
+    gaps = source.exponential(size=count + 1)
+    moments: list[float] = (np.cumsum(gaps[:-1]) * (count / rate / math.fsum(gaps))).tolist()
+    return moments
+
+
+def _drawn(span: Span, count: int, source: np.random.Generator) -> list[int]:
+    drawn: list[int] = source.integers(*span, size=count, endpoint=True).tolist()
+    return drawn

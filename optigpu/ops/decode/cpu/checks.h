@@ -1,0 +1,140 @@
+// What is wrong with a program, a cache or tokens, as a sentence; empty where nothing is.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+
+namespace {
+
+std::string wrong_matrix(const Matrix& matrix, int64_t outputs, int64_t inputs, const char* name) {
+  if (matrix.outputs != outputs || matrix.inputs != inputs || matrix.numbers == nullptr)
+    return std::string(name) + " must be " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", not " +
+           std::to_string(matrix.outputs) + " x " + std::to_string(matrix.inputs) + ".";
+  const bool whole = matrix.kind == kBfloat16Weights;
+  if (!whole && matrix.kind != kFourBits && matrix.kind != kEightBits) return std::string(name) + " must be bf16, w4 or w8.";
+  if (whole ? inputs % 4 != 0 : (matrix.group != 32 && matrix.group != 64 && matrix.group != 128) || inputs % matrix.group)
+    return std::string(name) + " needs groups of 32, 64 or 128 that divide its " + std::to_string(inputs) +
+           " inputs, not of " + std::to_string(matrix.group) + ".";
+  return "";
+}
+
+// Of matrices that are multiplied in one product.
+std::string too_many_outputs(const Matrix* matrices, int64_t count, const char* name) {
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < count; ++i) blocks += blocks_of(matrices[i]);
+  if (blocks <= Shares::kMostBlocks) return "";
+  return std::string(name) + " has " + std::to_string(blocks * kBlockOutputs) +
+         " outputs; the CPU decoder takes at most " + std::to_string(Shares::kMostBlocks * kBlockOutputs) + ".";
+}
+
+std::string wrong_block(const Program& program, const Block& block) {
+  const int64_t width = program.width, heads = program.heads * program.head_size;
+  const int64_t shared = program.kv_heads * program.head_size;
+  std::string wrong;
+  if (block.qkv_count == 1) {
+    wrong = wrong_matrix(block.qkv[0], heads + 2 * shared, width, "qkv");
+  } else if (block.qkv_count == 3) {
+    wrong = wrong_matrix(block.qkv[0], heads, width, "q") + wrong_matrix(block.qkv[1], shared, width, "k") +
+            wrong_matrix(block.qkv[2], shared, width, "v");
+  } else {
+    return "qkv must be one or three matrices.";
+  }
+  if (block.gate.outputs > 0) wrong += wrong_matrix(block.gate, program.inner, width, "gate");
+  return wrong + wrong_matrix(block.output, width, heads, "output") + wrong_matrix(block.up, program.inner, width, "up") +
+         wrong_matrix(block.down, width, program.inner, "down") + too_many_outputs(block.qkv, block.qkv_count, "qkv") +
+         too_many_outputs(&block.output, 1, "output") + too_many_outputs(&block.up, 1, "up") +
+         too_many_outputs(&block.down, 1, "down");
+}
+
+// Activations are quantized once for all matrices that they meet.
+bool groups_differ(const Program& program) {
+  int64_t known = 0;
+  const auto differs = [&](const Matrix& matrix) {
+    if (matrix.kind == kBfloat16Weights || matrix.outputs == 0) return false;
+    if (known == 0) known = matrix.group;
+    return matrix.group != known;
+  };
+  bool found = differs(program.head);
+  for (int64_t i = 0; i < program.block_count; ++i) {
+    const Block& block = program.blocks[i];
+    for (int64_t j = 0; j < block.qkv_count; ++j) found = differs(block.qkv[j]) || found;
+    found = differs(block.output) || found;
+    found = differs(block.gate) || found;
+    found = differs(block.up) || found;
+    found = differs(block.down) || found;
+  }
+  return found;
+}
+
+std::string wrong_program(const Program& program) {
+  if (program.width <= 0 || program.width % 16 != 0 || program.heads <= 0 || program.kv_heads <= 0 ||
+      program.heads % program.kv_heads != 0 || program.vocabulary <= 0 || program.inner <= 0 || program.block_count <= 0)
+    return "width must be a multiple of 16, heads a multiple of kv_heads, and no size may be 0.";
+  if (program.head_size <= 0 || program.head_size % 4 != 0 || program.head_size > kMostHeadSize)
+    return "head_size must be a multiple of 4 and at most " + std::to_string(kMostHeadSize) + ", not " +
+           std::to_string(program.head_size) + ".";
+  for (int64_t i = 0; i < program.block_count; ++i) {
+    const std::string wrong = wrong_block(program, program.blocks[i]);
+    if (!wrong.empty()) return "Block " + std::to_string(i) + ": " + wrong;
+  }
+  const std::string wrong = wrong_matrix(program.head, program.vocabulary, program.width, "head") +
+                            too_many_outputs(&program.head, 1, "head");
+  return wrong.empty() && groups_differ(program) ? "All quantized matrices of a program must have the same group size." : wrong;
+}
+
+std::string wrong_tokens(const Program& program, const int64_t* tokens, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (tokens[i] < 0 || tokens[i] >= program.vocabulary)
+      return "Token id " + std::to_string(tokens[i]) + " is out of range: this model's ids are 0 to " +
+             std::to_string(program.vocabulary - 1) + ".";
+  return "";
+}
+
+std::string wrong_cache(const Cache& cache) {
+  if (cache.sequences < 1 || cache.capacity < 1 || cache.page < 1 || cache.most * cache.page < cache.capacity)
+    return "A cache needs at least one sequence and one token.";
+  if (cache.page % kKeyBlock != 0) return "A page holds a multiple of " + std::to_string(kKeyBlock) + " tokens.";
+  return "";
+}
+
+std::string beyond(const Engine& engine, int64_t position) {
+  return "Position " + std::to_string(position) + " is out of range: the cache has room for " + std::to_string(engine.room()) +
+         " tokens.";
+}
+
+// For sequences of so many tokens each.
+std::string missing_pages(const Cache& cache, int64_t total) {
+  for (int64_t sequence = 0; sequence < cache.sequences; ++sequence)
+    for (int64_t page = 0; page * cache.page < total; ++page) {
+      const int64_t found = cache.table[sequence * cache.most + page];
+      if (found < 0 || found >= cache.pages)
+        return "Sequence " + std::to_string(sequence) + " has no page for its token " + std::to_string(page * cache.page) + ".";
+    }
+  return "";
+}
+
+// Places that a pass cannot write or that no page has.
+std::string wrong_rows(const Engine& engine, const Rows& rows) {
+  const Cache& cache = engine.cache();
+  std::vector<bool> seen(cache.sequences);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const int64_t sequence = rows.sequence[row], position = rows.position[row];
+    if (sequence < 0 || sequence >= cache.sequences)
+      return "The cache has no sequence " + std::to_string(sequence) + ": it has " + std::to_string(cache.sequences) + ".";
+    if (position < 0 || position >= engine.room()) return beyond(engine, position);
+    const bool follows = row > 0 && rows.sequence[row - 1] == sequence;
+    if (follows ? position != rows.position[row - 1] + 1 : seen[sequence])
+      return "The tokens of sequence " + std::to_string(sequence) + " must follow each other.";
+    seen[sequence] = true;
+    const int64_t page = cache.table[sequence * cache.most + position / cache.page];
+    if (page < 0 || page >= cache.pages)
+      return "Sequence " + std::to_string(sequence) + " has no page for its token " + std::to_string(position) + ".";
+  }
+  return "";
+}
+
+}  // namespace

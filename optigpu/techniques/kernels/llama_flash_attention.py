@@ -1,0 +1,34 @@
+"""llama_flash_attention: attention of llama.cpp and ik_llama.cpp in one operator, or in several."""
+
+from typing import ClassVar, Literal
+
+from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class LlamaFlashAttention(Technique):
+    """Computes attention in ggml's one operator, which keeps no matrix of scores; with `enabled` false in several.
+
+    Without the technique the engine chooses where weights are quantized, and float32 weights go without it.
+    """
+
+    layer: ClassVar[Layer] = Layer.KERNELS
+    phase: ClassVar[Phase] = Phase.KERNELS
+    backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    summary: ClassVar[str] = "llama.cpp's attention in one operator"
+    citation: ClassVar[str] = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a step writes no scores [heads, context] to memory; on a CPU they are small beside the weights, so little "
+            "changes before the context is long",
+        ),
+    )
+
+    name: Literal["llama_flash_attention"] = "llama_flash_attention"
+    enabled: bool = True
+
+    def engine(self, options: EngineOptions) -> EngineOptions:
+        """Says which attention runs."""
+        return options.but(attention="fused" if self.enabled else "plain")

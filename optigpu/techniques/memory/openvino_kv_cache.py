@@ -1,0 +1,33 @@
+"""openvino_kv_cache: what OpenVINO keeps keys and values in."""
+
+from typing import ClassVar, Literal
+
+from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer
+
+
+class OpenVinoKvCache(Technique):
+    """Keeps keys and values as 8-bit numbers with a scale and an offset for each token and head, or as halves.
+
+    By itself weights and products stay in float32; with quantized weights OpenVINO chooses a cache of its own, which
+    this replaces.
+    """
+
+    layer: ClassVar[Layer] = Layer.MEMORY
+    phase: ClassVar[Phase] = Phase.CACHE
+    backends: ClassVar[tuple[str, ...]] = ("openvino",)
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    summary: ClassVar[str] = "OpenVINO's keys and values in 8 or 16 bits"
+    citation: ClassVar[str] = "OpenVINO documentation, Key-value cache quantization on CPUs, 2024"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(Basis.ARITHMETIC, "about a quarter of a float32 cache in u8, and half of it in f16"),
+    )
+    error_bound: ClassVar[float] = 0.1
+    trials: ClassVar[tuple[Trial, ...]] = (Trial(), Trial({"numbers": "f16"}))
+
+    name: Literal["openvino_kv_cache"] = "openvino_kv_cache"
+    numbers: Literal["u8", "f16"] = "u8"
+
+    def engine(self, options: EngineOptions) -> EngineOptions:
+        """Names the numbers to OpenVINO."""
+        return options.but(cache=self.numbers)

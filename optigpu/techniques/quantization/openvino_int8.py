@@ -1,0 +1,58 @@
+"""openvino_int8: weights of 8 bits as NNCF makes them, in OpenVINO."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from optigpu.models.tensors import Matrix, Part
+from optigpu.ops.layouts import openvino_int8_bytes
+from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
+from optigpu.vocabulary import DeviceKind, Layer
+
+if TYPE_CHECKING:
+    from optigpu.models.tensors import StoredWeights
+
+
+class OpenVinoInt8(Technique):
+    """Stores every matrix as int8 with a scale for each output, the embedding, the positions and the head too.
+
+    `scheme` "asym" adds an offset for each output. `products` "int8" rounds activations in groups for the products;
+    "float" widens the weights instead. What else OpenVINO computes in is its own choice, as is its cache.
+    """
+
+    layer: ClassVar[Layer] = Layer.QUANTIZATION
+    phase: ClassVar[Phase] = Phase.QUANTIZATION
+    backends: ClassVar[tuple[str, ...]] = ("openvino",)
+    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
+    summary: ClassVar[str] = "OpenVINO with weights of 8 bits, quantized by NNCF without calibration"
+    citation: ClassVar[str] = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"
+    expected: ClassVar[tuple[Expected, ...]] = (
+        Expected(
+            Basis.ARITHMETIC,
+            "a quarter of fp32's bytes to read at each step of decoding, for nearly the same logits",
+        ),
+    )
+    error_bound: ClassVar[float] = 0.1
+    trials: ClassVar[tuple[Trial, ...]] = (
+        Trial(),
+        Trial({"scheme": "sym"}),
+        Trial({"products": "float"}),
+    )
+
+    name: Literal["openvino_int8"] = "openvino_int8"
+    scheme: Literal["asym", "sym"] = "asym"
+    products: Literal["int8", "float"] = "int8"
+
+    def engine(self, options: EngineOptions) -> EngineOptions:
+        """Quantizes the weights, and says how they are multiplied."""
+        return options.but(weights=f"int8_{self.scheme}", products=self.products)
+
+    def stored(self, weights: "StoredWeights", device: DeviceKind) -> "StoredWeights":
+        """Every matrix; vectors stay in float32."""
+        return weights.but(matrices=tuple(self._packed(matrix, weights.tied) for matrix in weights.matrices))
+
+    def _packed(self, matrix: Matrix, tied: bool) -> Matrix:
+        if matrix.part is Part.HEAD and tied:
+            return matrix
+        size = openvino_int8_bytes(matrix.outputs, matrix.inner, offsets=self.scheme == "asym")
+        return replace(matrix, bytes=size)

@@ -1,0 +1,163 @@
+"""A run of a load as a timed request, and the check of what was decoded under it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Self
+
+import numpy as np
+
+from optigpu.backends.runtime import DecodingRuntime, Ids
+from optigpu.backends.serving import ServingRuntime, StreamingRuntime
+from optigpu.documents.load import LoadFacts, LoadRun
+from optigpu.load.batching import Batching
+from optigpu.load.figures import Limits, figures_of
+from optigpu.load.queries import OPEN, Load, Schedule
+from optigpu.load.served import Run, Served, Server
+from optigpu.load.streaming import Streaming
+from optigpu.vocabulary import UnsupportedError
+from optigpu.workloads.base import Check
+
+CHECKED_QUERIES = 2
+"""So many answers are predicted again, token by token, by the engine's own step."""
+TOLERANCE = 0.1
+"""A token may be less likely than the best one by this share of the standard deviation of the logits: a batch rounds
+other than a single sequence does."""
+AGREEMENT = 0.95
+"""Of the tokens, so many must be the most likely ones within that."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a load is served: the places and blocks of an engine in the process, the limits, and what is stored of it."""
+
+    slots: int
+    block_tokens: int
+    limits: Limits
+    facts: LoadFacts
+
+
+class ServingRequest:
+    """A LoadRequest. Each run draws its own moments, lengths and prompts from one source."""
+
+    def __init__(
+        self, runtime: DecodingRuntime, server: Callable[[], Server], schedule: Schedule, serving: Serving
+    ) -> None:
+        """`server` makes that of a run: between two of them the engine may have decoded something else."""
+        self._runtime, self._server, self._schedule, self._serving = runtime, server, schedule, serving
+        self._source = np.random.default_rng(runtime.seed)
+        self._last: LoadRun | None = None
+        self._grew: list[bool | None] = []
+
+    @classmethod
+    def prepared(cls, runtime: DecodingRuntime, schedule: Schedule, serving: Serving) -> Self:
+        """With the queue before the engine's places, or connections to its server. Raises UnsupportedError."""
+        if isinstance(runtime, StreamingRuntime):
+            return cls(runtime, partial(Streaming, runtime.streams), schedule, serving)
+        if not isinstance(runtime, ServingRuntime):
+            raise UnsupportedError(
+                "This engine decodes whole batches and lets no sequence join or leave; measure generate or "
+                "batch_sweep, or ask for the backend torch or endpoint."
+            )
+        slots = partial(runtime.slots, serving.slots, schedule.longest, serving.block_tokens)
+        slots()
+        known = {"slots": serving.slots, "block_tokens": serving.block_tokens}
+        facts = serving.facts.model_copy(update=known)
+        return cls(runtime, lambda: Batching(slots()), schedule, replace(serving, facts=facts))
+
+    def run(self) -> Mapping[str, float]:
+        """One timed run."""
+        return self._figures(self._schedule, self._served(self._schedule)[0])
+
+    def facts(self) -> LoadFacts:
+        """With the runs since the check, and in how many of them the queue grew without an end."""
+        known = [grew for grew in self._grew if grew is not None]
+        counts = {"runs": len(self._grew), "saturated_runs": sum(known) if known else None}
+        return self._serving.facts.model_copy(update=counts)
+
+    def loaded(self) -> LoadRun:
+        """The queries of the last run."""
+        assert self._last is not None
+        return self._last
+
+    def first_rate(self) -> float:
+        """The workload's own. Raises UnsupportedError without a rate, or a limit to keep."""
+        if self._schedule.scenario != "Server":
+            raise UnsupportedError("A rate is searched for in the scenario Server alone; ask for that.")
+        if self._serving.limits == Limits():
+            raise UnsupportedError(
+                "The search for the highest rate needs a limit to keep; name ttft_s or tpot_s."
+            )
+        return self._schedule.rate
+
+    def at(self, rate: float) -> LoadRun:
+        """One run of the scenario Server at that rate."""
+        scheduled = replace(self._schedule, scenario="Server", rate=rate)
+        self._figures(scheduled, self._served(scheduled)[0])
+        return self.loaded()
+
+    def check(self) -> Check:
+        """One run: each query must have its tokens, and those of some must be what the engine itself predicts."""
+        run, prompts = self._served(self._schedule)
+        self._figures(self._schedule, run)
+        problem = self._problem(run, prompts)
+        self._grew.clear()
+        return Check(run.seconds, problem, {"scenario": self._serving.facts.scenario})
+
+    def observe(self) -> None:
+        """Records which kernels run for a prompt by itself."""
+        load = self._schedule.draw(self._source)
+        self._runtime.observe(np.array([_prompts(load, self._runtime, self._source)[0]]))
+
+    def described(self) -> Mapping[str, Sequence[float]]:
+        """How long each query waited for its first token, from the moment at which it was to be sent."""
+        return {"wait_s": self.loaded().ttft_s}
+
+    def fresh(self) -> Self:
+        """The same: no run has the prompts of another."""
+        return self
+
+    def _served(self, schedule: Schedule) -> tuple[Run, Sequence[Sequence[int]]]:
+        load = schedule.draw(self._source)
+        prompts = _prompts(load, self._runtime, self._source)
+        return self._server().run(load, prompts), prompts
+
+    def _figures(self, schedule: Schedule, run: Run) -> Mapping[str, float]:
+        is_open = schedule.scenario in OPEN
+        self._last = figures_of(run, self._serving.limits, is_open=is_open)
+        self._grew.append(self._last.saturated)
+        tokens = sum(served.count for served in run.served)
+        return {"tokens_per_s": tokens / run.seconds, "requests_per_s": len(run.served) / run.seconds}
+
+    def _problem(self, run: Run, prompts: Sequence[Sequence[int]]) -> str | None:
+        if self.loaded().failed:
+            return f"{self.loaded().failed} of {len(run.served)} requests failed: {self.loaded().error}"
+        answered = [served for served in run.served if served.tokens]
+        pairs = [self._agreement(prompts[each.query.number], each) for each in answered[:CHECKED_QUERIES]]
+        agreed, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+        if agreed < AGREEMENT * checked:
+            return (
+                f"Of {checked} tokens that were decoded under load, {checked - agreed} are not what the engine "
+                "predicts after the same tokens alone."
+            )
+        return None
+
+    def _agreement(self, prompt: Sequence[int], served: Served) -> tuple[int, int]:
+        """How many of a query's tokens are the most likely ones, and how many there are; no tokens without logits."""
+        tokens: Ids = np.array([[*prompt, *served.tokens]])
+        try:
+            logits = self._runtime.score(tokens, len(prompt) - 1)
+            near = [
+                float(row.max() - row[token]) <= TOLERANCE * float(row.std())
+                for (row,), token in zip(islice(logits, len(served.tokens)), served.tokens, strict=True)
+            ]
+        except UnsupportedError:
+            return 0, 0
+        return sum(near), len(near)
+
+
+def _prompts(load: Load, runtime: DecodingRuntime, source: np.random.Generator) -> list[list[int]]:
+    """Random tokens for each query, by its number."""
+    lengths = (query.prompt_tokens for query in load.queries)
+    return [source.integers(runtime.facts.vocabulary, size=length).tolist() for length in lengths]

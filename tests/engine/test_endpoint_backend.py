@@ -1,0 +1,281 @@
+"""The endpoint backend in this process: how it asks servers, what it makes of streams, what it refuses."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
+from optigpu.backends.endpoint.gaps import gaps_of
+from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
+from optigpu.backends.endpoint.runtime import UNTOLD, EndpointRuntime, prepared
+from optigpu.backends.endpoint.streamed import Streamed
+from optigpu.backends.runtime import RemoteRuntime
+from optigpu.hardware import probe
+from optigpu.models.reference import parse_reference
+from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from optigpu.workloads.generate import Generate
+from tests.servers.completions import (
+    EVENTS,
+    JSON,
+    TEXT,
+    Asked,
+    Behave,
+    CompletionServer,
+    Reply,
+    page,
+    serving,
+    whole,
+)
+
+TINY = "bundled:tiny"
+PROMPT = np.arange(24).reshape(2, 12) + 5
+NEW = 6
+
+
+def order(server: CompletionServer, folder: Path, model: str = "tiny", reference: str = TINY) -> Order:
+    endpoint = f"{server.url}/v1#{model}" if model else f"{server.url}/v1"
+    return Order(reference, (), Generate(), DeviceKind.CPU, 0, 1, folder, probe(), endpoint)
+
+
+@contextmanager
+def asking(
+    folder: Path, behave: Behave = whole, pages: Mapping[str, Behave] | None = None, model: str = "tiny"
+) -> Iterator[tuple[EndpointRuntime, CompletionServer]]:
+    with serving(behave, pages) as server:
+        runtime = prepared(order(server, folder, model), lambda _: None)
+        try:
+            yield runtime, server
+        finally:
+            runtime.close()
+
+
+def test_a_batch_is_as_many_streams_at_once(tmp_path: Path) -> None:
+    with asking(tmp_path) as (runtime, server):
+        found = runtime.generate(PROMPT, NEW)
+        prompts = [asked.body["prompt"] for asked in server.completions()[-2:]]
+    assert found.tokens.tolist() == [[UNTOLD] * NEW] * 2
+    assert len(found.gaps_s) == NEW
+    assert min(found.gaps_s) > 0
+    assert sorted(prompts, key=str) == sorted(PROMPT.tolist(), key=str)
+    assert runtime.decoded == (2, 12 + NEW)
+
+
+def test_no_prompt_is_asked_twice(tmp_path: Path) -> None:
+    with asking(tmp_path) as (runtime, server):
+        for _ in range(3):
+            runtime.generate(PROMPT[:1], NEW)
+        first = [asked.body["prompt"][0] for asked in server.completions()[-3:]]  # type: ignore[index]
+        rest = {str(asked.body["prompt"][1:]) for asked in server.completions()[-3:]}  # type: ignore[index]
+    assert first == [5, 6, 7]
+    assert len(rest) == 1
+
+
+async def telling_ids(asked: Asked, reply: Reply) -> None:
+    await reply.head(200, EVENTS)
+    for number in range(asked.new_tokens):
+        ends = "length" if number == asked.new_tokens - 1 else None
+        await reply.token("a", ends, ids=[number] if asked.body.get("return_token_ids") else None)
+    await reply.usage(asked.new_tokens, asked.prompt_tokens)
+
+
+def test_ids_are_the_generation_s_where_the_server_tells_them(tmp_path: Path) -> None:
+    with asking(tmp_path, telling_ids) as (runtime, _):
+        assert runtime.generate(PROMPT, NEW).tokens.tolist() == [list(range(NEW))] * 2
+
+
+def refusing(*fields: str, ids: bool = True) -> Behave:
+    """A server that takes none of these fields, and ids only if said so; of a text it counts the tokens itself."""
+    tokenizer = tokenizer_of(parse_reference(TINY))
+    assert tokenizer is not None
+
+    async def behave(asked: Asked, reply: Reply) -> None:
+        unknown = [name for name in fields if name in asked.body]
+        prompt = asked.body["prompt"]
+        if unknown or (isinstance(prompt, list) and not ids):
+            await reply.page(422, JSON, '{"detail": "Unexpected fields in the request"}')
+            return
+        await reply.head(200, EVENTS)
+        for number in range(asked.new_tokens):
+            await reply.token(" a", "length" if number == asked.new_tokens - 1 else None)
+        counted = len(tokenizer.encode(prompt).ids) if isinstance(prompt, str) else asked.prompt_tokens
+        await reply.usage(asked.new_tokens, counted)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("behave", "label"),
+    [
+        (refusing(), "token ids; ignore_eos, min_tokens, return_token_ids"),
+        (refusing("return_token_ids"), "token ids; ignore_eos, min_tokens"),
+        (refusing("return_token_ids", "ignore_eos"), "token ids"),
+        (refusing("return_token_ids", "ignore_eos", ids=False), "text; generation_config"),
+        (refusing("generation_config", "return_token_ids", ids=False), "text; ignore_eos, min_tokens"),
+        (refusing("generation_config", "ignore_eos", ids=False), "text"),
+    ],
+)
+def test_a_server_is_asked_in_the_way_that_it_takes(tmp_path: Path, behave: Behave, label: str) -> None:
+    with asking(tmp_path, behave) as (runtime, server):
+        assert runtime.notes.facts["server"]["asked_in"] == label
+        runtime.generate(PROMPT, NEW)
+        assert isinstance(server.completions()[-1].body["prompt"], str if label.startswith("text") else list)
+
+
+def test_a_text_has_as_many_tokens_as_the_ids_that_it_stands_for() -> None:
+    tokenizer = tokenizer_of(parse_reference(TINY))
+    assert tokenizer is not None
+    speller = Speller(tokenizer)
+    source = np.random.default_rng(0)
+    for length in (1, 2, 7, 128):
+        ids = source.integers(2048, size=length).tolist()
+        assert len(tokenizer.encode(speller(ids)).ids) == length
+    assert tokenizer_of(parse_reference("preset:gpt2")) is None
+
+
+def test_a_prompt_that_the_server_counts_otherwise_is_refused(tmp_path: Path) -> None:
+    async def with_a_token_more(asked: Asked, reply: Reply) -> None:
+        await reply.head(200, EVENTS)
+        for number in range(asked.new_tokens):
+            await reply.token(" a", "length" if number == asked.new_tokens - 1 else None)
+        await reply.usage(asked.new_tokens, asked.prompt_tokens + 1)
+
+    with asking(tmp_path, with_a_token_more) as (runtime, _), pytest.raises(OptiGPUError, match="13 tokens"):
+        runtime.generate(PROMPT, NEW)
+
+
+def test_what_a_server_says_of_itself_is_in_the_facts(tmp_path: Path) -> None:
+    pages = {
+        "/version": page(200, JSON, '{"version": "0.32.0"}'),
+        "/metrics": page(200, TEXT, 'vllm:num_requests_running{engine="0"} 2.0\n'),
+    }
+    with asking(tmp_path, pages=pages) as (runtime, _):
+        runtime.observe(PROMPT)
+        facts = runtime.notes.facts
+    assert facts["versions"] == {"test": "0.32.0"}
+    assert facts["server"]["models"] == ["tiny"]
+    assert facts["server_metrics"]["running"] == 2
+    assert facts["server_metrics"]["preemptions"] is None
+
+
+def test_a_server_without_other_pages_is_asked_all_the_same(tmp_path: Path) -> None:
+    nothing = page(404, JSON, "{}")
+    with asking(tmp_path, pages={"/v1/models": nothing}) as (runtime, _):
+        runtime.observe(PROMPT)
+        assert runtime.generate(PROMPT, NEW).tokens.shape == (2, NEW)
+        assert runtime.notes.facts["server_metrics"] is None
+        assert runtime.notes.facts["versions"] == {}
+
+
+def test_the_only_model_need_not_be_named(tmp_path: Path) -> None:
+    with asking(tmp_path, model="") as (_, server):
+        assert server.completions()[-1].body["model"] == "tiny"
+    two = page(200, JSON, '{"data": [{"id": "a"}, {"id": "b"}]}')
+    with (
+        pytest.raises(UnsupportedError, match="lists a, b; name the one"),
+        asking(tmp_path, pages={"/v1/models": two}, model=""),
+    ):
+        pass
+
+
+def test_there_are_no_logits_and_no_bytes_to_know(tmp_path: Path) -> None:
+    with asking(tmp_path) as (runtime, _):
+        assert isinstance(runtime, RemoteRuntime)
+        assert runtime.elsewhere is None
+        for ask in (
+            runtime.logits,
+            lambda tokens: runtime.score(tokens, 1),
+            lambda tokens: runtime.scoring_s(tokens, 1),
+        ):
+            with pytest.raises(UnsupportedError, match="gives no logits"):
+                ask(PROMPT)
+        weights = runtime.weights()
+        assert (weights.bytes, weights.hash) == (None, None)
+        assert "server holds the weights" in weights.reasons["hash"]
+        assert set(runtime.peak_memory(lambda: None).reasons) == {
+            "peak_bytes",
+            "peak_reserved_bytes",
+            "host_peak_bytes",
+        }
+        with pytest.raises(UnsupportedError, match="leave the meter profile out"):
+            runtime.profile(lambda: None, 1, tmp_path / "trace")
+
+
+@pytest.mark.parametrize(
+    ("behave", "said"),
+    [
+        (page(404, JSON, '{"error": {"message": "The model `tiny` does not exist."}}'), "does not exist"),
+        (page(401, JSON, '{"error": "Unauthorized"}'), "asks for a key"),
+        (page(200, "text/html", "<html>"), "text/html instead of a stream"),
+    ],
+)
+def test_a_server_that_does_not_serve_is_unsupported(tmp_path: Path, behave: Behave, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said), asking(tmp_path, behave):
+        pass
+
+
+def test_a_server_that_is_not_allowed_is_never_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_ENDPOINT_HOSTS", "gpu-box")
+    with serving() as server:
+        with pytest.raises(UnsupportedError, match="OPTIGPU_ENDPOINT_HOSTS allows gpu-box"):
+            prepared(order(server, tmp_path), lambda _: None)
+        assert server.asked == []
+
+
+def test_a_stream_that_breaks_ends_the_request_with_its_reason(tmp_path: Path) -> None:
+    count = 0
+
+    async def breaking(asked: Asked, reply: Reply) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            await whole(asked, reply)
+            return
+        await reply.head(200, EVENTS)
+        await reply.token(" a")
+
+    with asking(tmp_path, breaking) as (runtime, _), pytest.raises(OptiGPUError, match="closed the stream"):
+        runtime.generate(PROMPT, NEW)
+
+
+def test_several_tokens_in_a_chunk_are_said(tmp_path: Path) -> None:
+    async def in_threes(asked: Asked, reply: Reply) -> None:
+        await reply.head(200, EVENTS)
+        for begin in range(0, asked.new_tokens, 3):
+            await reply.token(" a b c", "length" if begin + 3 >= asked.new_tokens else None)
+        await reply.usage(asked.new_tokens, asked.prompt_tokens)
+
+    with asking(tmp_path, in_threes) as (runtime, _):
+        found = runtime.generate(PROMPT, NEW)
+        assert "6 tokens in 2 chunks" in runtime.notes.facts["token_times"]
+    assert len(found.gaps_s) == NEW
+    assert found.gaps_s[2:] == [0.0] * 4
+    assert found.gaps_s[1] > 0
+
+
+def stream(*times_s: float, tokens: int | None = None, sent_s: float = 1.0) -> Streamed:
+    known = tuple(times_s) if tokens is None else None
+    count = len(times_s) if tokens is None else tokens
+    return Streamed(times_s[0], known, count, True, None, sent_s, times_s[-1], tuple(times_s))
+
+
+def test_a_token_of_a_batch_counts_when_the_last_sequence_has_it() -> None:
+    assert gaps_of([stream(2, 3, 4), stream(2.5, 2.75, 5)]) == [1.5, 0.5, 2.0]
+    assert gaps_of([stream(2, 3, 4, sent_s=0.5)]) == [1.5, 1, 1]
+
+
+def test_chunks_take_the_place_of_tokens_that_came_together() -> None:
+    assert gaps_of([stream(2, 3, 4), stream(2, 6, tokens=3)]) == [1, 4, 0]
+    with pytest.raises(OptiGPUError, match="all tokens at once"):
+        gaps_of([stream(2, tokens=3)])
+
+
+def test_it_has_no_operators_and_is_never_missing() -> None:
+    backend = BACKENDS["endpoint"]
+    assert backend.missing(probe()) is None
+    with pytest.raises(UnsupportedError, match="no operators"):
+        backend.peaks(DeviceKind.CPU, 1)
+    assert not backend.is_out_of_memory(MemoryError())

@@ -1,0 +1,180 @@
+"""Every type of file that llama.cpp writes, its settings of the cache, attention and batch, and files given by name."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
+from optigpu.backends.llama_cpp.gguf_header import read_header
+from optigpu.backends.stepped import SteppedRuntime
+from optigpu.hardware import probe
+from optigpu.models.bundled import BUNDLED
+from optigpu.models.held import MODELS_DIR, held_models
+from optigpu.techniques.base import LlamaCppType, Technique
+from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
+from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
+from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
+from optigpu.techniques.quantization.gguf import Gguf
+from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.workloads.generate import Generate
+from tests.engine.caches import CONVERTED, cache_with
+
+pytestmark = pytest.mark.llama
+
+TINY = "bundled:tiny"
+FAR = {"IQ1_S": 3.0, "IQ1_M": 3.0, "TQ1_0": 3.0, "TQ2_0": 3.0, "Q1_0": 3.0, "Q2_0": 3.0}
+"""The largest error of a logit over the largest logit, of types of two bits and fewer; 1 for all others."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = cache_with(tmp_path_factory.mktemp("llama"), CONVERTED)
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        models = tmp_path_factory.mktemp("models")
+        shutil.copytree(BUNDLED["tiny"], models / "tiny")
+        patch.setenv(MODELS_DIR, str(models))
+        yield
+
+
+@pytest.fixture(scope="module")
+def models() -> Path:
+    return Path(os.environ[MODELS_DIR])
+
+
+def prepared(folder: Path, *stack: Technique, model: str = TINY) -> SteppedRuntime:
+    order = Order(model, stack, Generate(), DeviceKind.CPU, 0, 1, folder, probe())
+    runtime = BACKENDS["llama_cpp"].prepare(order, lambda _: None)
+    assert isinstance(runtime, SteppedRuntime)
+    return runtime
+
+
+def scored(runtime: SteppedRuntime) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    """Logits [32, vocabulary] after a prompt of 16 tokens and each of 32 more."""
+    tokens = np.random.default_rng(5).integers(2048, size=(1, 48))
+    return np.concatenate(list(runtime.score(tokens, 16)))
+
+
+def error_of(runtime: SteppedRuntime, folder: Path) -> float:
+    """The largest error of a logit beside float32's, over the largest logit."""
+    exact = scored(prepared(folder))
+    return float(np.abs(scored(runtime) - exact).max() / np.abs(exact).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", get_args(LlamaCppType))
+def test_every_type_is_written_and_read(tmp_path: Path, kind: LlamaCppType) -> None:
+    runtime = prepared(tmp_path, Gguf(type=kind))
+    facts = runtime.notes.facts
+    assert facts["gguf_type"] == kind
+    assert not any(name.startswith("type ") for name in facts["gguf_tensor_types"])
+    assert 0 < error_of(runtime, tmp_path) < FAR.get(kind, 1.0)
+
+
+def test_what_matters_makes_few_bits_better(tmp_path: Path) -> None:
+    """Q2_K without, and with the importance that Q2_K_S asks for: the same type of numbers in each matrix, or fewer."""
+    runtime = prepared(tmp_path, Gguf(type="IQ3_XXS"))
+    assert error_of(runtime, tmp_path) < error_of(prepared(tmp_path, Gguf(type="Q2_K")), tmp_path)
+
+
+def test_a_pure_file_has_one_type_of_matrices_and_fewer_bytes(tmp_path: Path) -> None:
+    mixed, pure = prepared(tmp_path, Gguf()), prepared(tmp_path, Gguf(pure=True))
+    assert set(mixed.notes.facts["gguf_tensor_types"]) == {"F32", "Q4_0", "Q6_K"}
+    assert set(pure.notes.facts["gguf_tensor_types"]) == {"F32", "Q4_0"}
+    sizes = [runtime.weights().bytes or 0 for runtime in (pure, mixed)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[1]
+
+
+def test_flash_attention_computes_the_same(tmp_path: Path) -> None:
+    fused, plain = (prepared(tmp_path, LlamaFlashAttention(enabled=enabled)) for enabled in (True, False))
+    assert (fused.notes.facts["flash_attention"], plain.notes.facts["flash_attention"]) == (True, False)
+    assert error_of(plain, tmp_path) == 0
+    assert 0 < error_of(fused, tmp_path) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "width"), [("F16", 1e-2, 2.0), ("Q8_0", 0.1, 34 / 32), ("Q4_0", 0.5, 18 / 32)]
+)
+def test_a_cache_of_fewer_bits_rounds_keys_and_values(
+    tmp_path: Path, kind: str, bound: float, width: float
+) -> None:
+    technique = LlamaKvCache.model_validate({"keys": kind, "values": kind})
+    runtime = prepared(tmp_path, technique)
+    assert runtime.notes.facts["kv_cache_bytes_per_token"] == 2 * 4 * 256 * width
+    assert 0 < error_of(runtime, tmp_path) < bound
+
+
+def test_a_prompt_in_passes_leaves_the_same(tmp_path: Path) -> None:
+    runtime = prepared(tmp_path, LlamaPromptBatch(tokens=5))
+    assert runtime.notes.facts["prompt_tokens_together"] == 5
+    assert error_of(runtime, tmp_path) < 1e-3
+
+
+def test_a_folder_is_the_model_that_is_in_it(tmp_path: Path, models: Path) -> None:
+    by_folder, bundled = prepared(tmp_path, model="path:tiny"), prepared(tmp_path)
+    assert by_folder.weights().hash == bundled.weights().hash
+    np.testing.assert_array_equal(scored(by_folder), scored(bundled))
+
+
+def test_a_file_is_run_as_it_is(tmp_path: Path, models: Path) -> None:
+    written = prepared(tmp_path, Gguf(type="Q8_0"))
+    file = next(_kept().glob("bundled-tiny-*-Q8_0.gguf"))
+    shutil.copy(file, models / "mine.gguf")
+    given = prepared(tmp_path, model="path:mine.gguf")
+    assert given.facts == written.facts
+    assert given.notes.facts["gguf_type"] == "Q8_0"
+    assert given.weights().hash_of == "files"
+    assert given.weights().bytes == written.weights().bytes
+    np.testing.assert_array_equal(scored(given), scored(written))
+    assert "path:mine.gguf" in held_models()
+    with pytest.raises(UnsupportedError, match="has the type that it was written with; leave gguf out"):
+        prepared(tmp_path, Gguf(), model="path:mine.gguf")
+
+
+def _kept() -> Path:
+    from optigpu.paths import cache_dir
+
+    return cache_dir() / "converted" / "gguf"
+
+
+def test_a_file_of_another_architecture_or_of_none_is_refused(tmp_path: Path, models: Path) -> None:
+    prepared(tmp_path)
+    # Files of other versions of the writer may lie beside it.
+    whole = max(_kept().glob("bundled-tiny-*-F32.gguf"), key=lambda path: path.stat().st_mtime_ns)
+    content = whole.read_bytes()
+    changes = {
+        "other": (
+            content.replace(b"gpt2", b"bert"),
+            "'bert', and those known here are gpt2, llama",
+        ),
+        "text": (b"<html>", "does not begin as GGUF files do"),
+        "half": (content[: len(content) // 2], "ends before its last tensor"),
+        "short": (content[:100], "ends within its header"),
+        "counts": (content[:8] + b"\xff" * 16 + content[24:], "it has a count of"),
+        "old": (content[:4] + b"\x01\0\0\0" + content[8:], "version 1"),
+    }
+    for name, (changed, words) in changes.items():
+        (models / f"{name}.gguf").write_bytes(changed)
+        with pytest.raises(UnsupportedError, match=words):
+            prepared(tmp_path, model=f"path:{name}.gguf")
+
+
+def test_the_header_that_is_read_is_what_the_package_gguf_reads(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    prepared(tmp_path, Gguf(type="Q4_K_M"))
+    path = next(_kept().glob("bundled-tiny-*-Q4_K_M.gguf"))
+    ours, theirs = read_header(path), GGUFReader(str(path))
+    assert ours.architecture == "gpt2"
+    assert [(each.name, each.type, each.elements) for each in ours.tensors] == [
+        (each.name, int(each.tensor_type), int(each.n_elements)) for each in theirs.tensors
+    ]
+    for each, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert 0 <= each.bytes - int(other.n_bytes) < 32

@@ -1,0 +1,85 @@
+"""Kept ONNX models: written once, replaced when damaged, and nothing left of one for which there was no space."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optigpu.backends.converted import REFUSED, written
+from optigpu.backends.onnxruntime.contents import DATA, MODEL
+from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
+from optigpu.techniques.quantization.onnx_int8 import OnnxInt8
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from tests.engine.caches import cache_with
+from tests.engine.onnx_models import BACKEND, ordered, prepared
+
+pytestmark = [pytest.mark.onnxruntime, pytest.mark.slow]
+
+SMALL = "preset:tiny-llama-test"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where models are kept."""
+    folder = cache_with(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
+    return folder / "converted" / "onnxruntime"
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file of this process or a child's may be larger than 100 kB: what a full disk does, without filling one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_model_is_written_once_for_each_format(tmp_path: Path, kept: Path) -> None:
+    said: list[str] = []
+    for stack in ((), (), (OnnxInt4(),), (OnnxInt8(),), (OnnxInt4(),)):
+        BACKEND.prepare(ordered(tmp_path, *stack, model=SMALL), said.append)
+    assert said.count("converting the model") == 3
+    assert len(list(kept.glob("preset-tiny-llama-test-*.onnx"))) == 3
+
+
+@pytest.mark.parametrize("file", [MODEL, DATA])
+@pytest.mark.parametrize("shorter", [True, False])
+def test_a_damaged_model_is_removed_and_written_anew(
+    tmp_path: Path, kept: Path, file: str, shorter: bool
+) -> None:
+    prepared(tmp_path, model=SMALL)
+    (folder,) = kept.glob("*.onnx")
+    path = folder / file
+    whole = path.read_bytes()
+    if not shorter and file == DATA:
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if shorter else b"\xff" * len(whole))
+    with pytest.raises(OptiGPUError, match="was damaged and has been removed; run the job again"):
+        prepared(tmp_path, model=SMALL)
+    prepared(tmp_path, model=SMALL)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, kept: Path) -> None:
+    with pytest.raises(OptiGPUError, match=r"there is no space for it in .*onnxruntime .*; free some"):
+        prepared(tmp_path, model=SMALL)
+    assert [path.name for path in kept.iterdir()] == ["onnxruntime.lock"]
+
+
+def test_a_converter_s_status_says_what_happened(tmp_path: Path, capfd: Any) -> None:
+    def refuse() -> None:
+        raise UnsupportedError("Not this one.")
+
+    def fail() -> None:
+        raise PermissionError("no")
+
+    assert written(refuse, tmp_path) == REFUSED
+    assert capfd.readouterr().out == "Not this one.\n"
+    assert written(lambda: None, tmp_path) == 0
+    with pytest.raises(PermissionError):
+        written(fail, tmp_path)

@@ -1,0 +1,228 @@
+"""A load on a simulated engine with its own clock: what theory says, what a second loop computes, what stalls do."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from optigpu.documents.load import LittlesLaw, LoadRun
+from optigpu.load.batching import Batching
+from optigpu.load.clock import VirtualClock
+from optigpu.load.figures import Limits, figures_of, littles_law
+from optigpu.load.queries import Load, Query, Schedule, poisson, read_trace
+from optigpu.load.served import Run, Seen
+from optigpu.load.simulated import SimulatedSlots
+from optigpu.statistics.trend import growth_risk, slope
+from optigpu.vocabulary import SpecError
+
+STEP_S = 0.01
+SERVER = Schedule("Server", 400, (1, 1), (5, 5), rate=10.0)
+
+
+def simulated(load: Load, slots: int = 1, stalls: tuple[tuple[float, float], ...] = ()) -> Run:
+    clock = VirtualClock()
+    engine = SimulatedSlots(clock, slots, STEP_S, STEP_S, stalls)
+    return Batching(engine, clock).run(load, [[0]] * len(load.queries))
+
+
+def figures(load: Load, **given: object) -> LoadRun:
+    return figures_of(simulated(load, **given), Limits(), is_open=load.clients is None)  # type: ignore[arg-type]
+
+
+def alone(load: Load) -> list[tuple[float, float]]:
+    """The first token and the end of each query of an engine with one place, by a loop that shares no code."""
+    moments, free = [], 0.0
+    for query in load.queries:
+        first = max(query.arrival_s, free) + STEP_S
+        free = first + STEP_S * (query.new_tokens - 1)
+        moments.append((first, free))
+    return moments
+
+
+def together(load: Load, slots: int) -> dict[int, tuple[float, float]]:
+    """The same of several places: all that have come join, then each has a token."""
+    now, ahead = 0.0, list(load.queries)
+    queue: list[Query] = []
+    left: dict[int, int] = {}
+    first: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    while ahead or queue or left:
+        if not queue and not left:
+            now = max(now, ahead[0].arrival_s)
+        while ahead and ahead[0].arrival_s <= now:
+            queue.append(ahead.pop(0))
+        while queue and len(left) < slots:
+            now += STEP_S
+            query = queue.pop(0)
+            first[query.number], left[query.number] = now, query.new_tokens - 1
+        now += STEP_S
+        for number in [*left]:
+            left[number] -= 1
+            if not left[number]:
+                del left[number]
+                ended[number] = now
+    return {number: (first[number], ended[number]) for number in first}
+
+
+def test_a_poisson_run_is_the_same_computed_again_by_another_loop() -> None:
+    load = SERVER.draw(np.random.default_rng(1))
+    run = simulated(load)
+    for served, (first_s, ended_s) in zip(run.served, alone(load), strict=True):
+        assert served.ttft_s == pytest.approx(first_s - served.query.arrival_s)
+        assert served.latency_s == pytest.approx(ended_s - served.query.arrival_s)
+        assert served.tpot_s == pytest.approx(STEP_S)
+    assert run.seconds == pytest.approx(max(ended for _, ended in alone(load)))
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_so_is_one_whose_sequences_join_and_leave(slots: int) -> None:
+    load = replace(SERVER, rate=60.0, new_tokens=(2, 9)).draw(np.random.default_rng(2))
+    expected = together(load, slots)
+    for served in simulated(load, slots=slots).served:
+        first_s, ended_s = expected[served.query.number]
+        assert (served.first_s, served.ended_s) == pytest.approx((first_s, ended_s))
+        assert served.count == served.query.new_tokens
+
+
+@pytest.mark.parametrize("load_share", [0.3, 0.7])
+def test_the_mean_wait_is_that_of_queueing_theory(load_share: float) -> None:
+    """M/D/1: a wait of D x / (2 (1 - x)), by Pollaczek and Khinchin."""
+    service_s = 2 * STEP_S
+    source = np.random.default_rng(3)
+    schedule = Schedule("Server", 20_000, (1, 1), (2, 2), rate=load_share / service_s)
+    runs = [figures(schedule.draw(source)) for _ in range(4)]
+    wait_s = float(np.mean([each - STEP_S for run in runs for each in run.ttft_s]))
+    assert wait_s == pytest.approx(service_s * load_share / (2 * (1 - load_share)), rel=0.08)
+    assert not any(run.saturated for run in runs)
+
+
+def test_arrivals_are_exponentially_apart_and_add_up_to_the_rate() -> None:
+    moments = poisson(5.0, 20_000, np.random.default_rng(4))
+    gaps = np.diff([0.0, *moments])
+    assert gaps.min() >= 0
+    assert moments[-1] == pytest.approx(4000, rel=0.001)
+    for share in (0.1, 0.5, 0.9):
+        assert np.quantile(gaps, share) == pytest.approx(-math.log(1 - share) / 5, rel=0.05)
+    assert poisson(5.0, 10, np.random.default_rng(5)) == poisson(5.0, 10, np.random.default_rng(5))
+
+
+def test_a_stall_that_a_closed_loop_hides_is_seen_where_queries_keep_coming() -> None:
+    """One client waits with the server, and only one of its queries is slow. Those that would have come meanwhile are
+    not sent, and so not slow: coordinated omission."""
+    stall = ((5.0, 10.0),)
+    arriving = figures(SERVER.draw(np.random.default_rng(6)), stalls=stall)
+    waiting = figures(replace(SERVER, scenario="closed").draw(np.random.default_rng(6)), stalls=stall)
+    assert np.percentile(waiting.latency_s, 99) == pytest.approx(5 * STEP_S)
+    assert max(waiting.latency_s) > 10
+    assert np.percentile(arriving.latency_s, 90) > 5
+    assert np.percentile(arriving.latency_s, 50) < 5
+    assert arriving.law.holds
+    assert waiting.law.holds
+
+
+def test_offline_sends_all_at_once_and_a_single_stream_one_by_one() -> None:
+    source = np.random.default_rng(7)
+    offline = figures(replace(SERVER, scenario="Offline", count=6).draw(source), slots=2)
+    assert offline.sent_s == (0.0,) * 6
+    assert offline.saturated is None or not offline.saturated
+    single = simulated(replace(SERVER, scenario="SingleStream", count=3).draw(source), slots=2)
+    assert [each.intended_s for each in single.served] == pytest.approx([0, 0.05, 0.1])
+    two = simulated(replace(SERVER, scenario="closed", clients=2, count=4).draw(source), slots=2)
+    assert [each.intended_s for each in two.served] == pytest.approx([0, 0, 0.06, 0.06])
+
+
+def test_goodput_counts_what_met_the_limits() -> None:
+    load = Load(tuple(Query(number, 0.0, 1, 2) for number in range(4)))
+    run = simulated(load)
+    assert figures_of(run, Limits(), is_open=True).met == 4
+    found = figures_of(run, Limits(ttft_s=0.035), is_open=True)
+    assert found.met == 2
+    assert found.goodput_per_s == pytest.approx(2 / 0.08)
+    assert figures_of(run, Limits(tpot_s=0.001), is_open=True).met == 0
+
+
+@pytest.mark.parametrize("scenario", ["Server", "Offline", "SingleStream", "closed"])
+def test_littles_law_holds_in_every_scenario(scenario: str) -> None:
+    schedule = replace(SERVER, scenario=scenario, clients=3, rate=70.0)  # type: ignore[arg-type]
+    law = figures(schedule.draw(np.random.default_rng(8)), slots=2).law
+    assert law.holds
+    assert law.counted == pytest.approx(law.expected)
+
+
+def test_littles_law_fails_where_a_query_is_lost_or_counted_twice() -> None:
+    run = simulated(SERVER.draw(np.random.default_rng(9)))
+    assert littles_law(run.served, run.seen, run.seconds).holds
+    assert not littles_law(run.served[:-1], run.seen, run.seconds).holds
+    assert not littles_law([*run.served, run.served[0]], run.seen, run.seconds).holds
+    stuck = [Seen(each.moment_s, each.count + 1) for each in run.seen]
+    assert not littles_law(run.served, stuck, run.seconds).holds
+    assert not LittlesLaw(counted=2, rate=1, latency_s=1, late_s=0, tolerance=0.5).holds
+
+
+@pytest.mark.parametrize(("rate", "grows"), [(10.0, False), (16.0, False), (26.0, True), (60.0, True)])
+def test_a_queue_that_grows_is_told_from_one_that_comes_and_goes(rate: float, grows: bool) -> None:
+    """The engine serves 20 a second."""
+    source = np.random.default_rng(10)
+    found = [figures(replace(SERVER, rate=rate).draw(source)).saturated for _ in range(40)]
+    assert sum(map(bool, found)) >= 39 if grows else sum(map(bool, found)) <= 1
+
+
+def test_a_queue_over_time_has_the_mean_of_its_points() -> None:
+    found = figures(replace(SERVER, rate=18.0).draw(np.random.default_rng(11)))
+    assert np.mean([count for _, count in found.queue]) == pytest.approx(found.waiting)
+    wait_s = sum(found.ttft_s) / found.seconds
+    assert found.waiting == pytest.approx(wait_s)
+
+
+def test_a_trend_is_one_that_goes_on() -> None:
+    rising = np.arange(12.0)
+    assert growth_risk(rising) < 1e-4
+    assert growth_risk(rising[::-1]) == 1
+    assert growth_risk(np.zeros(12)) == 1
+    assert growth_risk(rising[:3]) == 1
+    assert growth_risk(np.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])) > 0.01
+    assert slope(np.arange(12.0) / 2, rising) == pytest.approx(2)
+
+
+TRACE = """{"arrival_s": 0, "prompt_tokens": 3, "output_tokens": 2}
+
+{"arrival_s": 0.5, "prompt_tokens": 4, "output_tokens": 6}
+"""
+
+
+def test_a_trace_is_replayed_as_it_is_written() -> None:
+    queries = read_trace(TRACE)
+    assert queries == (Query(0, 0.0, 3, 2), Query(1, 0.5, 4, 6))
+    load = Schedule("trace", 2, (1, 1), (2, 2), trace=queries).draw(np.random.default_rng(0))
+    assert [each.intended_s for each in simulated(load).served] == [0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"arrival_s": 1', "line 4 of the trace is wrong"),
+        ('{"arrival_s": -1, "prompt_tokens": 3, "output_tokens": 2}', "arrival_s: -1"),
+        ('{"arrival_s": 1, "prompt_tokens": 0, "output_tokens": 2}', "prompt_tokens: 0 is too small"),
+        ('{"arrival_s": 1, "prompt_tokens": 3}', "output_tokens: This field is required"),
+        (
+            '{"arrival_s": 1, "prompt_tokens": 3, "output_tokens": 2, "x": 1}',
+            "line 4 of the trace is wrong: x",
+        ),
+        ('{"arrival_s": NaN, "prompt_tokens": 3, "output_tokens": 2}', "line 4 of the trace is wrong"),
+        (
+            '{"arrival_s": 0.4, "prompt_tokens": 3, "output_tokens": 2}',
+            "line 4 of the trace arrives at 0.4 s",
+        ),
+        ("[]", "line 4 of the trace is wrong"),
+    ],
+)
+def test_a_broken_line_of_a_trace_is_named(line: str, words: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_trace(TRACE + line + "\n" + "more")
+    assert words in str(error.value)
+
+
+def test_an_empty_trace_is_none() -> None:
+    with pytest.raises(SpecError, match="the trace has no line"):
+        read_trace("\n")

@@ -1,0 +1,94 @@
+"""What a verdict says of the runs of a load: requests that failed, counts that contradict, a growing queue."""
+
+import numpy as np
+import pytest
+
+from optigpu.conductor.loads import load_measurements, raw_queries, with_load
+from optigpu.conductor.processes.rounds import Replicate
+from optigpu.conductor.verdicts.load import queries
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.load import LoadFacts, LoadRun
+from optigpu.documents.result import VerdictReason, VerdictWarning
+from optigpu.load.batching import Batching
+from optigpu.load.clock import VirtualClock
+from optigpu.load.figures import Limits, figures_of
+from optigpu.load.queries import Schedule
+from optigpu.load.simulated import SimulatedSlots
+from tests.unit.made_replicates import REQUESTS, ROUNDS, evidence, replicate, spec, verdict
+
+RUNS = REQUESTS * ROUNDS
+SCHEDULE = Schedule("Server", 40, (1, 1), (3, 3), rate=10.0)
+SOURCE = np.random.default_rng(0)
+
+
+def a_run(rate: float = 10.0) -> LoadRun:
+    clock = VirtualClock()
+    load = Schedule("Server", 40, (1, 1), (3, 3), rate=rate).draw(SOURCE)
+    run = Batching(SimulatedSlots(clock, 1, 0.01, 0.01), clock).run(load, [[0]] * 40)
+    return figures_of(run, Limits(), is_open=True)
+
+
+RUN, GROWING = a_run(), a_run(rate=200.0)
+
+
+def served(*others: LoadRun) -> Replicate:
+    """A replicate of runs that fit together, but for these."""
+    return replicate(loads=(*others, *[RUN] * (RUNS - len(others))))
+
+
+def test_runs_that_fit_together_say_nothing() -> None:
+    assert verdict(served()).valid
+    assert verdict(served()).warnings == ()
+
+
+def test_a_single_run_that_breaks_littles_law_is_a_reason() -> None:
+    broken = RUN.model_copy(update={"law": RUN.law.model_copy(update={"counted": RUN.law.counted * 1.5})})
+    judged = verdict(served(broken))
+    assert judged.reasons == (VerdictReason.LITTLES_LAW,)
+    assert "Little's law does not hold" in judged.notes[0]
+
+
+def test_requests_that_failed_are_a_wrong_output() -> None:
+    judged = verdict(served(RUN.model_copy(update={"failed": 2, "error": "The server answered HTML"})))
+    assert judged.reasons == (VerdictReason.OUTPUT_INVALID,)
+    assert judged.notes[0].startswith(f"2 of {40 * RUNS} requests failed: The server answered HTML")
+
+
+def test_a_queue_that_grows_in_most_runs_is_a_warning() -> None:
+    assert GROWING.saturated
+    assert verdict(served(GROWING)).warnings == ()
+    judged = verdict(served(*[GROWING] * RUNS))
+    assert judged.valid
+    assert judged.warnings == (VerdictWarning.SATURATED,)
+    assert "ask for a lower rate" in judged.notes[0]
+
+
+def test_percentiles_have_as_many_samples_as_there_are_requests() -> None:
+    proof = evidence([served(), served()], spec())
+    assert queries(proof) == 2 * 40 * RUNS
+    measured = {each.name: each.samples for each in load_measurements(proof)}
+    assert set(measured) == {"ttft_s", "tpot_s", "latency_s", "goodput_per_s", "queue_length"}
+    assert [len(process) for process in measured["ttft_s"]] == [40 * RUNS] * 2
+    assert [len(process) for process in measured["goodput_per_s"]] == [RUNS] * 2
+    assert [len(process) for process in raw_queries(proof)["sent_s"]] == [40 * RUNS] * 2
+    assert load_measurements(evidence([replicate()], spec())) == []
+
+
+def test_the_facts_hold_the_run_where_the_law_fits_worst() -> None:
+    worse = RUN.law.model_copy(update={"counted": RUN.law.counted + RUN.law.tolerance / 2})
+    proof = evidence([served(RUN.model_copy(update={"law": worse}), GROWING)], spec())
+    facts = RunFacts(load=LoadFacts(scenario="Server", rate=10, queries=40))
+    load = with_load(facts, proof).load
+    assert load is not None
+    assert (load.law, load.runs, load.saturated_runs, load.is_saturated) == (worse, RUNS, 1, False)
+    assert with_load(RunFacts(), proof) == RunFacts()
+
+
+@pytest.mark.parametrize("limits", [Limits(ttft_s=1e-9), Limits(tpot_s=1e-9)])
+def test_a_goodput_of_zero_is_a_figure(limits: Limits) -> None:
+    clock = VirtualClock()
+    run = Batching(SimulatedSlots(clock, 1, 0.01, 0.01), clock).run(SCHEDULE.draw(SOURCE), [[0]] * 40)
+    none = figures_of(run, limits, is_open=True)
+    proof = evidence([replicate(loads=(none,) * RUNS)], spec())
+    (goodput,) = [each for each in load_measurements(proof) if each.name == "goodput_per_s"]
+    assert goodput.samples == ((0.0,) * RUNS,)
