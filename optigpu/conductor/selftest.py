@@ -20,7 +20,9 @@ from optigpu.conductor.session import environment_for
 from optigpu.documents.names import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
+from optigpu.engines.environments import program_of, variables_of
 from optigpu.selftest.kept import outcome_of
+from optigpu.selftest.setting import PLAIN_BACKEND
 from optigpu.vocabulary import (
     DeviceKind,
     ReplicateError,
@@ -30,8 +32,8 @@ from optigpu.vocabulary import (
 
 SELFTEST = (sys.executable, "-P", "-m", "optigpu.child.selftest")
 """The program that runs checks. -P keeps files of the working directory from being taken for modules."""
-CHECK_LIMIT_S = 180.0
-"""What compiles takes half a minute on two cores."""
+CHECK_LIMIT_S = 600.0
+"""What compiles takes half a minute on two cores, and several minutes beside other programs that use them."""
 LIST_LIMIT_S = 120.0
 
 _log = logging.getLogger(__name__)
@@ -139,7 +141,7 @@ class _Process:
             self._end()
         began_s = time.monotonic()
         try:
-            answer = ask(self._ready(), self._order(check), Checked, watch)
+            answer = ask(self._ready(check), self._order(check), Checked, watch)
         except UnsupportedError as error:
             result = _not_possible(check, str(error))
         except ReplicateError as error:
@@ -157,10 +159,13 @@ class _Process:
         threads = self._environment.cpu_cores if check.subject is Subject.KERNEL else 1
         return RunCheck(check=check, environment=self._environment, threads=threads, folder=str(self._folder))
 
-    def _ready(self) -> Child:
+    def _ready(self, check: SelfCheck) -> Child:
+        """A check of an engine with an environment of its own is `alone`, and so never finds another one's process."""
         if self._child is None:
-            variables = child_variables(self._environment.cpu_cores)
-            self._child = self._open.enter_context(Child(self._program, variables, keep=self._keep))
+            engine = check.backend or PLAIN_BACKEND
+            variables = child_variables(self._environment.cpu_cores) | variables_of(engine)
+            program = program_of(engine, self._program)
+            self._child = self._open.enter_context(Child(program, variables, keep=self._keep))
         return self._child
 
     def _end(self) -> None:

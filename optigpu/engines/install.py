@@ -153,7 +153,8 @@ def _variables(recipe: Recipe, jobs: int) -> dict[str, str]:
 
 def _own_packages() -> list[str]:
     """The folders of this environment's packages."""
-    return list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+    found = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    return list(dict.fromkeys(path for path in found if os.path.isdir(path)))
 
 
 def _requirements() -> list[str]:

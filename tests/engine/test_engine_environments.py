@@ -12,6 +12,7 @@ import pytest
 from optigpu.cli import app
 from optigpu.engines import recipes
 from optigpu.engines.environments import (
+    SHARED,
     EngineEnvironment,
     environment_of,
     not_installed,
@@ -128,6 +129,14 @@ def test_another_recipe_makes_another_environment(recipe: Recipe) -> None:
     assert environment_of(recipe.name) is None
     environment = install(changed, lambda _: None, jobs=1)
     assert environment.versions.keys() == {"small-engine"}
+
+
+def test_an_environment_whose_shared_folders_are_gone_is_made_anew(recipe: Recipe) -> None:
+    environment = install(recipe, lambda _: None, jobs=1)
+    shared = environment.packages / SHARED
+    shared.write_text(f"{shared.parent / 'gone'}\n")
+    assert environment_of(recipe.name) is None
+    assert environment_of(install(recipe, lambda _: None, jobs=1).recipe.name) == environment
 
 
 def test_what_fails_says_where_all_of_it_is_and_is_begun_anew(recipe: Recipe) -> None:
