@@ -1,5 +1,8 @@
 """The notebooks run from top to bottom on a CPU, and are kept without outputs."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -33,10 +36,22 @@ def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_first_cell_installs_where_the_package_is_missing(path: Path) -> None:
-    first = code(read(path))[0].source
-    assert 'find_spec("optigpu") is None' in first
-    assert "git+" in first
+def test_the_first_cell_installs_where_the_package_is_missing(path: Path, tmp_path: Path) -> None:
+    """An interpreter without packages runs it; what it starts as pip prints its arguments."""
+    (tmp_path / "pip.py").write_text("import sys; print(*sys.argv[1:])")
+    bare = [sys.executable, "-I", "-S", "-c", code(read(path))[0].source]
+
+    def first_cell(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        variables = os.environ | {"OPTIGPU_SOURCE": source, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(bare, cwd=folder, env=variables, capture_output=True, text=True)
+
+    assert first_cell("git+https://example.invalid/optigpu", tmp_path).stdout.split()[-1] == (
+        "git+https://example.invalid/optigpu"
+    )
+    assert first_cell("", ROOT / "notebooks").stdout.split() == ["install", "--quiet", str(ROOT)]
+    nowhere = first_cell("", tmp_path)
+    assert (nowhere.returncode, nowhere.stdout) == (1, "")
+    assert "Write where it is to be installed from into SOURCE" in nowhere.stderr
 
 
 @pytest.mark.slow
