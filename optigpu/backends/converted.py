@@ -7,17 +7,17 @@ libraries' versions. The least recently used are removed when the folder holds m
 import errno
 import hashlib
 import math
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
+from optigpu.backends.refusals import allocation_failed
+from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models import facts, families
@@ -164,15 +164,19 @@ def decoder_facts(order: Order) -> ModelFacts:
 def whole(path: Path, engine: str) -> Iterator[None]:
     """Reading a kept model: one that cannot be read is damaged and is removed, so that the next process writes it anew.
 
-    Raises OptiGPUError in the place of what an engine and a reader of files raise then.
+    Raises OptiGPUError in the place of the RuntimeError, ValueError or OSError of who reads it; an error of an
+    allocation says nothing of the file, and stays as it is.
     """
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
-        shutil.rmtree(path, ignore_errors=True)
+        if allocation_failed(error):
+            raise
+        with suppress(OSError):
+            remove(path)
         why = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         raise OptiGPUError(
-            f"{engine} cannot load {path.name}: {why}. It was damaged and has been removed; run the job again."
+            f"{engine} cannot load {path.name}: {why}. The file was damaged and has been removed; run the job again."
         ) from error
 
 

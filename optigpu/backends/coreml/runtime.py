@@ -7,7 +7,7 @@ import coremltools
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import weights_of
+from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.coreml.package import INPUT, Package, logits_in, package_of, written
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
@@ -15,6 +15,7 @@ from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
+ENGINE = "Core ML"
 NOT_SAID = "Core ML does not say which kernels of attention run."
 
 
@@ -27,19 +28,21 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 
     def steps(rows: int, length: int) -> "PackageSteps":
         package = package_of(order, rows, length)
-        return PackageSteps(written(order, package, progress), package)
+        path = written(order, package, progress)
+        with whole(path, ENGINE):
+            return PackageSteps(path, package)
 
     package_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is converted
     notes = Notes()
     notes.record(
         dtype="float32",
         kv_cache="none",
-        decode_loop="Core ML",
+        decode_loop=ENGINE,
         decode_operator="MLModel.predict",
         versions={"coremltools": coremltools.__version__},
         reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
     )
-    return SteppedRuntime(order, Loaded("Core ML", facts, steps, weights_of(order), None), notes)
+    return SteppedRuntime(order, Loaded(ENGINE, facts, steps, weights_of(order), None), notes)
 
 
 class PackageSteps:

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Workload
 
 PACKAGE = "ctranslate2"
@@ -64,4 +65,4 @@ class Ctranslate2Backend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """CTranslate2 says it in its own words, or in C++'s."""
-        return isinstance(error, (MemoryError, OutOfMemoryError)) or "bad_alloc" in str(error)
+        return allocation_failed(error)

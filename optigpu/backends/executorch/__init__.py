@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -62,4 +63,4 @@ class ExecuTorchBackend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """The name of its error for an allocation that fails."""
-        return "MemoryAllocationFailed" in str(error)
+        return allocation_failed(error)

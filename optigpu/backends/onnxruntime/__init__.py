@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Workload
 
 PACKAGES = ("onnxruntime", "onnx")
@@ -70,7 +71,4 @@ class OnnxRuntimeBackend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """ONNX Runtime says it in the text of errors of its own."""
-        if isinstance(error, (MemoryError, OutOfMemoryError)):
-            return True
-        text = str(error).lower()
-        return "bad_alloc" in text or "failed to allocate memory" in text
+        return allocation_failed(error)

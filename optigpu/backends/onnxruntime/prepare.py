@@ -1,6 +1,5 @@
 """An order as a runtime: the graph is written if it is not kept already, and loaded."""
 
-import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 from onnxruntime import InferenceSession
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter, weights_of
-from optigpu.backends.onnxruntime import PACKAGES, OnnxRuntimeBackend, convert
+from optigpu.backends.converted import Converter, weights_of, whole
+from optigpu.backends.onnxruntime import PACKAGES, convert
 from optigpu.backends.onnxruntime.contents import Contents
 from optigpu.backends.onnxruntime.families import parts_of
 from optigpu.backends.onnxruntime.formats import format_of, graph_level_of
@@ -23,7 +22,7 @@ from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, Mode
 from optigpu.models.facts import config_of, image_facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
-from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
+from optigpu.vocabulary import Task, UnsupportedError
 
 NAME = "ONNX Runtime"
 NOT_SAID = "ONNX Runtime does not say which kernels run."
@@ -119,18 +118,9 @@ def _model(order: Order) -> tuple[str, ...]:
 
 
 def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
-    """A folder that cannot be loaded is damaged, and so is removed: the next process writes it anew."""
     progress("loading")
-    try:
+    with whole(folder, NAME):
         return Contents.read(folder), opened(folder, order.threads, graph_level_of(order.stack))
-    except Exception as error:  # ONNX Runtime's have no base of their own
-        if OnnxRuntimeBackend().is_out_of_memory(error):
-            raise
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        shutil.rmtree(folder, ignore_errors=True)
-        raise OptiGPUError(
-            f"ONNX Runtime cannot load {folder.name} ({why}); it was damaged and has been removed; run the job again."
-        ) from error
 
 
 def _weights(order: Order, contents: Contents) -> WeightFacts:

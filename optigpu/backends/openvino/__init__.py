@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, Task, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
 from optigpu.workloads.base import Workload
 
 PACKAGES = ("openvino", "nncf")
@@ -73,4 +74,4 @@ class OpenVinoBackend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """OpenVINO passes on what C++ says when it cannot allocate."""
-        return isinstance(error, (MemoryError, OutOfMemoryError)) or "bad_alloc" in str(error)
+        return allocation_failed(error)
