@@ -194,7 +194,7 @@ def test_a_family_without_a_converter_is_refused(models_dir: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("software", "sentence"),
-    [({}, f"ctranslate2 is not installed; install with: {INSTALL}"), ({"ctranslate2": "1"}, None)],
+    [({}, f"ctranslate2 is not installed; install it with: {INSTALL}"), ({"ctranslate2": "1"}, None)],
 )
 def test_without_its_package_it_names_the_command(software: dict[str, str], sentence: str | None) -> None:
     assert BACKENDS["ctranslate2"].missing(probe().model_copy(update={"software": software})) == sentence

@@ -231,8 +231,8 @@ def test_a_model_that_cannot_be_written_is_refused(
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"llama-cpp-python and gguf are not installed; install with: {INSTALL}"),
-        ({"gguf": "1"}, f"llama-cpp-python is not installed; install with: {INSTALL}"),
+        ({}, f"llama-cpp-python and gguf are not installed; install them with: {INSTALL}"),
+        ({"gguf": "1"}, f"llama-cpp-python is not installed; install it with: {INSTALL}"),
         ({"gguf": "1", "llama-cpp-python": "1"}, None),
     ],
 )

@@ -255,8 +255,8 @@ def test_it_knows_when_memory_ran_out() -> None:
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"onnxruntime and onnx are not installed; install with: {INSTALL}"),
-        ({"onnx": "1"}, f"onnxruntime is not installed; install with: {INSTALL}"),
+        ({}, f"onnxruntime and onnx are not installed; install them with: {INSTALL}"),
+        ({"onnx": "1"}, f"onnxruntime is not installed; install it with: {INSTALL}"),
         ({"onnx": "1", "onnxruntime": "1"}, None),
     ],
 )

@@ -230,8 +230,8 @@ def test_a_cache_of_8_bits_is_smaller_and_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"openvino and nncf are not installed; install with: {INSTALL}"),
-        ({"openvino": "1"}, f"nncf is not installed; install with: {INSTALL}"),
+        ({}, f"openvino and nncf are not installed; install them with: {INSTALL}"),
+        ({"openvino": "1"}, f"nncf is not installed; install it with: {INSTALL}"),
         ({"openvino": "1", "nncf": "1"}, None),
     ],
 )
