@@ -4,7 +4,6 @@ They lie in `converted/ENGINE` of the cache folder. A name changes with the weig
 libraries' versions. The least recently used are removed when the folder holds more than the bound.
 """
 
-import errno
 import hashlib
 import math
 import subprocess
@@ -16,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.backends.base import Order
+from optigpu.backends.converter_program import REFUSED
 from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
@@ -30,9 +30,6 @@ from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""
-REFUSED = 3
-"""The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMON = (Path(families.__file__), Path(facts.__file__))
 
 
@@ -111,25 +108,6 @@ class Converter:
             found.update(path.read_bytes())
         name = reference.name.replace("/", "_")
         return f"{reference.kind}-{name}-{found.hexdigest()[:16]}"
-
-
-def written(write: Callable[[], None], output: Path) -> int:
-    """The exit status of a converter's program that calls `write` to make `output`.
-
-    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr.
-    """
-    try:
-        write()
-    except UnsupportedError as error:
-        print(error)
-        return REFUSED
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        advice = "free some, or name another folder in XDG_CACHE_HOME"
-        print(f"there is no space for it in {output.parent} ({error.strerror}); {advice}.", file=sys.stderr)
-        return 1
-    return 0
 
 
 def weights_of(order: Order) -> WeightFacts:

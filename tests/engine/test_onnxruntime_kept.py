@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.converted import REFUSED, written
+from optigpu.backends.converter_program import REFUSED, written
 from optigpu.backends.onnxruntime.contents import DATA, MODEL
 from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
 from optigpu.techniques.quantization.onnx_int8 import OnnxInt8

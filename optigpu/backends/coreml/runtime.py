@@ -8,7 +8,7 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.coreml.package import INPUT, Package, logits_in, package_of, written
+from optigpu.backends.coreml.package import INPUT, PACKAGES, logits_in
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.models.facts import config_of, facts_from_config
@@ -27,12 +27,11 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     facts = facts_from_config(*config_of(parse_reference(str(order.model))))
 
     def steps(rows: int, length: int) -> "PackageSteps":
-        package = package_of(order, rows, length)
-        path = written(order, package, progress)
+        path = PACKAGES.made(order, rows, length, progress)
         with whole(path, ENGINE):
-            return PackageSteps(path, package)
+            return PackageSteps(path, rows, length)
 
-    package_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is converted
+    PACKAGES.admit(order)  # a stack that it cannot apply is refused before anything is converted
     notes = Notes()
     notes.record(
         dtype="float32",
@@ -48,8 +47,8 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
 class PackageSteps:
     """Sequences that are computed as a whole in each pass; what follows a token cannot change it."""
 
-    def __init__(self, path: Path, package: Package) -> None:
-        self.rows, self.length = package.rows, package.length
+    def __init__(self, path: Path, rows: int, length: int) -> None:
+        self.rows, self.length = rows, length
         self._model = coremltools.models.MLModel(str(path), compute_units=coremltools.ComputeUnit.ALL)
         self._ids = np.zeros((self.rows, self.length), np.int32)
         self._used = 0

@@ -11,10 +11,9 @@ from executorch.runtime import Runtime
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.executorch.program import Program, program_of, written
+from optigpu.backends.executorch.program import PROGRAMS
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
-from optigpu.documents.facts import WeightFacts
 from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
@@ -31,12 +30,11 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     facts = facts_from_config(*config_of(parse_reference(str(order.model))))
 
     def steps(rows: int, length: int) -> "ProgramSteps":
-        program = program_of(order, rows, length)
-        path = written(order, program, progress)
+        path = PROGRAMS.made(order, rows, length, progress)
         with whole(path, ENGINE):
-            return ProgramSteps(path, program)
+            return ProgramSteps(path, rows, length, order.threads)
 
-    program_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is exported
+    PROGRAMS.admit(order)  # a stack that it cannot apply is refused before anything is exported
     notes = Notes()
     notes.record(
         dtype="float32",
@@ -47,22 +45,17 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
         versions={"executorch": version("executorch")},
         reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
     )
-    loaded = Loaded(ENGINE, facts, steps, _weights(order), None)
+    loaded = Loaded(ENGINE, facts, steps, weights_of(order), None)
     return SteppedRuntime(order, loaded, notes)
-
-
-def _weights(order: Order) -> WeightFacts:
-    """Their bytes in a program are not told apart from its other parts."""
-    return weights_of(order)
 
 
 class ProgramSteps:
     """A program's sequences, which are all decoded in each of its passes."""
 
-    def __init__(self, path: Path, program: Program) -> None:
+    def __init__(self, path: Path, rows: int, length: int, threads: int) -> None:
         """Raises RuntimeError for a file that ExecuTorch cannot load."""
-        self.rows, self.length = program.rows, program.length
-        _unsafe_reset_threadpool(program.threads)  # before anything runs in it
+        self.rows, self.length = rows, length
+        _unsafe_reset_threadpool(threads)  # before anything runs in it
         self._program = Runtime.get().load_program(path)
         method = self._program.load_method("forward")
         if method is None:

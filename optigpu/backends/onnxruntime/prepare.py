@@ -8,6 +8,7 @@ from onnxruntime import InferenceSession
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, weights_of, whole
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.onnxruntime import PACKAGES, convert
 from optigpu.backends.onnxruntime.contents import Contents
 from optigpu.backends.onnxruntime.families import parts_of
@@ -62,7 +63,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
 def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
     size = getattr(order.workload, "image_size", None) or _image_facts(order).image_size
     images = engine_options(order.stack).calibrated_on
-    arguments = (*_model(order), "--image-size", str(size))
+    arguments = (*model_arguments(order), "--image-size", str(size))
     if images:
         arguments = (*arguments, "--calibration-images", str(images))
     folder = CONVERTER.made(order, f"images-{size}-{images or 0}", arguments, progress)
@@ -104,17 +105,13 @@ def opened_decoder(order: Order, progress: Callable[[str], None]) -> tuple[Conte
     except UnsupportedError as error:
         raise UnsupportedError(f"onnxruntime cannot run {reference}: {error}") from error
     form = format_of(order.stack).name
-    folder = CONVERTER.made(order, form, (*_model(order), "--format", form), progress)
+    folder = CONVERTER.made(order, form, (*model_arguments(order), "--format", form), progress)
     return _loaded(folder, order, progress)
 
 
 def _image_facts(order: Order) -> ImageFacts:
     family, config = config_of(parse_reference(str(order.model)))
     return image_facts_from_config(family, {"num_labels": 1, **config})
-
-
-def _model(order: Order) -> tuple[str, ...]:
-    return ("--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads))
 
 
 def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
