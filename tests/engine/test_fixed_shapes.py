@@ -5,31 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.coreml.package import PACKAGES
 from optigpu.backends.executorch.program import PROGRAMS
 from optigpu.backends.fixed_shapes import FixedShapes
-from optigpu.hardware import probe
-from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.generate import Generate
+from optigpu.vocabulary import UnsupportedError
 from tests.engine.caches import cache_with
+from tests.engine.converted_engines import ordered
 
 CONVERTER = Converter("shapes", "tests.engine.children.fixed_shapes", ".json", (), ())
 ROOT = Path(__file__).parents[2]
-
-
-def ordered(folder: Path, *stack: Technique) -> Order:
-    return Order("bundled:tiny", stack, Generate(), DeviceKind.CPU, 3, 2, folder, probe())
 
 
 def test_a_model_is_written_once_for_each_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path).parent))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said: list[str] = []
-    order, shapes = ordered(tmp_path), FixedShapes(CONVERTER, "writing")
+    order, shapes = ordered(tmp_path, seed=3, threads=2), FixedShapes(CONVERTER, "writing")
     made = [shapes.made(order, 2, length, said.append) for length in (64, 64, 65)]
     assert made[0] == made[1] != made[2]
     assert said == ["writing", "writing"]

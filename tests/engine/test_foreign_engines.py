@@ -26,14 +26,14 @@ from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.quality import Quality
+from tests.engine.converted_engines import TINY, ordered
 
 NAMES = ("tensorrt_llm", "coreml", "executorch")
-TINY = "bundled:tiny"
 
 
 def order(stack: tuple[Technique, ...] = (), model: str = TINY) -> Order:
     workload = Generate(prompt_tokens=24, new_tokens=40, batch_size=2)
-    return Order(model, stack, workload, DeviceKind.CPU, 3, 2, Path("/nowhere"), probe())
+    return ordered(Path("/nowhere"), *stack, model=model, workload=workload, seed=3, threads=2)
 
 
 def with_gpu(*packages: str) -> Environment:
