@@ -134,7 +134,7 @@ def decoder_facts(order: Order) -> ModelFacts:
         return facts.facts_from_config(family, config)
     except KeyError as error:
         raise UnsupportedError(
-            f"The configuration of {reference} has no {error}: it generates no text."
+            f"The configuration of {reference} has no {error}, so it generates no text; name a model that does."
         ) from error
 
 

@@ -109,7 +109,7 @@ def test_what_is_decoded_is_remembered_and_nothing_is_left_of_the_sequence_befor
 def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
     context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context has {context} tokens, and {context + 1} tokens"):
+    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
         runtime.generate(prompts(1, context - 4), 5)
     assert runtime.generate(prompts(1, context - 4), 4).tokens.shape == (1, 4)
 

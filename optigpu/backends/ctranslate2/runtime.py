@@ -110,7 +110,7 @@ class Ctranslate2Runtime:
         """Remembers what is `decoded`. Raises OptiGPUError for sequences that are longer than the model's context."""
         if length > self.facts.context:
             raise OptiGPUError(
-                f"The model's context has {self.facts.context} tokens, and {length} tokens do not fit."
+                f"The model's context is {self.facts.context} tokens, and {length} do not fit; ask for fewer tokens."
             )
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < decoded:
             self.decoded = (rows, decoded)

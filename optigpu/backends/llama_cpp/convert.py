@@ -44,7 +44,9 @@ def quantize(options: argparse.Namespace, library: Library) -> int:
         form = Form(options.form, options.everywhere)
         importance = read_importance(options.importance) if options.importance else None
         if not library.quantize(Quantizing(options.plain, options.output, form, options.threads, importance)):
-            raise UnsupportedError(f"{library.title} could not quantize this model to {options.form}.")
+            raise UnsupportedError(
+                f"{library.title} could not quantize this model to {options.form}; choose another type."
+            )
 
     return written(work, options.output)
 

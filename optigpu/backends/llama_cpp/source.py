@@ -95,7 +95,9 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
         facts = _facts_of(header)
         contents = contents_of(path, library.type_name)
     except ValueError as error:
-        raise UnsupportedError(f"{reference} is not a GGUF file that can be run here: {error}.") from error
+        raise UnsupportedError(
+            f"{reference} is not a GGUF file that can be run here: {error}; name another file."
+        ) from error
     _require_runnable(reference, facts.family, engine)
     sha256 = hash_of(path, order.folder)
     weights = WeightFacts(
