@@ -74,7 +74,7 @@ class BoundedFolder:
         with FileLock(self.path / f"{self.path.name}.lock", timeout=timeout_s):
             for pattern in _LEFT_BY_THE_KILLED:
                 for left in self.path.glob(pattern):
-                    _remove(left)
+                    remove(left)
             yield
 
     @contextmanager
@@ -84,7 +84,7 @@ class BoundedFolder:
         try:
             yield draft
         finally:
-            _remove(draft)
+            remove(draft)
 
     def admit(self, draft: Path) -> None:
         """Gives a whole file its name, in place of an earlier one, once others have made room for it.
@@ -94,7 +94,7 @@ class BoundedFolder:
         path = draft.with_suffix(self.suffix)
         self._make_room(path, self.most - bytes_of(draft))
         if path.is_dir():
-            _remove(path)  # a folder cannot be replaced while it holds something
+            remove(path)  # a folder cannot be replaced while it holds something
         draft.replace(path)
 
     def _make_room(self, path: Path, room: float) -> None:
@@ -104,7 +104,7 @@ class BoundedFolder:
         for other in sorted(others, key=lambda each: each.stat().st_mtime_ns):
             if total <= room:
                 return
-            _remove(other)
+            remove(other)
             total -= others[other]
 
 
@@ -115,7 +115,8 @@ def bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A file, or a folder with all that is in it; nothing where neither is."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

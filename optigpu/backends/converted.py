@@ -4,20 +4,20 @@ They lie in `converted/ENGINE` of the cache folder. A name changes with the weig
 libraries' versions. The least recently used are removed when the folder holds more than the bound.
 """
 
-import errno
 import hashlib
 import math
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
+from optigpu.backends.converter_program import REFUSED
+from optigpu.backends.refusals import allocation_failed
+from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.shapes import ImageFacts, ModelFacts
 from optigpu.models import facts, families
@@ -30,9 +30,6 @@ from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""
-REFUSED = 3
-"""The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMMON = (Path(families.__file__), Path(facts.__file__))
 
 
@@ -113,25 +110,6 @@ class Converter:
         return f"{reference.kind}-{name}-{found.hexdigest()[:16]}"
 
 
-def written(write: Callable[[], None], output: Path) -> int:
-    """The exit status of a converter's program that calls `write` to make `output`.
-
-    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr.
-    """
-    try:
-        write()
-    except UnsupportedError as error:
-        print(error)
-        return REFUSED
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        advice = "free some, or name another folder in XDG_CACHE_HOME"
-        print(f"there is no space for it in {output.parent} ({error.strerror}); {advice}.", file=sys.stderr)
-        return 1
-    return 0
-
-
 def weights_of(order: Order) -> WeightFacts:
     """Where the weights of an order's model come from: their hash is the same for every backend.
 
@@ -156,7 +134,7 @@ def decoder_facts(order: Order) -> ModelFacts:
         return facts.facts_from_config(family, config)
     except KeyError as error:
         raise UnsupportedError(
-            f"The configuration of {reference} has no {error}: it generates no text."
+            f"The configuration of {reference} has no {error}, so it generates no text; name a model that does."
         ) from error
 
 
@@ -164,15 +142,19 @@ def decoder_facts(order: Order) -> ModelFacts:
 def whole(path: Path, engine: str) -> Iterator[None]:
     """Reading a kept model: one that cannot be read is damaged and is removed, so that the next process writes it anew.
 
-    Raises OptiGPUError in the place of what an engine and a reader of files raise then.
+    Raises OptiGPUError in the place of the RuntimeError, ValueError or OSError of who reads it; an error of an
+    allocation says nothing of the file, and stays as it is.
     """
     try:
         yield
     except (RuntimeError, ValueError, OSError) as error:
-        shutil.rmtree(path, ignore_errors=True)
+        if allocation_failed(error):
+            raise
+        with suppress(OSError):
+            remove(path)
         why = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         raise OptiGPUError(
-            f"{engine} cannot load {path.name}: {why}. It was damaged and has been removed; run the job again."
+            f"{engine} cannot load {path.name}: {why}. The file was damaged and has been removed; run the job again."
         ) from error
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from optigpu.backends import export
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
+from optigpu.backends.converter_program import model_arguments
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import CONFIGURATION, model_directory
 from optigpu.models.reference import parse_reference
@@ -23,10 +24,8 @@ def folder_of(engine: str, order: Order, progress: Callable[[str], None]) -> Pat
     if reference.kind == "path":
         return model_directory(reference.name)
     if reference.kind == "preset":
-        arguments = ("--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads))
-        return _converter(engine).made(
-            order, "safetensors", arguments, progress, "writing the model's folder"
-        )
+        doing = "writing the model's folder"
+        return _converter(engine).made(order, "safetensors", model_arguments(order), progress, doing)
     from huggingface_hub import try_to_load_from_cache  # only a hub's model needs it
 
     found = try_to_load_from_cache(reference.name, CONFIGURATION, revision=reference.revision or "main")

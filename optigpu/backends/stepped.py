@@ -130,7 +130,7 @@ class SteppedRuntime:
     def _steps_for(self, rows: int, length: int) -> Steps:
         if length > self.facts.context:
             raise OptiGPUError(
-                f"The model's context has {self.facts.context} tokens, and {length} tokens do not fit."
+                f"The model's context is {self.facts.context} tokens, and {length} do not fit; ask for fewer tokens."
             )
         known = self._steps
         if known is None or known.rows != rows or known.length < length:

@@ -1,4 +1,4 @@
-"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of nine.
+"""What a technique is: frozen parameters, facts about itself, and the hooks that it needs, of ten.
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
@@ -88,26 +88,6 @@ class Expected(NamedTuple):
     text: str
     source: str | None = None
 
-
-_QUANTIZED = "awq fp8 gptq int4_weight_only int8_dynamic int8_hybrid int8_weight_only llm_int8 nf4"
-_REPLACED = "fused_gelu fused_layernorm fused_qkv fused_rmsnorm fused_swiglu magnitude_pruning"
-_RECORDED = "cuda_graphs export_aot native_decode speculative_decoding torch_compile"
-WHOLE_IN_ONE_PROCESS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(_QUANTIZED.split(), "weights are divided as plain numbers"),
-        **dict.fromkeys(_REPLACED.split(), "blocks are divided as the library made them"),
-        **dict.fromkeys(_RECORDED.split(), "what is recorded or compiled runs in one process"),
-        **dict.fromkeys(
-            ("int8_kv_cache", "sliding_kv_cache", "static_kv_cache"),
-            "the other processes keep all keys and values as they come",
-        ),
-        **dict.fromkeys(
-            ("autocast", "grad_enabled"),
-            "the other processes compute in the weights' numbers, without gradients",
-        ),
-    }
-)
-"""Why techniques that divide a model among processes go with none of these."""
 
 EXACT = 1e-3
 """The `error_bound` of a technique that computes the same in another way: what another order of sums may change."""

@@ -1,4 +1,4 @@
-"""What the tests of engines that run converted models share: orders, prompts, and transformers' own answers."""
+"""What the tests of engines beside torch share: orders, prompts, and transformers' own answers. Imports no torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,6 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
-from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
@@ -30,14 +29,24 @@ def own_cache(made: Path) -> Iterator[None]:
         yield
 
 
-def prepared(
-    backend: str, folder: Path, *stack: Technique, model: str = TINY, threads: int = 1, **more: Workload
-) -> Any:
-    """A model in an engine with techniques; `workload` is generate where none is named."""
-    workload = more.get("workload", Generate())
+def ordered(
+    folder: Path,
+    *stack: Technique,
+    model: str = TINY,
+    workload: Workload | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    endpoint: str | None = None,
+) -> Order:
+    """On a CPU, with what the techniques require; generate where no workload is named."""
+    workload = workload or Generate()
     resolved = resolve(stack, workload.kind)
-    order = Order(model, resolved, workload, DeviceKind.CPU, 0, threads, folder, probe())
-    return BACKENDS[backend].prepare(order, lambda _: None)
+    return Order(model, resolved, workload, DeviceKind.CPU, seed, threads, folder, probe(), endpoint)
+
+
+def prepared(backend: str, folder: Path, *stack: Technique, **asked: Any) -> Any:
+    """A model in an engine with techniques; what is asked for beside them is as `ordered` has it."""
+    return BACKENDS[backend].prepare(ordered(folder, *stack, **asked), lambda _: None)
 
 
 def prompts(rows: int, length: int = PROMPT, vocabulary: int = 2048) -> Any:
@@ -45,12 +54,26 @@ def prompts(rows: int, length: int = PROMPT, vocabulary: int = 2048) -> Any:
     return np.random.default_rng(5).integers(vocabulary, size=(rows, length))
 
 
+def transformers_model(reference: str) -> Any:
+    """A model that generates text, as it is without an engine."""
+    from optigpu.models.loading.load import load_model
+
+    return load_model(parse_reference(reference), device="cpu", dtype="float32")
+
+
+def transformers_classifier(reference: str) -> Any:
+    """A model that classifies images, as it is without an engine."""
+    from optigpu.models.loading.load import load_image_model
+
+    return load_image_model(parse_reference(reference), device="cpu", dtype="float32")
+
+
 def transformers_tokens(model: str, prompt: Any, new: int) -> list[list[int]]:
     """What transformers decodes greedily after a prompt."""
     import torch
 
-    loaded: Any = load_model(parse_reference(model), device="cpu", dtype="float32")
-    made = loaded.generate(torch.from_numpy(prompt), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    given, count = torch.from_numpy(prompt), {"max_new_tokens": new, "min_new_tokens": new}
+    made = transformers_model(model).generate(given, do_sample=False, **count)
     tokens: list[list[int]] = made[:, prompt.shape[1] :].tolist()
     return tokens
 
@@ -59,18 +82,16 @@ def transformers_logits(model: str, tokens: Any) -> Any:
     """After each token, [rows, length, vocabulary]."""
     import torch
 
-    loaded = load_model(parse_reference(model), device="cpu", dtype="float32")
     with torch.no_grad():
-        return loaded(input_ids=torch.from_numpy(tokens)).logits.numpy()
+        return transformers_model(model)(input_ids=torch.from_numpy(tokens)).logits.numpy()
 
 
 def transformers_classes(model: str, images: Any) -> Any:
     """Logits of images, [batch, classes]."""
     import torch
 
-    loaded = load_image_model(parse_reference(model), device="cpu", dtype="float32")
     with torch.no_grad():
-        return loaded(pixel_values=torch.from_numpy(images)).logits.numpy()
+        return transformers_classifier(model)(pixel_values=torch.from_numpy(images)).logits.numpy()
 
 
 def scored(runtime: Any, tokens: Any, prefill: int = 0) -> Any:

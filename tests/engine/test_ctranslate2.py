@@ -68,7 +68,7 @@ def test_a_rotary_embedding_keeps_its_base_and_its_scaling(models_dir: Path, tmp
 @pytest.mark.ctranslate2
 def test_a_scaling_that_it_would_compute_wrongly_is_refused(models_dir: Path, tmp_path: Path) -> None:
     scaled_llama(models_dir, 16)
-    with pytest.raises(UnsupportedError, match="a context of 8192 tokens, and this one began with 16"):
+    with pytest.raises(UnsupportedError, match="a first context of 8192 tokens, and this model's is 16"):
         prepared("ctranslate2", tmp_path, model="path:scaled-16")
 
 
@@ -113,7 +113,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path) -> None:
 def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> None:
     runtime = prepared("ctranslate2", tmp_path)
     context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context has {context} tokens, and {context + 1} tokens"):
+    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
         runtime.generate(prompts(1, context - 4), 5)
     assert runtime.generate(prompts(1, context - 4), 4).tokens.shape == (1, 4)
 
@@ -194,7 +194,7 @@ def test_a_family_without_a_converter_is_refused(models_dir: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("software", "sentence"),
-    [({}, f"ctranslate2 is not installed; install with: {INSTALL}"), ({"ctranslate2": "1"}, None)],
+    [({}, f"ctranslate2 is not installed; install it with: {INSTALL}"), ({"ctranslate2": "1"}, None)],
 )
 def test_without_its_package_it_names_the_command(software: dict[str, str], sentence: str | None) -> None:
     assert BACKENDS["ctranslate2"].missing(probe().model_copy(update={"software": software})) == sentence

@@ -17,7 +17,7 @@ from optigpu.backends.runtime import RemoteRuntime
 from optigpu.hardware import probe
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
-from optigpu.workloads.generate import Generate
+from tests.engine.converted_engines import TINY, ordered
 from tests.servers.completions import (
     EVENTS,
     JSON,
@@ -31,14 +31,13 @@ from tests.servers.completions import (
     whole,
 )
 
-TINY = "bundled:tiny"
 PROMPT = np.arange(24).reshape(2, 12) + 5
 NEW = 6
 
 
 def order(server: CompletionServer, folder: Path, model: str = "tiny", reference: str = TINY) -> Order:
     endpoint = f"{server.url}/v1#{model}" if model else f"{server.url}/v1"
-    return Order(reference, (), Generate(), DeviceKind.CPU, 0, 1, folder, probe(), endpoint)
+    return ordered(folder, model=reference, endpoint=endpoint)
 
 
 @contextmanager

@@ -185,7 +185,7 @@ REASONS: dict[Behave, str] = {
     counting_too_many: "The server counted 5 tokens in a text of 2 bytes: some were not shown, or not decoded.",
     counting_nothing: "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
     "stream_options.include_usage.",
-    garbage: 'The server sent \'{"choices": [{"text":\', which is no chunk of a completion.',
+    garbage: 'The server sent \'{"choices": [{"text":\', which is not a chunk of a completion.',
     with_an_error_within: "The server ended the stream with an error: out of memory",
     with_a_line_without_end: "The server's answer is longer than any completion; it was cut off.",
 }
@@ -201,7 +201,7 @@ def test_a_stream_that_is_not_whole_says_why(behave: Behave) -> None:
 def test_a_count_below_zero_is_no_chunk() -> None:
     error = streamed(with_a_negative_count).error
     assert error is not None
-    assert "is no chunk of a completion" in error
+    assert "is not a chunk of a completion" in error
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,8 @@ def test_a_refusal_is_one_sentence(status: int, body: str, said: str, refused: b
 def test_html_is_no_stream() -> None:
     found = streamed(page(200, HTML, "<!doctype html>\n<title>Welcome</title>"))
     expected = (
-        "The server answered with text/html instead of a stream: '<!doctype html> <title>Welcome</title>'."
+        "The server answered with text/html instead of a stream: '<!doctype html> <title>Welcome</title>'; correct "
+        "the endpoint's address."
     )
     assert found.error == expected
 

@@ -12,7 +12,7 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.backends.arrivals import Arrivals
 from optigpu.backends.base import Order
-from optigpu.backends.coreml.package import logits_in, package_of
+from optigpu.backends.coreml.package import logits_in
 from optigpu.backends.folders import folder_of
 from optigpu.backends.tensorrt_llm.answers import arrived
 from optigpu.backends.tensorrt_llm.settings import sampling_of, settings_of
@@ -26,14 +26,14 @@ from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.quality import Quality
+from tests.engine.converted_engines import TINY, ordered
 
 NAMES = ("tensorrt_llm", "coreml", "executorch")
-TINY = "bundled:tiny"
 
 
 def order(stack: tuple[Technique, ...] = (), model: str = TINY) -> Order:
     workload = Generate(prompt_tokens=24, new_tokens=40, batch_size=2)
-    return Order(model, stack, workload, DeviceKind.CPU, 3, 2, Path("/nowhere"), probe())
+    return ordered(Path("/nowhere"), *stack, model=model, workload=workload, seed=3, threads=2)
 
 
 def with_gpu(*packages: str) -> Environment:
@@ -129,17 +129,6 @@ def test_a_sequence_that_ends_early_is_no_generation() -> None:
     asyncio.run(arrived([recorded([5], [5, 6])], arrivals, lambda: 1))
     with pytest.raises(OptiGPUError, match="decoded 2 tokens instead of the 3"):
         arrivals.generation(3, "TensorRT-LLM")
-
-
-def test_a_package_of_coreml_is_for_one_shape() -> None:
-    package = package_of(order(), 2, 64)
-    assert package.form == "float32-2x64"
-    assert package.arguments == (
-        *("--model", TINY, "--seed", "3"),
-        *("--rows", "2", "--length", "64", "--threads", "2"),
-    )
-    with pytest.raises(UnsupportedError, match="converts float32 alone"):
-        package_of(order((VllmBf16(),)), 2, 64)
 
 
 def test_coreml_s_answer_holds_the_logits_of_each_token() -> None:

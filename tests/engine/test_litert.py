@@ -12,7 +12,6 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
 from optigpu.backends.litert import INSTALL
 from optigpu.documents.facts import NetworkFacts
 from optigpu.documents.result import Result, VerdictReason
@@ -23,6 +22,7 @@ from optigpu.models.held import held_models
 from optigpu.models.loading.load import MODELS_DIR
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
+from tests.engine import converted_engines
 from tests.engine.caches import OPERATORS, PEAKS, cache_with
 from tests.engine.tflite_models import (
     CLASSES,
@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def prepared(model: str, batch: int = 1, threads: int = 1) -> Any:
-    order = Order(model, (), Classify(batch_size=batch), DeviceKind.CPU, 0, threads, Path("unused"), probe())
-    return BACKEND.prepare(order, lambda _: None)
+    workload = Classify(batch_size=batch)
+    return converted_engines.prepared("litert", Path("unused"), model=model, workload=workload, threads=threads)
 
 
 def images(batch: int = 1) -> Any:

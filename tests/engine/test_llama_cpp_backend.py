@@ -1,14 +1,13 @@
 """The llama_cpp backend in this process: tokens and logits as transformers has them, facts, and what it refuses."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp import INSTALL
 from optigpu.backends.llama_cpp.file_types import ExactCaches, Form, asked_of
 from optigpu.hardware import probe
@@ -16,65 +15,44 @@ from optigpu.models.held import MODELS_DIR
 from optigpu.techniques.base import GgufType
 from optigpu.techniques.quantization.gguf import Gguf
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
-from optigpu.workloads.generate import Generate
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine import converted_engines
+from tests.engine.caches import cache_with
+from tests.engine.converted_engines import (
+    NEW,
+    PROMPT,
+    TINY,
+    error,
+    ordered,
+    own_cache,
+    prompts,
+    scored,
+    transformers_logits,
+    transformers_model,
+    transformers_tokens,
+)
 
 BACKEND = BACKENDS["llama_cpp"]
-TINY = "bundled:tiny"
-PROMPT, NEW = 24, 40
+prepared = partial(converted_engines.prepared, "llama_cpp")
 ROUNDED = 1e-2
 """The largest difference of a logit over the largest logit, with weights and cache in float16."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS, CONVERTED)
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        yield
+    yield from own_cache(tmp_path_factory.mktemp("llama"))
 
 
-def prepared(folder: Path, kind: GgufType | None = None, model: str = TINY, threads: int = 1) -> Any:
-    return BACKEND.prepare(ordered(folder, kind, model, threads), lambda _: None)
-
-
-def ordered(folder: Path, kind: GgufType | None = None, model: str = TINY, threads: int = 1) -> Order:
-    stack = (Gguf(type=kind),) if kind else ()
-    return Order(model, stack, Generate(), DeviceKind.CPU, 0, threads, folder, probe())
-
-
-def prompts(rows: int, length: int = PROMPT, vocabulary: int = 2048) -> Any:
-    return np.random.default_rng(5).integers(vocabulary, size=(rows, length))
-
-
-@pytest.fixture(scope="module")
-def transformers_model() -> Any:
-    from optigpu.models.loading.load import load_model
-    from optigpu.models.reference import parse_reference
-
-    return load_model(parse_reference(TINY), device="cpu", dtype="float32")
-
-
-def logits_of(model: Any, tokens: Any) -> Any:
-    """After each token, [rows, length, vocabulary]."""
-    import torch
-
-    with torch.no_grad():
-        return model(input_ids=torch.from_numpy(tokens)).logits.numpy()
+def typed(kind: GgufType | None) -> tuple[Gguf, ...]:
+    return (Gguf(type=kind),) if kind else ()
 
 
 @pytest.mark.slow
 @pytest.mark.llama
 @pytest.mark.parametrize("kind", [None, "F16"])
-def test_greedy_tokens_are_transformers_tokens(
-    tmp_path: Path, transformers_model: Any, kind: GgufType | None
-) -> None:
-    import torch
-
+def test_greedy_tokens_are_transformers_tokens(tmp_path: Path, kind: GgufType | None) -> None:
     prompt = prompts(2)
-    found = prepared(tmp_path, kind).generate(prompt, NEW)
-    expected = transformers_model.generate(torch.from_numpy(prompt), max_new_tokens=NEW, do_sample=False)
-    assert found.tokens.tolist() == expected[:, PROMPT:].tolist()
+    found = prepared(tmp_path, *typed(kind)).generate(prompt, NEW)
+    assert found.tokens.tolist() == transformers_tokens(TINY, prompt, NEW)
     assert len(found.gaps_s) == NEW
     assert min(found.gaps_s) > 0
 
@@ -82,13 +60,12 @@ def test_greedy_tokens_are_transformers_tokens(
 @pytest.mark.llama
 @pytest.mark.parametrize(("kind", "bound"), [(None, 1e-3), ("F16", ROUNDED)])
 def test_scored_logits_are_transformers_logits(
-    tmp_path: Path, transformers_model: Any, kind: GgufType | None, bound: float
+    tmp_path: Path, kind: GgufType | None, bound: float
 ) -> None:
     tokens = prompts(2, 48)
-    expected = logits_of(transformers_model, tokens)
-    found = np.stack(list(prepared(tmp_path, kind).score(tokens, 8)), axis=1)
+    found = scored(prepared(tmp_path, *typed(kind)), tokens, 8)
     assert found.dtype == np.float32
-    assert np.abs(found - expected[:, 8:]).max() <= bound * np.abs(expected).max()
+    assert error(found, transformers_logits(TINY, tokens)[:, 8:]) <= bound
 
 
 @pytest.mark.slow
@@ -97,13 +74,12 @@ def test_scored_logits_are_transformers_logits(
 def test_quantized_logits_are_numbers_and_a_prompt_s_pass_leaves_what_steps_leave(
     tmp_path: Path, kind: GgufType
 ) -> None:
-    runtime = prepared(tmp_path, kind)
+    runtime = prepared(tmp_path, *typed(kind))
     tokens = prompts(1, 32)
-    by_step = np.stack(list(runtime.score(tokens, 0)), axis=1)
+    by_step = scored(runtime, tokens)
     assert by_step.shape == (1, 32, runtime.facts.vocabulary)
     assert np.isfinite(by_step).all()
-    after_prompt = np.stack(list(runtime.score(tokens, 24)), axis=1)
-    assert np.abs(by_step[:, 24:] - after_prompt).max() <= 0.05 * np.abs(by_step).max()
+    assert error(scored(runtime, tokens, 24), by_step[:, 24:]) <= 0.05
     assert runtime.scoring_s(tokens, 24) > 0
     np.testing.assert_array_equal(runtime.logits(tokens), next(runtime.score(tokens, 31)))
 
@@ -133,7 +109,7 @@ def test_what_is_decoded_is_remembered_and_nothing_is_left_of_the_sequence_befor
 def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
     context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context has {context} tokens, and {context + 1} tokens"):
+    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
         runtime.generate(prompts(1, context - 4), 5)
     assert runtime.generate(prompts(1, context - 4), 4).tokens.shape == (1, 4)
 
@@ -161,26 +137,24 @@ def test_a_context_refuses_what_does_not_fit(tmp_path: Path) -> None:
 def test_a_damaged_file_is_removed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = cache_with(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
-    prepared(tmp_path, "Q8_0", "preset:tiny-llama-test")
+    prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
     (path,) = (folder / "converted" / "gguf").glob("preset-tiny-llama-test-*-Q8_0.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OptiGPUError, match="was damaged and has been removed; run the job again"):
-        prepared(tmp_path, "Q8_0", "preset:tiny-llama-test")
-    prepared(tmp_path, "Q8_0", "preset:tiny-llama-test")
+        prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
+    prepared(tmp_path, Gguf(type="Q8_0"), model="preset:tiny-llama-test")
     assert path.read_bytes() == whole
 
 
 @pytest.mark.llama
 @pytest.mark.parametrize("model", ["bundled:tiny", "preset:tiny-gpt2-test", "preset:tiny-llama-test"])
 def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
-    from optigpu.models.loading.load import count_weights, load_model
-    from optigpu.models.reference import parse_reference
+    from optigpu.models.loading.load import count_weights
 
-    whole, small = prepared(tmp_path, model=model), prepared(tmp_path, "Q4_0", model)
+    whole, small = prepared(tmp_path, model=model), prepared(tmp_path, Gguf(type="Q4_0"), model=model)
     weights, quantized = whole.weights(), small.weights()
-    loaded = load_model(parse_reference(model), device="cpu", dtype="float32")
-    assert weights.parameters == quantized.parameters == count_weights(loaded)
+    assert weights.parameters == quantized.parameters == count_weights(transformers_model(model))
     assert weights.bytes > 4 * weights.parameters > 2 * quantized.bytes
     assert weights.hash == quantized.hash, "it says which model it is, not in which file"
     assert weights.hash_of == ("files" if model == TINY else "recipe")
@@ -190,7 +164,7 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
 
 @pytest.mark.llama
 def test_it_says_how_it_runs(tmp_path: Path) -> None:
-    facts = prepared(tmp_path, "Q4_0", threads=2).notes.facts
+    facts = prepared(tmp_path, Gguf(type="Q4_0"), threads=2).notes.facts
     assert (facts["threads"], facts["dtype"], facts["kv_cache_dtype"]) == (2, "float32", "float16")
     assert facts["gguf_type"] == "Q4_0"
     assert set(facts["gguf_tensor_types"]) >= {"F32", "Q4_0"}
@@ -231,8 +205,8 @@ def test_a_model_that_cannot_be_written_is_refused(
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"llama-cpp-python and gguf are not installed; install with: {INSTALL}"),
-        ({"gguf": "1"}, f"llama-cpp-python is not installed; install with: {INSTALL}"),
+        ({}, f"llama-cpp-python and gguf are not installed; install them with: {INSTALL}"),
+        ({"gguf": "1"}, f"llama-cpp-python is not installed; install it with: {INSTALL}"),
         ({"gguf": "1", "llama-cpp-python": "1"}, None),
     ],
 )

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import BOUND, REFUSED
+from optigpu.backends.converted import BOUND
+from optigpu.backends.converter_program import REFUSED
 from optigpu.backends.llama_cpp import convert, engine
 from optigpu.backends.llama_cpp.engine import gguf_of
 from optigpu.backends.llama_cpp.file_types import FileType, Form

@@ -176,7 +176,7 @@ def test_without_its_packages_the_variant_says_the_command_and_the_others_are_me
     torch, llama_cpp = measured(spec, tmp_path).outcomes
     assert torch.status is VariantStatus.SUCCEEDED
     assert llama_cpp.status is VariantStatus.UNSUPPORTED
-    assert str(llama_cpp.reason).endswith(f"install with: {INSTALL}")
+    assert str(llama_cpp.reason).endswith(f"with: {INSTALL}")
 
 
 def _without_llama_cpp(environment: Environment) -> Environment:

@@ -3,31 +3,29 @@
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp.gguf_header import read_header
-from optigpu.backends.stepped import SteppedRuntime
-from optigpu.hardware import probe
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import MODELS_DIR, held_models
-from optigpu.techniques.base import LlamaCppType, Technique
+from optigpu.techniques.base import LlamaCppType
 from optigpu.techniques.kernels.llama_flash_attention import LlamaFlashAttention
 from optigpu.techniques.memory.llama_kv_cache import LlamaKvCache
 from optigpu.techniques.memory.llama_prompt_batch import LlamaPromptBatch
 from optigpu.techniques.quantization.gguf import Gguf
-from optigpu.vocabulary import DeviceKind, UnsupportedError
-from optigpu.workloads.generate import Generate
+from optigpu.vocabulary import UnsupportedError
+from tests.engine import converted_engines
 from tests.engine.caches import CONVERTED, cache_with
+from tests.engine.converted_engines import error, prompts
 
 pytestmark = pytest.mark.llama
 
-TINY = "bundled:tiny"
+prepared = partial(converted_engines.prepared, "llama_cpp")
 FAR = {"IQ1_S": 3.0, "IQ1_M": 3.0, "TQ1_0": 3.0, "TQ2_0": 3.0, "Q1_0": 3.0, "Q2_0": 3.0}
 """The largest error of a logit over the largest logit, of types of two bits and fewer; 1 for all others."""
 
@@ -48,23 +46,14 @@ def models() -> Path:
     return Path(os.environ[MODELS_DIR])
 
 
-def prepared(folder: Path, *stack: Technique, model: str = TINY) -> SteppedRuntime:
-    order = Order(model, stack, Generate(), DeviceKind.CPU, 0, 1, folder, probe())
-    runtime = BACKENDS["llama_cpp"].prepare(order, lambda _: None)
-    assert isinstance(runtime, SteppedRuntime)
-    return runtime
+def scored(runtime: Any) -> Any:
+    """Logits after a prompt of 16 tokens and each of 32 more, [1, 32, vocabulary]."""
+    return converted_engines.scored(runtime, prompts(1, 48), 16)
 
 
-def scored(runtime: SteppedRuntime) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    """Logits [32, vocabulary] after a prompt of 16 tokens and each of 32 more."""
-    tokens = np.random.default_rng(5).integers(2048, size=(1, 48))
-    return np.concatenate(list(runtime.score(tokens, 16)))
-
-
-def error_of(runtime: SteppedRuntime, folder: Path) -> float:
-    """The largest error of a logit beside float32's, over the largest logit."""
-    exact = scored(prepared(folder))
-    return float(np.abs(scored(runtime) - exact).max() / np.abs(exact).max())
+def error_of(runtime: Any, folder: Path) -> float:
+    """Beside what float32 computes."""
+    return error(scored(runtime), scored(prepared(folder)))
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """The onnxruntime backend in this process: tokens and logits as transformers has them, facts, and what it refuses."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from optigpu.backends import BACKENDS
 from optigpu.backends.onnxruntime import INSTALL
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware import probe
@@ -20,56 +22,52 @@ from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.prefill import Prefill
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
-from tests.engine.onnx_models import BACKEND, TINY, ordered, prepared, prompts, torch_logits, torch_model
+from tests.engine import converted_engines
+from tests.engine.converted_engines import (
+    NEW,
+    PROMPT,
+    TINY,
+    error,
+    ordered,
+    own_cache,
+    prompts,
+    scored,
+    transformers_logits,
+    transformers_model,
+    transformers_tokens,
+)
 from tests.engine.tiny_models import VOCABULARY, tiny_model
 
 pytestmark = pytest.mark.onnxruntime
 
-PROMPT, NEW = 24, 40
+BACKEND = BACKENDS["onnxruntime"]
+prepared = partial(converted_engines.prepared, "onnxruntime")
 SAME = 1e-5
 """The largest difference of a logit over the largest logit, in float32."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("onnx"), OPERATORS, PEAKS, CONVERTED)
-        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        yield
-
-
-@pytest.fixture(scope="module")
-def transformers_model() -> Any:
-    return torch_model(TINY)
-
-
-def furthest(found: Any, expected: Any) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    yield from own_cache(tmp_path_factory.mktemp("onnx"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [None, "disabled", "basic", "extended"])
-def test_greedy_tokens_are_transformers_tokens(
-    tmp_path: Path, transformers_model: Any, level: str | None
-) -> None:
-    import torch
-
+def test_greedy_tokens_are_transformers_tokens(tmp_path: Path, level: str | None) -> None:
     stack = [OnnxGraph.model_validate({"level": level})] if level else []
-    prompt = prompts(2, PROMPT)
+    prompt = prompts(2)
     found = prepared(tmp_path, *stack).generate(prompt, NEW)
-    expected = transformers_model.generate(torch.from_numpy(prompt), max_new_tokens=NEW, do_sample=False)
-    assert found.tokens.tolist() == expected[:, PROMPT:].tolist()
+    assert found.tokens.tolist() == transformers_tokens(TINY, prompt, NEW)
     assert len(found.gaps_s) == NEW
     assert min(found.gaps_s) > 0
 
 
-def test_scored_logits_are_transformers_logits(tmp_path: Path, transformers_model: Any) -> None:
+def test_scored_logits_are_transformers_logits(tmp_path: Path) -> None:
     tokens = prompts(2, 48)
-    expected = torch_logits(transformers_model, tokens)
-    found = np.stack(list(prepared(tmp_path).score(tokens, 8)), axis=1)
+    expected = transformers_logits(TINY, tokens)
+    found = scored(prepared(tmp_path), tokens, 8)
     assert found.dtype == np.float32
-    assert furthest(found, expected[:, 8:]) <= SAME
+    assert error(found, expected[:, 8:]) <= SAME
 
 
 @pytest.mark.slow
@@ -82,10 +80,10 @@ def test_each_family_has_the_logits_of_transformers(
     model.save_pretrained(tmp_path / "models" / family)
     monkeypatch.setenv(MODELS_DIR, str(tmp_path / "models"))
     tokens = prompts(2, 30, VOCABULARY)
-    expected = torch_logits(torch_model(f"path:{family}"), tokens)
+    expected = transformers_logits(f"path:{family}", tokens)
     for prefill in (0, 12):
-        found = np.stack(list(prepared(tmp_path, model=f"path:{family}").score(tokens, prefill)), axis=1)
-        assert furthest(found, expected[:, prefill:]) <= SAME
+        found = scored(prepared(tmp_path, model=f"path:{family}"), tokens, prefill)
+        assert error(found, expected[:, prefill:]) <= SAME
 
 
 def tiny_mistral() -> Any:
@@ -112,21 +110,21 @@ def tiny_mistral() -> Any:
     ids=str,
 )
 def test_quantized_logits_are_near_and_a_prompt_s_pass_leaves_what_steps_leave(
-    tmp_path: Path, transformers_model: Any, technique: Technique, bound: float
+    tmp_path: Path, technique: Technique, bound: float
 ) -> None:
     runtime = prepared(tmp_path, technique)
     tokens = prompts(1, 32)
-    by_step = np.stack(list(runtime.score(tokens, 0)), axis=1)
-    assert 0 < furthest(by_step, torch_logits(transformers_model, tokens)) <= bound
-    after_prompt = np.stack(list(runtime.score(tokens, 24)), axis=1)
-    assert furthest(by_step[:, 24:], after_prompt) <= 0.05
+    by_step = scored(runtime, tokens)
+    assert 0 < error(by_step, transformers_logits(TINY, tokens)) <= bound
+    after_prompt = scored(runtime, tokens, 24)
+    assert error(by_step[:, 24:], after_prompt) <= 0.05
     assert runtime.scoring_s(tokens, 24) > 0
     np.testing.assert_array_equal(runtime.logits(tokens), next(runtime.score(tokens, 31)))
 
 
 def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
-    both = prompts(3, PROMPT)
+    both = prompts(3)
     together = runtime.generate(both, 12).tokens
     alone = [runtime.generate(row[None], 12).tokens[0] for row in both]
     assert together.tolist() == [row.tolist() for row in alone]
@@ -136,19 +134,19 @@ def test_sequences_of_a_batch_do_not_see_each_other(tmp_path: Path) -> None:
 def test_what_is_decoded_is_remembered_and_nothing_is_left_of_the_sequence_before(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
     assert not runtime.decoded
-    first = runtime.generate(prompts(1, PROMPT), NEW)
+    first = runtime.generate(prompts(1), NEW)
     assert runtime.decoded == (1, PROMPT + NEW)
-    runtime.generate(prompts(1, PROMPT)[:, ::-1].copy(), 8)
+    runtime.generate(prompts(1)[:, ::-1].copy(), 8)
     assert runtime.decoded == (1, PROMPT + NEW)
-    assert runtime.generate(prompts(1, PROMPT), NEW).tokens.tolist() == first.tokens.tolist()
+    assert runtime.generate(prompts(1), NEW).tokens.tolist() == first.tokens.tolist()
 
 
-def test_a_prompt_is_passed_whole(tmp_path: Path, transformers_model: Any) -> None:
+def test_a_prompt_is_passed_whole(tmp_path: Path) -> None:
     workload = Prefill(prompt_tokens=16, batch_size=2)
     runtime = prepared(tmp_path, workload=workload)
     tokens = prompts(2, 16)
     done = runtime.forward(tokens)
-    assert furthest(done.logits, torch_logits(transformers_model, tokens)[:, -1]) <= SAME
+    assert error(done.logits, transformers_logits(TINY, tokens)[:, -1]) <= SAME
     assert done.chosen.tolist() == done.logits.argmax(axis=1).tolist()
     request = workload.prepare(runtime)
     assert request.check().problem is None
@@ -158,7 +156,7 @@ def test_a_prompt_is_passed_whole(tmp_path: Path, transformers_model: Any) -> No
 def test_more_tokens_than_the_model_s_context_are_refused(tmp_path: Path) -> None:
     runtime = prepared(tmp_path)
     context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context has {context} tokens, and {context + 1} tokens"):
+    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
         runtime.generate(prompts(1, context - 4), 5)
     assert runtime.generate(prompts(1, context - 4), 4).tokens.shape == (1, 4)
 
@@ -187,7 +185,7 @@ def test_its_weights_are_those_of_the_model(tmp_path: Path, model: str) -> None:
 
     whole, small = prepared(tmp_path, model=model), prepared(tmp_path, OnnxInt4(), model=model)
     weights, quantized = whole.weights(), small.weights()
-    assert weights.parameters == quantized.parameters == count_weights(torch_model(model))
+    assert weights.parameters == quantized.parameters == count_weights(transformers_model(model))
     assert weights.bytes >= 4 * weights.parameters > 2 * quantized.bytes
     assert weights.hash == quantized.hash, "it says which model it is, not in which file"
     assert weights.hash_of == ("files" if model == TINY else "recipe")
@@ -255,8 +253,8 @@ def test_it_knows_when_memory_ran_out() -> None:
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"onnxruntime and onnx are not installed; install with: {INSTALL}"),
-        ({"onnx": "1"}, f"onnxruntime is not installed; install with: {INSTALL}"),
+        ({}, f"onnxruntime and onnx are not installed; install them with: {INSTALL}"),
+        ({"onnx": "1"}, f"onnxruntime is not installed; install it with: {INSTALL}"),
         ({"onnx": "1", "onnxruntime": "1"}, None),
     ],
 )

@@ -1,6 +1,7 @@
 """Classifiers in ONNX Runtime: logits as torch has them."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from optigpu.techniques.quantization.onnx_static_int8 import OnnxStaticInt8
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
+from tests.engine import converted_engines
 from tests.engine.caches import cache_with
-from tests.engine.onnx_models import TINY, prepared
+from tests.engine.converted_engines import TINY, error, transformers_classes, transformers_classifier
 
 pytestmark = [pytest.mark.onnxruntime, pytest.mark.slow]
 
+prepared = partial(converted_engines.prepared, "onnxruntime")
 NEAR = 1e-3
 TINY_CLASSIFIERS = ("tiny-resnet-test", "tiny-mobilenet-test", "tiny-vit-test")
 
@@ -33,29 +36,14 @@ def images(batch: int, side: int = 32) -> Any:
     return np.random.default_rng(3).standard_normal((batch, 3, side, side)).astype(np.float32)
 
 
-def torch_model(name: str) -> Any:
-    from optigpu.models.loading.load import load_image_model
-    from optigpu.models.reference import parse_reference
-
-    return load_image_model(parse_reference(f"preset:{name}"), device="cpu", dtype="float32")
-
-
-def torch_logits(model: Any, given: Any) -> Any:
-    import torch
-
-    with torch.no_grad():
-        return model(pixel_values=torch.from_numpy(given)).logits.numpy()
-
-
 @pytest.mark.parametrize("name", TINY_CLASSIFIERS)
 def test_the_logits_are_torch_s_for_every_batch_and_level(tmp_path: Path, name: str) -> None:
-    model = torch_model(name)
     for batch, stack in ((1, ()), (3, ()), (2, (OnnxGraph(level="disabled"),))):
         given = images(batch)
         runtime = prepared(tmp_path, *stack, model=f"preset:{name}", workload=Classify(batch_size=batch))
         done = runtime.forward(given)
-        expected = torch_logits(model, given)
-        assert np.abs(done.logits - expected).max() <= NEAR * np.abs(expected).max()
+        expected = transformers_classes(f"preset:{name}", given)
+        assert error(done.logits, expected) <= NEAR
         assert done.chosen.tolist() == expected.argmax(axis=1).tolist()
         assert done.seconds > 0
 
@@ -64,8 +52,8 @@ def test_images_of_another_size_are_a_graph_of_their_own(tmp_path: Path) -> None
     workload = Classify(image_size=64)
     runtime = prepared(tmp_path, model="preset:tiny-mobilenet-test", workload=workload)
     given = images(1, 64)
-    expected = torch_logits(torch_model("tiny-mobilenet-test"), given)
-    assert np.abs(runtime.forward(given).logits - expected).max() <= NEAR * np.abs(expected).max()
+    expected = transformers_classes("preset:tiny-mobilenet-test", given)
+    assert error(runtime.forward(given).logits, expected) <= NEAR
 
 
 @pytest.mark.parametrize("name", TINY_CLASSIFIERS)
@@ -74,7 +62,7 @@ def test_its_facts_are_those_of_torch(tmp_path: Path, name: str) -> None:
     from optigpu.models.loading.load import count_weights, loaded_image_facts
 
     runtime = prepared(tmp_path, model=f"preset:{name}", workload=Classify())
-    model = torch_model(name)
+    model = transformers_classifier(f"preset:{name}")
     facts = loaded_image_facts(model)
     footprint = image_footprint_of(model, facts, (3, 32, 32))
     found = runtime.footprint()
@@ -109,8 +97,7 @@ def test_static_int8_is_smaller_and_near(tmp_path: Path, name: str) -> None:
     given = images(8)
     model, workload = f"preset:{name}", Classify(batch_size=8)
     runtime = prepared(tmp_path, OnnxStaticInt8(), model=model, workload=workload)
-    expected = torch_logits(torch_model(name), given)
-    assert 0 < np.abs(runtime.forward(given).logits - expected).max() <= 0.5 * np.abs(expected).max()
+    assert 0 < error(runtime.forward(given).logits, transformers_classes(model, given)) <= 0.5
     plain = prepared(tmp_path, model=model, workload=workload)
     assert runtime.weights().bytes < 0.6 * plain.weights().bytes
     assert runtime.footprint().product_dtypes == ("int8",)

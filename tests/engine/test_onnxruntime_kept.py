@@ -2,21 +2,26 @@
 
 import resource
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optigpu.backends.converted import REFUSED, written
+from optigpu.backends import BACKENDS
+from optigpu.backends.converter_program import REFUSED, written
 from optigpu.backends.onnxruntime.contents import DATA, MODEL
 from optigpu.techniques.quantization.onnx_int4 import OnnxInt4
 from optigpu.techniques.quantization.onnx_int8 import OnnxInt8
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from tests.engine import converted_engines
 from tests.engine.caches import cache_with
-from tests.engine.onnx_models import BACKEND, ordered, prepared
+from tests.engine.converted_engines import ordered
 
 pytestmark = [pytest.mark.onnxruntime, pytest.mark.slow]
 
+BACKEND = BACKENDS["onnxruntime"]
+prepared = partial(converted_engines.prepared, "onnxruntime")
 SMALL = "preset:tiny-llama-test"
 
 

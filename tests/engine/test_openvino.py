@@ -90,7 +90,7 @@ def test_nothing_is_left_of_the_sequence_before(tmp_path: Path) -> None:
 def test_more_tokens_than_fit_are_refused(tmp_path: Path) -> None:
     runtime = prepared("openvino", tmp_path)
     context = runtime.facts.context
-    with pytest.raises(OptiGPUError, match=f"context has {context} tokens, and {context + 1} tokens"):
+    with pytest.raises(OptiGPUError, match=f"context is {context} tokens, and {context + 1} do not fit"):
         runtime.generate(prompts(1, context - 4), 5)
     steps = runtime._loaded.steps(2, 8)
     steps.forward(prompts(2, 6))
@@ -199,7 +199,7 @@ def test_layers_that_differ_in_their_attention_are_refused(models_dir: Path, tmp
     }
     config = AutoConfig.from_pretrained(models_dir / "qwen2", **window)
     AutoModelForCausalLM.from_config(config).save_pretrained(models_dir / "mixed")
-    with pytest.raises(UnsupportedError, match="layers differ in their attention"):
+    with pytest.raises(UnsupportedError, match="layers use different attention"):
         prepared("openvino", tmp_path, model="path:mixed")
 
 
@@ -230,8 +230,8 @@ def test_a_cache_of_8_bits_is_smaller_and_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("software", "sentence"),
     [
-        ({}, f"openvino and nncf are not installed; install with: {INSTALL}"),
-        ({"openvino": "1"}, f"nncf is not installed; install with: {INSTALL}"),
+        ({}, f"openvino and nncf are not installed; install them with: {INSTALL}"),
+        ({"openvino": "1"}, f"nncf is not installed; install it with: {INSTALL}"),
         ({"openvino": "1", "nncf": "1"}, None),
     ],
 )

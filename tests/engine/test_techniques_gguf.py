@@ -65,7 +65,7 @@ def test_keys_and_values_are_kept_in_what_is_asked_for() -> None:
 
 
 def test_values_of_few_bits_need_flash_attention() -> None:
-    with pytest.raises(UnsupportedError, match="read by flash attention alone"):
+    with pytest.raises(UnsupportedError, match="Only flash attention reads values"):
         asked_of((LlamaKvCache(), FLASH[1]), "Q4_0", 1, ExactCaches())
     assert (
         asked_of((LlamaKvCache(keys="Q8_0", values="F16"), FLASH[1]), "Q4_0", 1, ExactCaches()).attention

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.backends.base import Order
 from optigpu.backends.vllm.settings import settings_of
 from optigpu.documents.shapes import ModelFacts
-from optigpu.hardware import probe
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import LoadOptions
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.generate import Generate
+from tests.engine.converted_engines import ordered
 from tests.engine.tiny_models import assert_needs_hook
 
 MODEL = "preset:tiny-llama-test"
@@ -27,7 +24,7 @@ def facts() -> ModelFacts:
 
 
 def claim_engine() -> None:
-    order = Order(MODEL, (TECHNIQUE,), Generate(), DeviceKind.CPU, 0, 1, Path("/nowhere"), probe())
+    order = ordered(Path("/nowhere"), TECHNIQUE, model=MODEL)
     assert settings_of(order, Path("/models"), facts()).dtype == "bfloat16"
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
 from optigpu.backends.vllm.settings import EngineSettings, cache_gib, settings_of
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.documents.shapes import ModelFacts
@@ -20,9 +19,9 @@ from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.converted_engines import TINY, ordered
 from tests.engine.own_environments import PREFILL, Answers, answers_of, expected_logits, expected_tokens
 
-TINY = "bundled:tiny"
 BACKEND = BACKENDS["vllm"]
 STARTS_SLOWLY = pytest.mark.timeout(1800)
 """It compiles the model each time that it starts."""
@@ -36,7 +35,7 @@ def facts(model: str = TINY) -> ModelFacts:
 
 def settings(stack: tuple[VllmBf16, ...] = (), **shape: int) -> EngineSettings:
     workload = Generate.model_validate({"kind": "generate"} | shape)
-    order = Order(TINY, stack, workload, DeviceKind.CPU, 7, 1, Path("/nowhere"), probe())
+    order = ordered(Path("/nowhere"), *stack, workload=workload, seed=7)
     return settings_of(order, Path("/models/tiny"), facts())
 
 

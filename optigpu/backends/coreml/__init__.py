@@ -10,20 +10,18 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGE = "coremltools"
+INSTALL = f"pip install {PACKAGE}"
 SYSTEM = "Darwin"
 WORKLOADS = ("generate", "quality")
-REFUSED = (
-    "coreml takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask for "
-    "the backend torch."
-)
 
 
 class CoreMlBackend:
@@ -37,15 +35,11 @@ class CoreMlBackend:
         """A Mac, or the package."""
         if platform.system() != SYSTEM:
             return f"coreml runs on macOS alone, and this is {platform.system()}; ask a worker on a Mac."
-        if PACKAGE not in environment.software:
-            return "coremltools is not installed; install it with: pip install coremltools"
-        return None
+        return packages_missing((PACKAGE,), environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation and the scoring of text."""
-        if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"coreml does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports Core ML."""
@@ -59,11 +53,11 @@ class CoreMlBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """It offers no operators of its own to measure with."""
-        raise UnsupportedError("Core ML has no operators that the machine's peaks could be measured with.")
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """Core ML decides for itself."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """It has no error of its own for that."""
-        return isinstance(error, MemoryError)
+        return allocation_failed(error)

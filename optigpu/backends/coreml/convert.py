@@ -1,27 +1,19 @@
 """python -m optigpu.backends.coreml.convert: writes one Core ML package of a whole forward pass.
 
-It converts on Linux as well, where nothing can run what it wrote. The exit status is 0 when the package is written,
-REFUSED when the model cannot be converted (the last line of stdout says why).
+It converts on Linux as well, where nothing can run what it wrote.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import written
+from optigpu.backends.fixed_shapes import fixed_shape_parser
 from optigpu.vocabulary import UnsupportedError
 
 
 def main() -> int:
     """Writes the package."""
-    parser = argparse.ArgumentParser(prog="python -m optigpu.backends.coreml.convert", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="the package to write")
-    parser.add_argument("--model", required=True, help="a reference")
-    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
-    parser.add_argument("--rows", type=int, required=True, help="how many sequences")
-    parser.add_argument("--length", type=int, required=True, help="the tokens of each")
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
+    options = fixed_shape_parser("optigpu.backends.coreml.convert", __doc__, "package").parse_args()
     shape = (options.rows, options.length)
 
     def write() -> None:

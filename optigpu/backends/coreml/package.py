@@ -1,17 +1,15 @@
-"""The package of an order: what it is converted for, as plain data; and what it answers."""
+"""Packages for Core ML, written once and kept; and what one answers."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.coreml import convert
+from optigpu.backends.fixed_shapes import FixedShapes
 from optigpu.backends.runtime import Logits
-from optigpu.techniques.base import engine_options
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError
 
 INPUT, OUTPUT = "ids", "logits"
 """The names of the package's input and output."""
@@ -22,41 +20,8 @@ CONVERTER = Converter(
     sources=(Path(convert.__file__),),
     libraries=("torch", "transformers", "coremltools"),
 )
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package for `rows` sequences of exactly `length` tokens, the last of which may be filling."""
-
-    model: str
-    seed: int
-    rows: int
-    length: int
-    threads: int
-
-    @property
-    def form(self) -> str:
-        """What tells packages of one model apart."""
-        return f"float32-{self.rows}x{self.length}"
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Of the converter's command line."""
-        sizes = ("--rows", str(self.rows), "--length", str(self.length), "--threads", str(self.threads))
-        return ("--model", self.model, "--seed", str(self.seed), *sizes)
-
-
-def package_of(order: Order, rows: int, length: int) -> Package:
-    """Raises UnsupportedError for a stack that changes the numbers of weights: none is converted here."""
-    weights = engine_options(order.stack).weights
-    if weights != "float32":
-        raise UnsupportedError(f"coreml converts float32 alone here, not {weights}; leave the technique out.")
-    return Package(str(order.model), order.seed, rows, length, order.threads)
-
-
-def written(order: Order, package: Package, progress: Callable[[str], None]) -> Path:
-    """The package's folder; converted if it is not kept already."""
-    return CONVERTER.made(order, package.form, package.arguments, progress, "converting the model")
+PACKAGES = FixedShapes(CONVERTER, "converting the model")
+"""Each is for sequences of exactly its length, the last tokens of which may be filling."""
 
 
 def logits_in(answer: Mapping[str, object], position: int) -> Logits:

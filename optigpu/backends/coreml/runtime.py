@@ -7,14 +7,15 @@ import coremltools
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import weights_of
-from optigpu.backends.coreml.package import INPUT, Package, logits_in, package_of, written
+from optigpu.backends.converted import weights_of, whole
+from optigpu.backends.coreml.package import INPUT, PACKAGES, logits_in
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 
+ENGINE = "Core ML"
 NOT_SAID = "Core ML does not say which kernels of attention run."
 
 
@@ -26,27 +27,28 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     facts = facts_from_config(*config_of(parse_reference(str(order.model))))
 
     def steps(rows: int, length: int) -> "PackageSteps":
-        package = package_of(order, rows, length)
-        return PackageSteps(written(order, package, progress), package)
+        path = PACKAGES.made(order, rows, length, progress)
+        with whole(path, ENGINE):
+            return PackageSteps(path, rows, length)
 
-    package_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is converted
+    PACKAGES.admit(order)  # a stack that it cannot apply is refused before anything is converted
     notes = Notes()
     notes.record(
         dtype="float32",
         kv_cache="none",
-        decode_loop="Core ML",
+        decode_loop=ENGINE,
         decode_operator="MLModel.predict",
         versions={"coremltools": coremltools.__version__},
         reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
     )
-    return SteppedRuntime(order, Loaded("Core ML", facts, steps, weights_of(order), None), notes)
+    return SteppedRuntime(order, Loaded(ENGINE, facts, steps, weights_of(order), None), notes)
 
 
 class PackageSteps:
     """Sequences that are computed as a whole in each pass; what follows a token cannot change it."""
 
-    def __init__(self, path: Path, package: Package) -> None:
-        self.rows, self.length = package.rows, package.length
+    def __init__(self, path: Path, rows: int, length: int) -> None:
+        self.rows, self.length = rows, length
         self._model = coremltools.models.MLModel(str(path), compute_units=coremltools.ComputeUnit.ALL)
         self._ids = np.zeros((self.rows, self.length), np.int32)
         self._used = 0

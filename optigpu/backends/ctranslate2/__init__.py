@@ -8,20 +8,17 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGE = "ctranslate2"
 INSTALL = 'pip install -e ".[ctranslate2]"'
 WORKLOADS = ("generate", "quality")
-GREEDY = (
-    "ctranslate2 takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
 
 
 class Ctranslate2Backend:
@@ -33,15 +30,11 @@ class Ctranslate2Backend:
 
     def missing(self, environment: Environment) -> str | None:
         """CTranslate2, if it is not installed."""
-        if PACKAGE in environment.software:
-            return None
-        return f"{PACKAGE} is not installed; install with: {INSTALL}"
+        return packages_missing((PACKAGE,), environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation and the scoring of text."""
-        if workload.kind in WORKLOADS:
-            return GREEDY if workload.is_sampled or workload.has_text else None
-        return f"ctranslate2 does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports CTranslate2."""
@@ -55,13 +48,11 @@ class Ctranslate2Backend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """CTranslate2 offers no operators of its own to measure with."""
-        raise UnsupportedError(
-            "CTranslate2 has no operators that the machine's peaks could be measured with."
-        )
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """Nothing: a model is told its threads when it is loaded."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """CTranslate2 says it in its own words, or in C++'s."""
-        return isinstance(error, (MemoryError, OutOfMemoryError)) or "bad_alloc" in str(error)
+        return allocation_failed(error)

@@ -1,14 +1,9 @@
-"""python -m optigpu.backends.ctranslate2.convert: writes one model with CTranslate2's own converter into a folder.
+"""python -m optigpu.backends.ctranslate2.convert: writes one model with CTranslate2's own converter into a folder."""
 
-A process of its own, so that the measuring process loads no torch. The exit status is 0 when the model is written,
-REFUSED when it cannot be (the last line of stdout says why).
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import converter_parser, written
 
 PARAMETERS = "parameters.txt"
 """Holds how many weights the model had."""
@@ -16,13 +11,7 @@ PARAMETERS = "parameters.txt"
 
 def main() -> int:
     """Converts a model to one of CTranslate2's types."""
-    parser = argparse.ArgumentParser(
-        prog="python -m optigpu.backends.ctranslate2.convert", description=__doc__
-    )
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--model", required=True, help="a reference to a model")
-    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = converter_parser("optigpu.backends.ctranslate2.convert", __doc__, "folder")
     parser.add_argument("--type", required=True, help="CTranslate2's name, such as int8_float32")
     options = parser.parse_args()
 

@@ -38,7 +38,7 @@ class Generator:
         offered = ctranslate2.get_supported_compute_types("cpu")
         if kind not in offered:
             raise UnsupportedError(
-                f"CTranslate2 does not compute {kind} on this CPU, only {', '.join(sorted(offered))}; choose one."
+                f"CTranslate2 does not support {kind} on this CPU, only {', '.join(sorted(offered))}; choose one."
             )
         made, said = _said_by(
             lambda: ctranslate2.Generator(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, decoder_facts, weights_of, whole
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.ctranslate2 import PACKAGE, convert
 from optigpu.backends.ctranslate2.contents import Contents, contents_of
 from optigpu.backends.ctranslate2.generator import Generator, Rows, logits_at
@@ -38,7 +39,7 @@ class Ctranslate2Runtime:
         self.facts = decoder_facts(order)
         self.decoded: tuple[int, int] | None = None
         kind = engine_options(order.stack).weights
-        path = CONVERTER.made(order, kind, _arguments(order, kind), progress)
+        path = CONVERTER.made(order, kind, (*model_arguments(order), "--type", kind), progress)
         progress("loading")
         with whole(path, ENGINE):
             self._contents = contents_of(path)
@@ -109,15 +110,10 @@ class Ctranslate2Runtime:
         """Remembers what is `decoded`. Raises OptiGPUError for sequences that are longer than the model's context."""
         if length > self.facts.context:
             raise OptiGPUError(
-                f"The model's context has {self.facts.context} tokens, and {length} tokens do not fit."
+                f"The model's context is {self.facts.context} tokens, and {length} do not fit; ask for fewer tokens."
             )
         if self.decoded is None or self.decoded[0] != rows or self.decoded[1] < decoded:
             self.decoded = (rows, decoded)
-
-
-def _arguments(order: Order, kind: str) -> list[str]:
-    model = ["--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads)]
-    return [*model, "--type", kind]
 
 
 def _products(kind: str) -> tuple[str, ...]:

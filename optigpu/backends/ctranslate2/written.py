@@ -62,6 +62,6 @@ def _require_rotation(rotation: Mapping[str, object]) -> None:
     context = rotation.get("original_max_position_embeddings")
     if rotation.get("rope_type") == "llama3" and context != LLAMA3_CONTEXT:
         raise UnsupportedError(
-            f"CTranslate2 rotates as if the model had begun with a context of {LLAMA3_CONTEXT} tokens, and this one "
-            f"began with {context}; ask for the backend torch."
+            f"CTranslate2 supports scaled rotary embeddings from a first context of {LLAMA3_CONTEXT} tokens, and this "
+            f"model's is {context}; ask for the backend torch."
         )

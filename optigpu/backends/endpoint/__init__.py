@@ -9,19 +9,16 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import no_operators, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.endpoints import ENDPOINT
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 WORKLOADS = ("generate", "serve")
-REFUSED = (
-    "endpoint takes the most likely tokens after random ones; leave prompt, temperature and top_p out, or ask for the "
-    "backend torch."
-)
 
 
 class EndpointBackend:
@@ -37,9 +34,7 @@ class EndpointBackend:
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation: a server gives no logits for a given text."""
-        if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"endpoint does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports what asks a server."""
@@ -53,7 +48,7 @@ class EndpointBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """A server offers no operators."""
-        raise UnsupportedError("A server has no operators that the machine's peaks could be measured with.")
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """The server was started with threads of its own."""

@@ -16,12 +16,13 @@ def require_allowed(endpoint: Endpoint) -> None:
         if endpoint.is_loopback:
             return
         raise UnsupportedError(
-            f"This worker asks servers on its own machine alone, not {endpoint.place}; set {HOSTS} to "
+            f"This worker connects only to servers on its own machine, not to {endpoint.place}; set {HOSTS} to "
             f"{endpoint.place} for the worker."
         )
     if not {endpoint.host, endpoint.place} & set(_items(named)):
         raise UnsupportedError(
-            f"This worker may not ask {endpoint.place}: {HOSTS} allows {named.strip() or 'no server'}; add it there."
+            f"This worker may not connect to {endpoint.place}: {HOSTS} allows {named.strip() or 'no server'}; "
+            "add it there."
         )
 
 
@@ -33,7 +34,7 @@ def key_of(endpoint: Endpoint) -> str | None:
             if key and key.isascii() and key.isprintable():
                 return key
             raise UnsupportedError(
-                f"The key of {endpoint.place} in {KEYS} is none; write {endpoint.place}=KEY."
+                f"The key of {endpoint.place} in {KEYS} must be printable ASCII; write {endpoint.place}=KEY."
             )
     return None
 

@@ -66,7 +66,7 @@ def _chunk(text: str) -> Chunk:
     try:
         event = _Event.model_validate_json(text)
     except ValidationError:
-        raise StreamError(f"The server sent {text[:80]!r}, which is no chunk of a completion.") from None
+        raise StreamError(f"The server sent {text[:80]!r}, which is not a chunk of a completion.") from None
     if event.error is not None:
         said = event.error if isinstance(event.error, str) else event.error.message
         raise StreamError(f"The server ended the stream with an error: {said[:300]}")

@@ -57,7 +57,8 @@ async def require_stream(response: httpx.Response) -> None:
     if kind != STREAM:
         start = " ".join(_text(await _start_of(response)).split())[:80]
         raise StreamError(
-            f"The server answered with {kind or 'no content type'} instead of a stream: {start!r}."
+            f"The server answered with {kind or 'no content type'} instead of a stream: {start!r}; correct the "
+            "endpoint's address."
         )
 
 

@@ -18,7 +18,7 @@ def gaps_of(batch: Sequence[Streamed]) -> list[float]:
     marks_s = _marks_s(batch)
     if len(marks_s) < 2:
         raise OptiGPUError(
-            "The server sent all tokens at once, so that prefill and decode cannot be told apart; have it stream."
+            "The server sent all tokens at once, so prefill and decode cannot be told apart; turn on its streaming."
         )
     gaps_s = [after - before for before, after in pairwise([started_s, *marks_s])]
     return gaps_s + [0.0] * (batch[0].tokens - len(gaps_s))

@@ -40,7 +40,7 @@ class Speller:
             if not tried:
                 break
         raise UnsupportedError(
-            f"No text of exactly {wanted} tokens was found for a server that takes no token ids; ask for longer "
+            f"OptiGPU found no text of exactly {wanted} tokens, and this server takes no token ids; ask for longer "
             "prompts."
         )
 

@@ -10,19 +10,16 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import not_installed
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 WORKLOADS = ("generate", "quality")
-REFUSED = (
-    "executorch takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
 
 
 class ExecuTorchBackend:
@@ -38,9 +35,7 @@ class ExecuTorchBackend:
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation and the scoring of text."""
-        if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"executorch does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports ExecuTorch."""
@@ -54,7 +49,7 @@ class ExecuTorchBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """It offers no operators of its own to measure with."""
-        raise UnsupportedError("ExecuTorch has no operators that the machine's peaks could be measured with.")
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """For the libraries beside it; its own thread pool is told when the program is loaded."""
@@ -62,4 +57,4 @@ class ExecuTorchBackend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """The name of its error for an allocation that fails."""
-        return "MemoryAllocationFailed" in str(error)
+        return allocation_failed(error)

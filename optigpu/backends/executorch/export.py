@@ -1,27 +1,16 @@
-"""python -m optigpu.backends.executorch.export: writes one program for ExecuTorch, with XNNPACK's operators.
+"""python -m optigpu.backends.executorch.export: writes one program for ExecuTorch, with XNNPACK's operators."""
 
-A process of its own, so that the measuring process holds no second copy of the model. The exit status is 0 when the
-file is written, REFUSED when the model cannot be exported (the last line of stdout says why).
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import written
+from optigpu.backends.fixed_shapes import fixed_shape_parser
 from optigpu.vocabulary import UnsupportedError
 
 
 def main() -> int:
     """Writes the file."""
-    parser = argparse.ArgumentParser(prog="python -m optigpu.backends.executorch.export", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="the file to write")
-    parser.add_argument("--model", required=True, help="a reference")
-    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
-    parser.add_argument("--rows", type=int, required=True, help="how many sequences")
-    parser.add_argument("--length", type=int, required=True, help="the most tokens of each")
-    parser.add_argument("--threads", type=int, required=True)
-    options = parser.parse_args()
+    options = fixed_shape_parser("optigpu.backends.executorch.export", __doc__, "file").parse_args()
     shape = (options.rows, options.length)
 
     def write() -> None:

@@ -10,16 +10,15 @@ from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpoo
 from executorch.runtime import Runtime
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import weights_of
-from optigpu.backends.executorch.program import Program, program_of, written
+from optigpu.backends.converted import weights_of, whole
+from optigpu.backends.executorch.program import PROGRAMS
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.backends.stepped import Loaded, SteppedRuntime
-from optigpu.documents.facts import WeightFacts
 from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import OptiGPUError
 
+ENGINE = "ExecuTorch"
 NOT_SAID = "ExecuTorch does not say which kernels of attention run."
 
 
@@ -31,40 +30,36 @@ def prepared(order: Order, progress: Callable[[str], None]) -> SteppedRuntime:
     facts = facts_from_config(*config_of(parse_reference(str(order.model))))
 
     def steps(rows: int, length: int) -> "ProgramSteps":
-        program = program_of(order, rows, length)
-        return ProgramSteps(written(order, program, progress), program)
+        path = PROGRAMS.made(order, rows, length, progress)
+        with whole(path, ENGINE):
+            return ProgramSteps(path, rows, length, order.threads)
 
-    program_of(order, 1, 2)  # a stack that it cannot apply is refused before anything is exported
+    PROGRAMS.admit(order)  # a stack that it cannot apply is refused before anything is exported
     notes = Notes()
     notes.record(
         dtype="float32",
         kv_cache="static",
-        decode_loop="ExecuTorch",
+        decode_loop=ENGINE,
         decode_operator="Method.execute",
         threads=order.threads,
         versions={"executorch": version("executorch")},
         reasons=dict.fromkeys(("attn_implementation", "attention_kernels"), NOT_SAID),
     )
-    loaded = Loaded("ExecuTorch", facts, steps, _weights(order), None)
+    loaded = Loaded(ENGINE, facts, steps, weights_of(order), None)
     return SteppedRuntime(order, loaded, notes)
-
-
-def _weights(order: Order) -> WeightFacts:
-    """Their bytes in a program are not told apart from its other parts."""
-    return weights_of(order)
 
 
 class ProgramSteps:
     """A program's sequences, which are all decoded in each of its passes."""
 
-    def __init__(self, path: Path, program: Program) -> None:
-        """Raises OptiGPUError for a file that ExecuTorch cannot load."""
-        self.rows, self.length = program.rows, program.length
-        _unsafe_reset_threadpool(program.threads)  # before anything runs in it
+    def __init__(self, path: Path, rows: int, length: int, threads: int) -> None:
+        """Raises RuntimeError for a file that ExecuTorch cannot load."""
+        self.rows, self.length = rows, length
+        _unsafe_reset_threadpool(threads)  # before anything runs in it
         self._program = Runtime.get().load_program(path)
         method = self._program.load_method("forward")
         if method is None:
-            raise OptiGPUError(f"ExecuTorch cannot load {path.name}; remove it, and run the job again.")
+            raise RuntimeError("it has no method forward")
         self._method, self._used = method, 0
 
     def begin(self) -> None:

@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGE = "ai-edge-litert"
@@ -30,17 +31,11 @@ class LiteRtBackend:
 
     def missing(self, environment: Environment) -> str | None:
         """LiteRT, if it is not installed."""
-        if PACKAGE in environment.software:
-            return None
-        return f"{PACKAGE} is not installed; install it with: {INSTALL}"
+        return packages_missing((PACKAGE,), environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Classification of images."""
-        if workload.has_labels:
-            return "litert reads no images; leave images out, or ask for the backend torch."
-        if workload.kind in WORKLOADS:
-            return None
-        return f"litert does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports LiteRT."""
@@ -54,11 +49,11 @@ class LiteRtBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """LiteRT offers no operators of its own to measure with."""
-        raise UnsupportedError("LiteRT has no operators that the machine's peaks could be measured with.")
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """Nothing: an interpreter is told its threads when it is made."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """LiteRT says nothing of its own when memory runs out."""
-        return isinstance(error, (MemoryError, OutOfMemoryError))
+        return allocation_failed(error)

@@ -10,21 +10,18 @@ from importlib import import_module
 from typing import ClassVar, get_args
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.models.families import FAMILIES
 from optigpu.techniques.base import IkLlamaCppType, Technique, engine_options
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGES = ("llama-cpp-python", "gguf")
 INSTALL = 'pip install -e ".[llama]"'
 WORKLOADS = ("generate", "quality")
-REFUSED = (
-    "{} takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
 IK_TYPES: tuple[str, ...] = get_args(IkLlamaCppType)
 _TITLES = " and ".join(family.title for family in FAMILIES.values() if family.gguf)
 
@@ -38,19 +35,13 @@ class LlamaCppBackend:
 
     def missing(self, environment: Environment) -> str | None:
         """The packages of the extra `llama` that are not installed."""
-        absent = [package for package in PACKAGES if package not in environment.software]
-        if not absent:
-            return None
-        verb = "is" if len(absent) == 1 else "are"
-        return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
+        return packages_missing(PACKAGES, environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation and the scoring of text, with the types of files that llama.cpp has."""
         if technique is not None:
             return self.refused_type(engine_options((technique,)).weights)
-        if workload.kind in WORKLOADS:
-            return REFUSED.format(self.name) if workload.is_sampled or workload.has_text else None
-        return f"{self.name} does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def refused_type(self, name: str) -> str | None:
         """Why files of that type cannot be run, or None."""
@@ -72,9 +63,7 @@ class LlamaCppBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """It offers no operators of its own to measure with."""
-        raise UnsupportedError(
-            f"{self.name} has no operators that the machine's peaks could be measured with."
-        )
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """For OpenMP, which reads the variable when llama.cpp is loaded; a context is told its threads as well."""
@@ -82,4 +71,4 @@ class LlamaCppBackend:
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """llama.cpp returns no context, which the runtime raises as this."""
-        return isinstance(error, OutOfMemoryError)
+        return allocation_failed(error)

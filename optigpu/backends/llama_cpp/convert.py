@@ -1,14 +1,10 @@
-"""python -m optigpu.backends.llama_cpp.convert: writes one GGUF file, or what it is quantized with.
-
-A process of its own, so that the measuring process loads no torch and its peak memory is llama.cpp's alone. The exit
-status is 0 when the file is written, REFUSED when it cannot be (the last line of stdout says why).
-"""
+"""python -m optigpu.backends.llama_cpp.convert: writes one GGUF file, or what it is quantized with."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import converter_parser, written
 from optigpu.backends.llama_cpp.file_types import FILE_TYPES, WRITTEN, Form
 from optigpu.backends.llama_cpp.importance import read_importance
 from optigpu.backends.llama_cpp.library import Library, Quantizing
@@ -20,12 +16,8 @@ IMPORTANCE = "importance"
 
 def main() -> int:
     """Writes a model, or quantizes a file of F16 that was written before with llama.cpp."""
-    parser = argparse.ArgumentParser(prog="python -m optigpu.backends.llama_cpp.convert", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="the file to write")
+    parser = converter_parser("optigpu.backends.llama_cpp.convert", __doc__, "file", needs_model=False)
     parser.add_argument("--type", choices=(*WRITTEN, IMPORTANCE), help="of --model")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--model", help="a model reference: written as F32 or F16")
-    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
     add_quantizing(parser)
     options = parser.parse_args()
     if options.plain:
@@ -52,7 +44,9 @@ def quantize(options: argparse.Namespace, library: Library) -> int:
         form = Form(options.form, options.everywhere)
         importance = read_importance(options.importance) if options.importance else None
         if not library.quantize(Quantizing(options.plain, options.output, form, options.threads, importance)):
-            raise UnsupportedError(f"{library.title} could not quantize this model to {options.form}.")
+            raise UnsupportedError(
+                f"{library.title} could not quantize this model to {options.form}; choose another type."
+            )
 
     return written(work, options.output)
 

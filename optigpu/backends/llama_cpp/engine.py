@@ -6,6 +6,7 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.convert import IMPORTANCE
 from optigpu.backends.llama_cpp.file_types import (
@@ -106,14 +107,12 @@ def _quantizing(order: Order, form: Form, progress: Callable[[str], None]) -> li
         arguments.append("--everywhere")
     if form.type in NEED_IMPORTANCE:
         doing = "finding out which inputs of the matrices matter"
-        matters = MATTERS.made(order, IMPORTANCE, [*_model(order), "--type", IMPORTANCE], progress, doing)
+        asked = (*model_arguments(order), "--type", IMPORTANCE)
+        matters = MATTERS.made(order, IMPORTANCE, asked, progress, doing)
         arguments += ["--importance", str(matters)]
     return arguments
 
 
 def _written(order: Order, kind: FileType, progress: Callable[[str], None]) -> Path:
-    return PLAIN.made(order, kind, [*_model(order), "--type", kind], progress, "writing the GGUF file")
-
-
-def _model(order: Order) -> list[str]:
-    return ["--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads)]
+    asked = (*model_arguments(order), "--type", kind)
+    return PLAIN.made(order, kind, asked, progress, "writing the GGUF file")

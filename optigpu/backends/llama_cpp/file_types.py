@@ -76,7 +76,7 @@ def asked_of(stack: Sequence[Technique], kind: str, threads: int, exact: ExactCa
     if values and values not in PLAIN_VALUES:
         if attention == "plain":
             raise UnsupportedError(
-                f"Values in {values} are read by flash attention alone; leave llama_flash_attention out, or give it "
+                f"Only flash attention reads values in {values}; leave llama_flash_attention out, or give it "
                 "enabled true."
             )
         attention = "fused"

@@ -37,7 +37,9 @@ def written_family(name: str) -> WrittenFamily:
     if family.gguf and family.decoder and family.attention and family.mlp:
         return WrittenFamily(family.gguf, family.decoder, family.attention, family.mlp, family.conv1d)
     written = " and ".join(name for name, each in FAMILIES.items() if each.gguf)
-    raise UnsupportedError(f"{name} models cannot be written as GGUF here, only {written} models.")
+    raise UnsupportedError(
+        f"{name} models cannot be written as GGUF here, only {written} models; ask for the backend torch."
+    )
 
 
 def family_of_architecture(name: str) -> str:

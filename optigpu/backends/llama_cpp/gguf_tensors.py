@@ -88,7 +88,9 @@ def rope_factors(config: PretrainedConfig) -> list[float] | None:
     if rope["rope_type"] == "default":
         return None
     if rope["rope_type"] != "llama3":
-        raise UnsupportedError(f"The rotary scaling {rope['rope_type']!r} cannot be written as GGUF here.")
+        raise UnsupportedError(
+            f"The rotary scaling {rope['rope_type']!r} cannot be written as GGUF here; ask for the backend torch."
+        )
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     size = _facts(config).head_size
     factors = []

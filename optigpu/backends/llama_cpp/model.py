@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from optigpu.backends.llama_cpp.file_types import Asked
 from optigpu.backends.llama_cpp.library import Batch, Library
-from optigpu.vocabulary import OptiGPUError, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, OutOfMemoryError
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
@@ -17,10 +17,10 @@ class GgufModel:
     """The weights of a GGUF file. `vocabulary` counts the tokens that it has logits of."""
 
     def __init__(self, library: Library, path: Path, vocabulary: int) -> None:
-        """Raises UnsupportedError when the library cannot load the file."""
+        """Raises RuntimeError when the library cannot load the file."""
         handle = library.load(path)
         if not handle:
-            raise UnsupportedError(f"{library.title} cannot load {path.name}.")
+            raise RuntimeError("it gives no reason beside what it printed")
         self.library, self.handle, self.vocabulary = library, handle, vocabulary
 
     def close(self) -> None:

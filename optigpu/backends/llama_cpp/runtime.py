@@ -4,11 +4,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from optigpu.backends.base import Order
+from optigpu.backends.converted import whole
 from optigpu.backends.llama_cpp.engine import Engine
 from optigpu.backends.llama_cpp.file_types import Asked, asked_of, product_dtypes_of
 from optigpu.backends.llama_cpp.library import Library
 from optigpu.backends.llama_cpp.model import Context, GgufModel
-from optigpu.backends.llama_cpp.source import Source, removed, source_of
+from optigpu.backends.llama_cpp.source import Source, source_of
 from optigpu.backends.stepped import Loaded, SteppedRuntime
 from optigpu.documents.shapes import Footprint
 from optigpu.ops.layouts import GGUF_BLOCKS, GgufBlock
@@ -77,10 +78,12 @@ def _bytes(width: int, kind: GgufBlock) -> int:
 
 
 def _loaded(library: Library, source: Source) -> GgufModel:
-    """A file of ours that cannot be loaded is damaged."""
+    if source.written:
+        with whole(source.path, library.title):
+            return GgufModel(library, source.path, source.facts.vocabulary)
     try:
         return GgufModel(library, source.path, source.facts.vocabulary)
-    except UnsupportedError as error:
-        if not source.written:
-            raise
-        raise removed(source.path, str(error)) from error
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"{library.title} cannot load {source.path.name}: {error}; name another file."
+        ) from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import weights_of
+from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
 from optigpu.backends.llama_cpp.file_types import form_of
 from optigpu.backends.llama_cpp.gguf_contents import Contents, contents_of
@@ -18,7 +18,7 @@ from optigpu.models.facts import config_of, facts_from_config
 from optigpu.models.held import GGUF, model_file
 from optigpu.models.loading.weights import hash_of
 from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.vocabulary import OptiGPUError, UnsupportedError
+from optigpu.vocabulary import UnsupportedError
 
 NO_REVISION = "A file has no revision; the weight hash identifies it."
 _EMBEDDING, _HEAD, _UP, _GATE = (
@@ -65,18 +65,10 @@ def source_of(order: Order, engine: Engine, library: Library, progress: Callable
         return _given(reference, order, engine, library)
     facts = _facts(reference, engine)
     path = gguf_of(order, engine, form, progress)
-    try:
+    with whole(path, library.title):
         contents = contents_of(path, library.type_name)
-    except ValueError as error:
-        raise removed(path, f"{path.name} cannot be read: {error}.") from error
     own = {"bytes": contents.file_bytes, "parameters": contents.parameters}
     return Source(path, facts, contents, form.type, weights_of(order).model_copy(update=own), written=True)
-
-
-def removed(path: Path, why: str) -> OptiGPUError:
-    """The error of a damaged file of ours, which is removed: the next process writes it anew."""
-    path.unlink(missing_ok=True)
-    return OptiGPUError(f"{why} The file was damaged and has been removed; run the job again.")
 
 
 def _facts(reference: ModelReference, engine: Engine) -> ModelFacts:
@@ -103,7 +95,9 @@ def _given(reference: ModelReference, order: Order, engine: Engine, library: Lib
         facts = _facts_of(header)
         contents = contents_of(path, library.type_name)
     except ValueError as error:
-        raise UnsupportedError(f"{reference} is not a GGUF file that can be run here: {error}.") from error
+        raise UnsupportedError(
+            f"{reference} is not a GGUF file that can be run here: {error}; name another file."
+        ) from error
     _require_runnable(reference, facts.family, engine)
     sha256 = hash_of(path, order.folder)
     weights = WeightFacts(

@@ -9,21 +9,17 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGES = ("onnxruntime", "onnx")
 INSTALL = 'pip install -e ".[onnxruntime]"'
 WORKLOADS = ("generate", "prefill", "quality", "classify")
-SAMPLED = (
-    "onnxruntime takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
-LABELLED = "onnxruntime reads no images; leave images out, or ask for the backend torch."
 
 
 class OnnxRuntimeBackend:
@@ -35,19 +31,11 @@ class OnnxRuntimeBackend:
 
     def missing(self, environment: Environment) -> str | None:
         """The packages of the extra `onnxruntime` that are not installed."""
-        absent = [package for package in PACKAGES if package not in environment.software]
-        if not absent:
-            return None
-        verb = "is" if len(absent) == 1 else "are"
-        return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
+        return packages_missing(PACKAGES, environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation, prompts, the scoring of text, and classification of random images."""
-        if workload.kind not in WORKLOADS:
-            return f"onnxruntime does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
-        if workload.has_labels:
-            return LABELLED
-        return SAMPLED if workload.is_sampled or workload.has_text else None
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports ONNX Runtime."""
@@ -61,16 +49,11 @@ class OnnxRuntimeBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """A graph of one operator would be needed for each figure."""
-        raise UnsupportedError(
-            "ONNX Runtime has no operators here that the machine's peaks could be measured with."
-        )
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """Nothing: a session is told its threads when it is made."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """ONNX Runtime says it in the text of errors of its own."""
-        if isinstance(error, (MemoryError, OutOfMemoryError)):
-            return True
-        text = str(error).lower()
-        return "bad_alloc" in text or "failed to allocate memory" in text
+        return allocation_failed(error)

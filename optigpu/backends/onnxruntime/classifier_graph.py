@@ -48,7 +48,8 @@ def write_classifier(model: PreTrainedModel, path: Path, shape: tuple[int, int, 
             )
         except torch.onnx.OnnxExporterError as error:
             raise UnsupportedError(
-                f"torch cannot export this classifier as ONNX: {str(error).strip().splitlines()[0]}"
+                f"torch cannot export this classifier as ONNX ({str(error).strip().splitlines()[0]}); ask for the "
+                "backend torch."
             ) from error
 
 

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
-
 from optigpu.documents.shapes import Footprint, ImageFootprint
-from optigpu.vocabulary import Frozen, OptiGPUError
+from optigpu.vocabulary import Frozen
 
 MODEL, DATA, CONTENTS = "model.onnx", "model.data", "contents.json"
 
@@ -29,14 +27,11 @@ class Contents(Frozen):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises OptiGPUError for a folder whose files are not what was written."""
-        try:
-            contents = cls.model_validate_json((folder / CONTENTS).read_text("utf-8"))
-            sizes = {name: (folder / name).stat().st_size for name in contents.files}
-        except (OSError, ValidationError) as error:
-            raise OptiGPUError(f"The contents of {folder.name} cannot be read.") from error
+        """Raises OSError or ValueError for a folder whose files are not what was written."""
+        contents = cls.model_validate_json((folder / CONTENTS).read_text("utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in contents.files}
         if sizes != contents.files:
-            raise OptiGPUError(f"The files of {folder.name} have other sizes than when they were written.")
+            raise ValueError("its files have other sizes than when they were written")
         return contents
 
 

@@ -1,27 +1,16 @@
-"""python -m optigpu.backends.onnxruntime.convert: writes one model as a folder with an ONNX graph.
+"""python -m optigpu.backends.onnxruntime.convert: writes one model as a folder with an ONNX graph."""
 
-A process of its own, so that the measuring process loads no torch and its peak memory is ONNX Runtime's alone. Its exit
-status is `written`'s.
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import converter_parser, written
 from optigpu.backends.onnxruntime.contents import DATA, MODEL, Contents, file_sizes
 from optigpu.backends.onnxruntime.formats import Format
 
 
 def main() -> int:
     """Writes a decoder in a format, or a classifier for images of a size."""
-    parser = argparse.ArgumentParser(
-        prog="python -m optigpu.backends.onnxruntime.convert", description=__doc__
-    )
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--model", required=True, help="a model reference")
-    parser.add_argument("--seed", type=int, required=True, help="of a preset's random weights")
-    parser.add_argument("--threads", type=int, required=True)
+    parser = converter_parser("optigpu.backends.onnxruntime.convert", __doc__, "folder")
     parser.add_argument("--format", help="of a decoder's matrices, by its name")
     parser.add_argument("--image-size", type=int, help="the side in pixels of the images of a classifier")
     parser.add_argument(

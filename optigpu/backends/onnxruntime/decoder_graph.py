@@ -34,8 +34,8 @@ def write_decoder(model: PreTrainedModel, graph: GraphWriter, form: Format) -> N
     parts, facts = parts_of(model.config.model_type), loaded_facts(model)
     if facts.embedding_size != facts.hidden_size or not getattr(model.config, "do_layer_norm_before", True):
         raise UnsupportedError(
-            "A decoder whose embedding is projected, or whose norms come after the layers, cannot be written as ONNX "
-            "here; ask for the backend torch."
+            "onnxruntime does not support a decoder whose embedding is projected, or whose norms come after the "
+            "layers; ask for the backend torch."
         )
     _DecoderWriter(model, parts, facts, graph, form).write()
 
@@ -114,7 +114,9 @@ class _DecoderWriter:
             return ()
         kind = self._model.config.to_dict()["rope_parameters"]["rope_type"]
         if kind not in _FIXED_ROTATIONS:
-            raise UnsupportedError(f"The rotary scaling {kind!r} cannot be written as ONNX here.")
+            raise UnsupportedError(
+                f"onnxruntime does not support the rotary scaling {kind!r}; ask for the backend torch."
+            )
         rotary = self._decoder.get_submodule("rotary_emb")
         places = torch.arange(self._facts.context)[None]
         halves = [each[0].chunk(2, dim=-1)[0] for each in rotary(torch.empty(0), places)]

@@ -53,7 +53,7 @@ def format_of(stack: tuple[Technique, ...]) -> Format:
     bits = _BITS.get(options.weights)
     if bits is None:
         raise UnsupportedError(
-            f"onnxruntime has no weights of the type {options.weights}; it has {', '.join(_BITS)}."
+            f"onnxruntime does not support weights of the type {options.weights}; choose one of {', '.join(_BITS)}."
         )
     if bits == 32:
         return Format(bits)

@@ -46,7 +46,8 @@ def activated(graph: GraphWriter, name: str, values: str) -> str:
     found = ACTIVATIONS.get(name)
     if found is None:
         raise UnsupportedError(
-            f"The activation {name} cannot be written as ONNX here, only {', '.join(ACTIVATIONS)}."
+            f"onnxruntime does not support the activation {name}, only {', '.join(ACTIVATIONS)}; ask for the "
+            "backend torch."
         )
     return found(graph, values)
 
@@ -69,7 +70,9 @@ class Matrices:
         weight = np.concatenate([self._rows(layer) for layer in layers])
         biases = [layer.get_parameter("bias") for layer in layers if getattr(layer, "bias", None) is not None]
         if biases and len(biases) != len(layers):
-            raise UnsupportedError(f"Some parts of {name} have a bias and others none.")
+            raise UnsupportedError(
+                f"onnxruntime needs a bias on all parts of {name} or on none; ask for the backend torch."
+            )
         bias = (
             self._graph.constant(f"{name}.bias", np.concatenate(list(map(numbers, biases)))) if biases else ""
         )

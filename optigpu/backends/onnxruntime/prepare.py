@@ -1,6 +1,5 @@
 """An order as a runtime: the graph is written if it is not kept already, and loaded."""
 
-import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 from onnxruntime import InferenceSession
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter, weights_of
-from optigpu.backends.onnxruntime import PACKAGES, OnnxRuntimeBackend, convert
+from optigpu.backends.converted import Converter, weights_of, whole
+from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.onnxruntime import PACKAGES, convert
 from optigpu.backends.onnxruntime.contents import Contents
 from optigpu.backends.onnxruntime.families import parts_of
 from optigpu.backends.onnxruntime.formats import format_of, graph_level_of
@@ -23,7 +23,7 @@ from optigpu.documents.shapes import Footprint, ImageFacts, ImageFootprint, Mode
 from optigpu.models.facts import config_of, image_facts_from_config
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes, engine_options
-from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
+from optigpu.vocabulary import Task, UnsupportedError
 
 NAME = "ONNX Runtime"
 NOT_SAID = "ONNX Runtime does not say which kernels run."
@@ -63,7 +63,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> Runtime:
 def _classifier(order: Order, progress: Callable[[str], None]) -> Runtime:
     size = getattr(order.workload, "image_size", None) or _image_facts(order).image_size
     images = engine_options(order.stack).calibrated_on
-    arguments = (*_model(order), "--image-size", str(size))
+    arguments = (*model_arguments(order), "--image-size", str(size))
     if images:
         arguments = (*arguments, "--calibration-images", str(images))
     folder = CONVERTER.made(order, f"images-{size}-{images or 0}", arguments, progress)
@@ -105,7 +105,7 @@ def opened_decoder(order: Order, progress: Callable[[str], None]) -> tuple[Conte
     except UnsupportedError as error:
         raise UnsupportedError(f"onnxruntime cannot run {reference}: {error}") from error
     form = format_of(order.stack).name
-    folder = CONVERTER.made(order, form, (*_model(order), "--format", form), progress)
+    folder = CONVERTER.made(order, form, (*model_arguments(order), "--format", form), progress)
     return _loaded(folder, order, progress)
 
 
@@ -114,23 +114,10 @@ def _image_facts(order: Order) -> ImageFacts:
     return image_facts_from_config(family, {"num_labels": 1, **config})
 
 
-def _model(order: Order) -> tuple[str, ...]:
-    return ("--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads))
-
-
 def _loaded(folder: Path, order: Order, progress: Callable[[str], None]) -> tuple[Contents, InferenceSession]:
-    """A folder that cannot be loaded is damaged, and so is removed: the next process writes it anew."""
     progress("loading")
-    try:
+    with whole(folder, NAME):
         return Contents.read(folder), opened(folder, order.threads, graph_level_of(order.stack))
-    except Exception as error:  # ONNX Runtime's have no base of their own
-        if OnnxRuntimeBackend().is_out_of_memory(error):
-            raise
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        shutil.rmtree(folder, ignore_errors=True)
-        raise OptiGPUError(
-            f"ONNX Runtime cannot load {folder.name} ({why}); it was damaged and has been removed; run the job again."
-        ) from error
 
 
 def _weights(order: Order, contents: Contents) -> WeightFacts:

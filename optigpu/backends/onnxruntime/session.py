@@ -21,14 +21,17 @@ _ERRORS_ONLY = 3
 def opened(folder: Path, threads: int, level: str) -> InferenceSession:
     """The graph of a folder. Operators run one after another, each on all threads, which spin as by default.
 
-    Raises an error of ONNX Runtime's for a file that is no graph.
+    Raises RuntimeError for a file that is no graph.
     """
     options = SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = LEVELS[level]
     options.log_severity_level = _ERRORS_ONLY
-    return InferenceSession(str(folder / MODEL), options, providers=[PROVIDER])
+    try:
+        return InferenceSession(str(folder / MODEL), options, providers=[PROVIDER])
+    except Exception as error:  # ONNX Runtime's have no base of their own
+        raise RuntimeError(str(error)) from error
 
 
 def build_facts() -> dict[str, object]:

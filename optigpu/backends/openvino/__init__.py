@@ -9,21 +9,17 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import allocation_failed, no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, OutOfMemoryError, Task, UnsupportedError
+from optigpu.vocabulary import DeviceKind, Task
 from optigpu.workloads.base import Workload
 
 PACKAGES = ("openvino", "nncf")
 INSTALL = 'pip install -e ".[openvino]"'
 WORKLOADS = ("generate", "quality", "classify")
-GREEDY = (
-    "openvino takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
-NO_PICTURES = "openvino reads no images; leave images out, or ask for the backend torch."
 
 
 class OpenVinoBackend:
@@ -35,19 +31,11 @@ class OpenVinoBackend:
 
     def missing(self, environment: Environment) -> str | None:
         """The packages of the extra `openvino` that are not installed."""
-        absent = [package for package in PACKAGES if package not in environment.software]
-        if not absent:
-            return None
-        verb = "is" if len(absent) == 1 else "are"
-        return f"{' and '.join(absent)} {verb} not installed; install with: {INSTALL}"
+        return packages_missing(PACKAGES, environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation, the scoring of text, and classification of random images."""
-        if workload.kind not in WORKLOADS:
-            return f"openvino does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
-        if workload.has_labels:
-            return NO_PICTURES
-        return GREEDY if workload.is_sampled or workload.has_text else None
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports OpenVINO."""
@@ -66,11 +54,11 @@ class OpenVinoBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """OpenVINO is not asked for single operators."""
-        raise UnsupportedError("openvino has no operators that the machine's peaks could be measured with.")
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """Nothing: a model is told its threads when it is compiled."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """OpenVINO passes on what C++ says when it cannot allocate."""
-        return isinstance(error, (MemoryError, OutOfMemoryError)) or "bad_alloc" in str(error)
+        return allocation_failed(error)

@@ -77,7 +77,7 @@ def contents_of(folder: Path) -> Contents:
     try:
         root = ElementTree.parse(folder / GRAPH).getroot()
     except ElementTree.ParseError as error:
-        raise ValueError(f"{GRAPH} is no graph: {error}") from error
+        raise ValueError(f"{GRAPH} is not a graph: {error}") from error
     layers = {int(layer.attrib["id"]): layer for layer in root.iterfind("layers/layer")}
     readers = _readers(root)
     found: dict[int, Constant] = {}

@@ -1,25 +1,16 @@
-"""python -m optigpu.backends.openvino.convert: writes one model in OpenVINO's format into a folder.
+"""python -m optigpu.backends.openvino.convert: writes one model in OpenVINO's format into a folder."""
 
-A process of its own, so that the measuring process loads no torch. The exit status is 0 when the model is written,
-REFUSED when it cannot be (the last line of stdout says why).
-"""
-
-import argparse
 import sys
 from pathlib import Path
 
-from optigpu.backends.converted import written
+from optigpu.backends.converter_program import converter_parser, written
 from optigpu.backends.openvino.contents import GRAPH
 from optigpu.backends.openvino.library import ov
 
 
 def main() -> int:
     """Converts a decoder or a classifier, or quantizes a decoder that was converted before."""
-    parser = argparse.ArgumentParser(prog="python -m optigpu.backends.openvino.convert", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--model", help="a reference to a model: written in float32")
-    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = converter_parser("optigpu.backends.openvino.convert", __doc__, "folder", needs_model=False)
     parser.add_argument("--side", type=int, help="of the images of a classifier, in pixels")
     parser.add_argument("--plain", type=Path, help="the folder of a decoder in float32: quantized by NNCF")
     parser.add_argument("--mode", help="NNCF's name of a way to quantize, such as int4_sym")

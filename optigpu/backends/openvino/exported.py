@@ -131,7 +131,7 @@ def _window_of(model: PreTrainedModel) -> int | None:
         return None
     if len(kinds) > 1:
         raise UnsupportedError(
-            f"openvino cannot run {config.model_type} models whose layers differ in their attention; ask for the "
+            f"openvino does not support {config.model_type} models whose layers use different attention; ask for the "
             "backend torch."
         )
     return int(window)

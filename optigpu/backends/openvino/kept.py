@@ -5,6 +5,7 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
+from optigpu.backends.converter_program import model_arguments
 from optigpu.backends.openvino import convert
 from optigpu.backends.openvino.settings import PLAIN, WeightForm
 
@@ -24,8 +25,8 @@ def decoder_of(order: Order, form: WeightForm, progress: Callable[[str], None]) 
     Raises UnsupportedError for a model that cannot be converted, OptiGPUError when writing fails.
     """
     if form.mode == PLAIN or CONVERTER.kept(order, form.name):
-        return CONVERTER.made(order, form.name, _of_model(order), progress)
-    plain = CONVERTER.made(order, PLAIN, _of_model(order), progress)
+        return CONVERTER.made(order, form.name, model_arguments(order), progress)
+    plain = CONVERTER.made(order, PLAIN, model_arguments(order), progress)
     how = ["--plain", str(plain), "--mode", form.mode, "--group", str(form.group)]
     if form.everywhere:
         how.append("--everywhere")
@@ -34,9 +35,5 @@ def decoder_of(order: Order, form: WeightForm, progress: Callable[[str], None]) 
 
 def classifier_of(order: Order, side: int, progress: Callable[[str], None]) -> Path:
     """The folder of an order's classifier for images of that side. Raises as `decoder_of` does."""
-    arguments = [*_of_model(order), "--side", str(side)]
+    arguments = [*model_arguments(order), "--side", str(side)]
     return CONVERTER.made(order, f"{PLAIN}-{side}", arguments, progress)
-
-
-def _of_model(order: Order) -> list[str]:
-    return ["--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads)]

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -38,11 +39,7 @@ class TensorFlowBackend:
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Classification of images."""
-        if workload.has_labels:
-            return "tensorflow reads no images; leave images out, or ask for the backend torch."
-        if workload.kind in WORKLOADS:
-            return None
-        return f"tensorflow does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports TensorFlow, which takes seconds."""
@@ -56,7 +53,7 @@ class TensorFlowBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """OptiGPU measures peaks with torch's operators and its own."""
-        raise UnsupportedError("OptiGPU does not measure the machine's peaks with TensorFlow's operators.")
+        raise UnsupportedError("tensorflow does not measure the machine's peaks; ask the backend torch for them.")
 
     def use_threads(self, count: int) -> None:
         """TensorFlow reads them when it is loaded."""

@@ -121,7 +121,7 @@ def _loaded(path: Path) -> "tf.keras.Model":
         return tf.keras.models.load_model(path, compile=False, safe_mode=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedError(f"TensorFlow cannot load {path.name}: {why}.") from error
+        raise UnsupportedError(f"TensorFlow cannot load {path.name} ({why}); name another file.") from error
 
 
 def _version(package: str) -> str:

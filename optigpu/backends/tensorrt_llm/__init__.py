@@ -9,19 +9,17 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import no_operators, packages_missing, workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.techniques.base import Technique
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 PACKAGE = "tensorrt-llm"
+INSTALL = f"pip install {PACKAGE} --extra-index-url https://pypi.nvidia.com"
 WORKLOADS = ("generate",)
-REFUSED = (
-    "tensorrt_llm takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask "
-    "for the backend torch."
-)
 
 
 class TensorRtLlmBackend:
@@ -35,18 +33,11 @@ class TensorRtLlmBackend:
         """A GPU, or the package."""
         if not environment.has(DeviceKind.CUDA):
             return "tensorrt_llm needs an NVIDIA GPU, and this machine has none that works; ask a worker that has one."
-        if PACKAGE not in environment.software:
-            return (
-                "tensorrt-llm is not installed; install it with: pip install tensorrt-llm --extra-index-url "
-                "https://pypi.nvidia.com"
-            )
-        return None
+        return packages_missing((PACKAGE,), environment, INSTALL)
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation: the engine is made for the lengths of one workload."""
-        if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"tensorrt_llm does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports TensorRT-LLM."""
@@ -60,9 +51,7 @@ class TensorRtLlmBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """It offers no operators of its own to measure with."""
-        raise UnsupportedError(
-            "TensorRT-LLM has no operators that the machine's peaks could be measured with."
-        )
+        raise no_operators(self.name)
 
     def use_threads(self, count: int) -> None:
         """It computes on the GPU."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import ClassVar
 
 from optigpu.backends.base import Order
+from optigpu.backends.refusals import workload_refused
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -19,10 +20,6 @@ from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.base import Workload
 
 WORKLOADS = ("generate",)
-REFUSED = (
-    "vllm takes the most likely tokens after random ones here; leave prompt, temperature and top_p out, or ask for the "
-    "backend torch."
-)
 
 
 class VllmBackend:
@@ -38,9 +35,7 @@ class VllmBackend:
 
     def supports(self, workload: Workload, technique: Technique | None) -> str | None:
         """Text generation: the engine is made for the lengths of one workload."""
-        if workload.kind in WORKLOADS:
-            return REFUSED if workload.is_sampled or workload.has_text else None
-        return f"vllm does not run the workload {workload.kind}; it runs {', '.join(WORKLOADS)}."
+        return workload_refused(self.name, workload, WORKLOADS)
 
     def start(self, *, model: bool) -> None:
         """Imports vLLM."""

@@ -1,0 +1,113 @@
+"""The stacks of a request: with what they require, and whether the job can run them."""
+
+from collections.abc import Iterable
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from optigpu.backends import BACKENDS
+from optigpu.documents.endpoints import ENDPOINT
+from optigpu.job.spec.names import PlanName
+from optigpu.techniques import TECHNIQUES
+from optigpu.techniques.base import Technique, conflict_between
+from optigpu.vocabulary import SpecError
+from optigpu.workloads import WORKLOADS, kinds_with
+
+if TYPE_CHECKING:
+    from optigpu.job.spec.job_spec import JobSpec
+
+
+def resolve(stack: Iterable[Technique], workload: str) -> tuple[Technique, ...]:
+    """The stack with what it requires for that kind of workload, in the order of the phases.
+
+    Raises SpecError when a technique is there twice or two exclude each other.
+    """
+    chosen: dict[str, Technique] = {}
+    for technique in stack:
+        if technique.name in chosen:
+            raise SpecError(f"stack: {technique.name} occurs twice; name it once.")
+        chosen[technique.name] = technique
+    queue = list(chosen.values())
+    while queue:
+        for name in queue.pop().requires:
+            if name not in chosen and WORKLOADS[workload].task in TECHNIQUES[name].tasks:
+                chosen[name] = TECHNIQUES[name](name=name)
+                queue.append(chosen[name])
+    _refuse_conflicts(chosen)
+    return tuple(sorted(chosen.values(), key=lambda technique: (technique.phase, technique.name)))
+
+
+def _refuse_conflicts(chosen: dict[str, Technique]) -> None:
+    for one, other in combinations(chosen.values(), 2):
+        reason = conflict_between(one, other)
+        if reason:
+            raise SpecError(
+                f"stack: {one.name} and {other.name} exclude each other ({reason}); keep one of them."
+            )
+
+
+def check_stacks(spec: "JobSpec") -> None:
+    """The job's own stack and those beside it, whose errors begin with their place in the list."""
+    # The stack of a search is a menu, whose techniques may exclude each other.
+    for stack in [(each,) for each in spec.stack] if spec.plan is PlanName.SEARCH else [spec.stack]:
+        _check_stack(spec, stack)
+        _check_backend(spec, spec.backend, stack)
+    _check_endpoint(spec.backend, spec.endpoint)
+    for index, each in enumerate(spec.beside):
+        try:
+            _check_stack(spec, each.stack)
+            _check_backend(spec, each.backend, each.stack)
+            _check_endpoint(each.backend, each.endpoint)
+        except SpecError as error:
+            raise SpecError(f"beside.{index}.{error}") from error
+
+
+def _check_stack(spec: "JobSpec", stack: tuple[Technique, ...]) -> None:
+    resolve(stack, spec.workload.kind)
+    for technique in stack:
+        if spec.workload.task not in technique.tasks:
+            raise SpecError(
+                f"stack: {technique.name} has no effect on {spec.workload.kind}; it applies to "
+                f"{', '.join(kinds_with(technique.tasks))}."
+            )
+        if spec.device not in technique.devices:
+            raise SpecError(
+                f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
+            )
+        problem = technique.fits(spec.workload)
+        if problem:
+            raise SpecError(f"stack: {problem}")
+
+
+def _check_backend(spec: "JobSpec", name: str, stack: tuple[Technique, ...]) -> None:
+    """Checks that the backend supports the device, the workload and every technique of the resolved stack."""
+    backend = BACKENDS[name]
+    if spec.device not in backend.devices:
+        raise SpecError(
+            f"backend: {name} runs on {', '.join(backend.devices)}, not on {spec.device}; ask for another "
+            "device."
+        )
+    problem = backend.supports(spec.workload, None)
+    if problem:
+        raise SpecError(f"backend: {problem}")
+    for technique in resolve(stack, spec.workload.kind):
+        if name not in technique.backends:
+            raise SpecError(
+                f"stack: {technique.name} is for the backend {', '.join(technique.backends)}, not for {name}; "
+                "leave it out or name that backend."
+            )
+        problem = backend.supports(spec.workload, technique)
+        if problem:
+            raise SpecError(f"stack: {problem}")
+
+
+def _check_endpoint(backend: str, endpoint: str | None) -> None:
+    """A server's address belongs to the one backend that asks servers."""
+    if backend == ENDPOINT and endpoint is None:
+        raise SpecError(
+            "endpoint: the backend endpoint asks a server; name it as URL#MODEL, for example "
+            "http://127.0.0.1:8000#tiny."
+        )
+    if backend != ENDPOINT and endpoint is not None:
+        raise SpecError(
+            f"endpoint: {backend} asks no server; leave endpoint out, or set backend to endpoint."
+        )
