@@ -15,7 +15,7 @@ from optigpu.vocabulary import DeviceKind, RecipeName
 
 MODEL, TRAINED, AWQ_MODEL = "preset:gpt2", "bundled:tiny", "preset:opt-125m"
 """Speed and bytes are of a model of usual size with random weights, quality is of a trained one."""
-CACHED_TOKENS = (32, 128, 256)
+CACHED_TOKENS = (32, 128)
 ATTENTION_LENGTHS = (512, 1024, 2048)
 STEP_LENGTHS = (256, 1024)
 DECODE = {"kind": "generate", "prompt_tokens": 32, "new_tokens": 64}
