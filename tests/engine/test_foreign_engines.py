@@ -23,7 +23,7 @@ from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
-from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.quality import Quality
 from tests.engine.converted_engines import TINY, ordered

@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def prepared(model: str, batch: int = 1, threads: int = 1) -> Any:
     workload = Classify(batch_size=batch)
-    return converted_engines.prepared("litert", Path("unused"), model=model, workload=workload, threads=threads)
+    return converted_engines.prepared(
+        "litert", Path("unused"), model=model, workload=workload, threads=threads
+    )
 
 
 def images(batch: int = 1) -> Any:

@@ -59,9 +59,7 @@ def test_greedy_tokens_are_transformers_tokens(tmp_path: Path, kind: GgufType | 
 
 @pytest.mark.llama
 @pytest.mark.parametrize(("kind", "bound"), [(None, 1e-3), ("F16", ROUNDED)])
-def test_scored_logits_are_transformers_logits(
-    tmp_path: Path, kind: GgufType | None, bound: float
-) -> None:
+def test_scored_logits_are_transformers_logits(tmp_path: Path, kind: GgufType | None, bound: float) -> None:
     tokens = prompts(2, 48)
     found = scored(prepared(tmp_path, *typed(kind)), tokens, 8)
     assert found.dtype == np.float32

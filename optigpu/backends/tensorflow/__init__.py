@@ -53,7 +53,9 @@ class TensorFlowBackend:
 
     def peaks(self, device: DeviceKind, threads: int) -> Peaks:
         """OptiGPU measures peaks with torch's operators and its own."""
-        raise UnsupportedError("tensorflow does not measure the machine's peaks; ask the backend torch for them.")
+        raise UnsupportedError(
+            "tensorflow does not measure the machine's peaks; ask the backend torch for them."
+        )
 
     def use_threads(self, count: int) -> None:
         """TensorFlow reads them when it is loaded."""
