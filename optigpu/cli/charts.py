@@ -20,6 +20,7 @@ class Kind(StrEnum):
     LENGTHS = "lengths"
     BATCHES = "batches"
     LOADS = "loads"
+    PARETO = "pareto"
     WATERFALL = "waterfall"
     COMPARISON = "comparison"
     BASELINES = "baselines"

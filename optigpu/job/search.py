@@ -11,9 +11,10 @@ from itertools import combinations
 from math import ceil
 
 from optigpu.documents.events import Estimated
-from optigpu.documents.result import OF_THE_OUTPUT, MetricSummary, Outcome, Result
+from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
 from optigpu.job.estimate import COMPILE, START, Plan, plan_time, spoken
 from optigpu.job.spec import JobSpec, Variant, digest, resolve
+from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, SpecError
 
@@ -138,43 +139,39 @@ def bytes_of(result: Result) -> float | None:
 
 
 def pareto(results: Sequence[Result], primary: str) -> list[Result]:
-    """The results that no other surpasses: one that is as good in every objective and better in one."""
-    return [
-        result
-        for result in results
-        if not any(_surpasses(other, result, primary) for other in results if other is not result)
-    ]
+    """The results that no other surpasses: one that is as good in every objective and better in one.
+
+    Speeds whose intervals overlap count as equal, and so does what only one of them knows.
+    """
+    points = [_objectives(result, primary) for result in results]
+    return [results[number] for number in unsurpassed(points)]
 
 
-def _surpasses(one: Result, other: Result, primary: str) -> bool:
-    """Speeds whose intervals overlap count as equal, and so does what only one of them knows."""
-    signs = [_compared(one, other, name) for name in (primary, *OBJECTIVES)]
-    return all(sign >= 0 for sign in signs) and any(sign > 0 for sign in signs)
+def _objectives(result: Result, primary: str) -> tuple[Bounds, ...]:
+    """The primary metric and the others, as `unsurpassed` takes them."""
+    return tuple(_bounds(result, name) for name in (primary, *OBJECTIVES))
 
 
-def _compared(one: Result, other: Result, name: str) -> int:
-    """1 where the first is better, -1 where the second is, 0 where that is not known."""
-    ours, theirs = one.metrics.get(name), other.metrics.get(name)
-    if ours is None or theirs is None or ours.value is None or theirs.value is None:
-        return 0
-    (low, high), (other_low, other_high) = _bounds(ours), _bounds(theirs)
-    higher = int(low > other_high) - int(high < other_low)
-    return higher if METRICS[name].better is Better.HIGHER else -higher
+def _bounds(result: Result, name: str) -> Bounds:
+    """More is better. Around a figure without an interval the share that processes differ by, and nothing around a
+    count."""
+    summary = result.metrics.get(name)
+    if summary is None or summary.value is None:
+        return None
+    low, high = summary.ci or _around(summary.value, summary.unit)
+    return (low, high) if METRICS[name].better is Better.HIGHER else (-high, -low)
 
 
-def _bounds(summary: MetricSummary) -> tuple[float, float]:
-    """The interval; around a figure without one the share that processes differ by, and nothing around a count."""
-    value = summary.value or 0.0
-    if summary.ci:
-        return summary.ci
-    if summary.unit == "B":
-        return value, value
-    return value * (1 - UNKNOWN_INTERVAL), value * (1 + UNKNOWN_INTERVAL)
+def _around(value: float, unit: str) -> tuple[float, float]:
+    share = 0.0 if unit == "B" else UNKNOWN_INTERVAL
+    return value * (1 - share), value * (1 + share)
 
 
 def _surely_beaten(result: Result, front: Iterable[Result], primary: str) -> bool:
     """Whether one of the front is surely faster and at least as good in all else."""
-    return any(_compared(best, result, primary) > 0 and _surpasses(best, result, primary) for best in front)
+    point = _objectives(result, primary)
+    others = (_objectives(best, primary) for best in front)
+    return any(compared(other[0], point[0]) > 0 and surpasses(other, point) for other in others)
 
 
 def _speed(result: Result, primary: str) -> float:

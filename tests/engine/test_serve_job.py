@@ -100,11 +100,14 @@ def test_a_result_can_be_computed_again_from_each_query(tmp_path: Path) -> None:
         assert again == pytest.approx(rates, rel=0.02)
         decode_s = columns["tpot_s"] * (columns["output_tokens"] - 1)
         assert columns["ttft_s"] + decode_s == pytest.approx(columns["latency_s"])
+        waiting = columns["ttft_s"].sum(axis=1) / ends_s.max(axis=1)
+        assert samples["queue_length"][process] == pytest.approx(waiting, rel=0.05)
         assert samples["goodput_per_s"][process] == pytest.approx(outcome.counted("requests_per_s")[process])
     medians = [float(np.median(process)) for process in samples["ttft_s"]]
     assert metrics["ttft_s"].value == pytest.approx(float(np.exp(np.mean(np.log(medians)))))
     assert metrics["latency_s"].n == sum(map(len, samples["latency_s"]))
-    assert (metrics["queue_length"].value or 0) >= 0
+    counts = [float(np.median(process)) for process in samples["queue_length"]]
+    assert metrics["queue_length"].value == pytest.approx(float(np.exp(np.mean(np.log(counts)))))
 
 
 @pytest.mark.slow

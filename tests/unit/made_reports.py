@@ -52,6 +52,14 @@ LADDER_RESULTS = [
 ]
 ATTRIBUTION = Attribution(metric="tokens_per_s", rows=tuple(map(_row, range(len(LADDER)))), best=5)
 LADDER_REPORT = Report(TITLE, LADDER_RESULTS, ATTRIBUTION)
+DIVERGENCES = (0.0, 0.004, 0.02, 0.0, 0.03, 0.031, 0.0)
+PARETO_REPORT = Report(
+    TITLE,
+    [
+        with_metrics(each, kld_mean=(lost, lost * 0.9, lost * 1.1))
+        for each, lost in zip(LADDER_RESULTS, DIVERGENCES, strict=True)
+    ],
+)
 BROKEN_REPORT = Report(TITLE, LADDER_RESULTS, BROKEN_ATTRIBUTION)
 
 
@@ -142,6 +150,7 @@ REPORTS = {
     "lengths": ATTENTION_REPORT,
     "batches": BATCHES_REPORT,
     "loads": LOADS_REPORT,
+    "pareto": PARETO_REPORT,
     "waterfall": LADDER_REPORT,
     "comparison": LADDER_REPORT,
     "baselines": MATMUL_REPORT,

@@ -36,6 +36,7 @@ from tests.unit.made_reports import (
     BATCHES_REPORT,
     LADDER_REPORT,
     LADDER_RESULTS,
+    PARETO_REPORT,
     REPORTS,
     with_metrics,
 )
@@ -154,6 +155,31 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
     ]  # fmt: skip
     assert data_of("batches").panels[0].missing.keys() == {"batch 16"}
     assert "batch 16" in data_of("batches").note
+
+
+def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
+    over_bytes, over_divergence = (panel.marks for panel in data_of("pareto").panels)
+    assert [each.label for each in over_bytes if each.on_front] == [f"{THREE} + torch_compile"]
+    assert [each.label for each in over_divergence if each.on_front] == [
+        "baseline", "bf16", "int8_weight_only", "static_kv_cache", f"{THREE} + torch_compile",
+    ]  # fmt: skip
+    assert [each.text for each in over_bytes if each.text] == [f"{THREE} + torch_compile"]
+    assert [each.x for each in over_bytes] == pytest.approx([497.8, 248.9, 281.6, 497.8, 140.8, 140.8, 497.8])
+    assert not next(each for each in over_divergence if each.label == "no_kv_cache (invalid)").on_front
+
+
+def test_a_result_that_is_not_valid_surpasses_nothing() -> None:
+    fastest = with_metrics(dict(PARETO_REPORT.results[-1]), tokens_per_s=(900.0,), weight_bytes=(1e6,))
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results[:-1], fastest])
+    front = [each.label for each in CHARTS["pareto"].data(report).panels[0].marks if each.on_front]
+    assert front == [f"{THREE} + torch_compile"]
+
+
+def test_results_of_several_machines_have_no_front() -> None:
+    there = {"environment": PARETO_REPORT.results[0]["environment"] | {"hardware_class": "NVIDIA L4"}}
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, PARETO_REPORT.results[0] | there])
+    with pytest.raises(SpecError, match="cannot surpass each other"):
+        CHARTS["pareto"].data(report)
 
 
 def test_the_waterfall_begins_each_rung_at_the_one_before() -> None:

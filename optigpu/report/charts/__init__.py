@@ -15,6 +15,7 @@ from optigpu.report.charts.lengths import lengths_data
 from optigpu.report.charts.marks import ChartData, Report
 from optigpu.report.charts.overview import overview_data
 from optigpu.report.charts.paint import paint
+from optigpu.report.charts.pareto import pareto_data
 from optigpu.report.charts.precision import precision_data
 from optigpu.report.charts.quality import GOAL_PERCENT, quality_chart
 from optigpu.report.charts.roofline import roofline_chart
@@ -64,6 +65,7 @@ CHARTS: dict[str, Chart] = {
     "lengths": _painted("time and memory of attention over the length", lengths_data),
     "batches": _painted("throughput against p95 latency over the batch", batches_data),
     "loads": _painted("throughput against p95 latency over the rate of requests", loads_data),
+    "pareto": _painted("speed over bytes and over divergence, with what none surpasses", pareto_data),
     "waterfall": _painted("what each rung of a ladder adds", waterfall_data),
     "comparison": _painted("the comparison table as a picture", comparison_data, paint_table),
     "baselines": _painted("results beside what is claimed for an RTX 5090", baselines_data),

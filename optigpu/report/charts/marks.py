@@ -25,7 +25,8 @@ class Mark(Frozen):
     """One bar or point. `value` and `ci` are in the unit of the panel's own axis, `x` and `x_ci` in that of the other.
 
     `series` is the line or group that it belongs to, `start` where a bar begins, `text` what stands beside it.
-    `claimed` marks a published figure, which was not measured. `source` is the id of the result or of the claim.
+    `claimed` marks a published figure, which was not measured. `on_front` is said of what no other mark of its panel
+    surpasses. `source` is the id of the result or of the claim.
     """
 
     label: str
@@ -38,6 +39,7 @@ class Mark(Frozen):
     text: str = ""
     valid: bool = True
     claimed: bool = False
+    on_front: bool = False
     source: str | None = None
 
 
@@ -47,6 +49,7 @@ class Form(StrEnum):
     BARS = "bars"
     LINES = "lines"
     LOSS = "loss"
+    FRONT = "front"
 
 
 class Panel(Frozen):

@@ -1,4 +1,4 @@
-"""Draws panels of marks: bars, lines, and points over the loss of quality."""
+"""Draws panels of marks: bars, lines, points over the loss of quality, and points with their front."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 30
 """Characters of a line of a label."""
+LINEAR_BELOW = 1e-5
+"""Where an axis that begins at 0 becomes logarithmic: what is less is as good as nothing."""
 
 
 def paint(data: ChartData, path: Path) -> None:
@@ -36,6 +38,8 @@ def paint(data: ChartData, path: Path) -> None:
 
 def _height(panel: Panel) -> float:
     """Inches that a panel needs."""
+    if panel.form is Form.FRONT:
+        return max(3.6, 0.8 + 0.18 * len(panel.marks))
     if panel.form is not Form.BARS:
         return 3.6
     lines = sum(fill(label, LABEL_WIDTH).count("\n") + 1 for label in _labels(panel))
@@ -124,6 +128,30 @@ def _loss(axes: "Axes", panel: Panel) -> None:
     axes.set_ylabel(panel.axis)
 
 
+def _front(axes: "Axes", panel: Panel) -> None:
+    """A point for each mark, named beside the axes, and a line through those that no other surpasses."""
+    for number, each in enumerate(panel.marks):
+        _point(axes, number, each, each.label)
+    front = sorted((each for each in panel.marks if each.on_front), key=lambda each: each.x or 0.0)
+    axes.plot(
+        [each.x or 0.0 for each in front],
+        [each.value for each in front],
+        linestyle="--",
+        color=FAINT,
+        linewidth=1.2,
+        zorder=1,
+    )
+    if panel.logarithmic:
+        axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.3)
+    else:
+        axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.15, y=0.12)
+    axes.set(xlabel=panel.x_axis, ylabel=panel.axis)
+    axes.grid(which="major")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+
+
 def _points(axes: "Axes", panel: Panel, *, join: bool) -> None:
     for number, name in enumerate(_series(panel)):
         own = sorted((each for each in panel.marks if each.series == name), key=lambda each: each.x or 0.0)
@@ -175,4 +203,5 @@ _PAINTERS: dict[Form, Callable[["Axes", Panel], None]] = {
     Form.BARS: _bars,
     Form.LINES: _lines,
     Form.LOSS: _loss,
+    Form.FRONT: _front,
 }
