@@ -28,7 +28,7 @@ from optigpu.report.canvas import (
 )
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.files import write_charts
-from optigpu.report.charts.marks import ChartData, Mark
+from optigpu.report.charts.marks import ChartData, Form, Mark
 from optigpu.report.charts.metrics import rungs_of
 from optigpu.vocabulary import Document, OptiGPUError, SpecError
 from tests.unit.made_reports import (
@@ -154,6 +154,33 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
     ]  # fmt: skip
     assert data_of("batches").panels[0].missing.keys() == {"batch 16"}
     assert "batch 16" in data_of("batches").note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["batches", "loads"])
+def test_batches_and_loads_are_one_chart_with_its_data_beside_it(tmp_path: Path, kind: str) -> None:
+    (panel,) = data_of(kind).panels
+    assert (panel.title, panel.form, panel.axis) == ("Throughput against latency", Form.LINES, "tokens/s")
+    assert panel.x_axis == "95th percentile of the latency of a request (ms)"
+    assert all(each.ci for each in panel.marks)
+    (written,) = [each for each in write_charts(REPORTS[kind], tmp_path) if each.name == kind]
+    assert [file.name for file in written.files] == [f"{kind}.svg", f"{kind}.png", f"{kind}.json"]
+    assert ChartData.model_validate_json((tmp_path / f"{kind}.json").read_text()) == data_of(kind)
+    assert sorted(drawn_marks(tmp_path / f"{kind}.svg")) == sorted(
+        f"{each.label} baseline" for each in panel.marks
+    )
+
+
+def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
+    marks = marks_of("loads", "Throughput against latency")
+    assert [(each.text, each.x) for each in marks] == [("1/s", 900.0), ("4/s", 2400.0), ("2/s", 1200.0)]
+    first, *others = REPORTS["loads"].results
+    server = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000/v1#tiny"}
+    elsewhere = first | {"variant": first["variant"] | server}
+    (panel,) = CHARTS["loads"].data(Report("t", [elsewhere, *others])).panels
+    assert [each.series for each in panel.marks] == [
+        "baseline, endpoint tiny at 127.0.0.1:8000", "baseline, torch", "baseline, torch",
+    ]  # fmt: skip
 
 
 def test_the_waterfall_begins_each_rung_at_the_one_before() -> None:
