@@ -1,9 +1,9 @@
 """`python -m benchmarks.loadgen`: the scenario Server of `serve` beside MLPerf's own LoadGen, on the same engine.
 
-Both fill the same queue before the same places. LoadGen sends from its own thread and keeps its own books; what it
-sent is replayed as a trace, so that both have the same moments. They take turns, and a figure is the median of its
-turns. The 99th percentile is the latency that LoadGen's summary names: of so many sorted ones that at 99% of their
-number.
+Both fill the same queue before the same places. LoadGen sends from its own thread and keeps its own books; its schedule
+is replayed as a trace, so that both have the same moments, from which both count. One thread, warm before either
+begins, runs the engine for both. They take turns, and a figure is the median of its turns. The 99th percentile is the
+latency that LoadGen's summary names: of so many sorted ones that at 99% of their number.
 
 `--engine timed` is an engine whose prefills and steps take a set time, so that what differs are the load generators
 alone; `--engine torch` decodes a model. LoadGen is the package mlcommons-loadgen, of the extra peers.
@@ -15,9 +15,8 @@ import re
 import statistics
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +32,8 @@ from optigpu.backends.serving import ServingRuntime, Slots
 from optigpu.hardware import probe
 from optigpu.load.batching import Batching
 from optigpu.load.clock import WallClock
-from optigpu.load.queries import Load, Query
-from optigpu.load.senders import Sent
+from optigpu.load.queries import Query
+from optigpu.load.senders import Scheduled, Sender, Sent
 from optigpu.load.served import Run, Served
 from optigpu.report import console
 from optigpu.vocabulary import DeviceKind, OptiGPUError
@@ -47,6 +46,8 @@ PREFILL_S, STEP_S = 0.010, 0.005
 PROMPT_TOKENS, NEW_TOKENS, SLOTS, BLOCK_TOKENS = 32, 16, 8, 16
 SWITCH_S = 0.0005
 """How long Python lets the engine's thread run before LoadGen's may send."""
+ENGINE_THREADS = 1
+"""A core is left to LoadGen's thread."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,52 @@ class TimedSlots:
         self._clock.wait_until(self._clock.now() + seconds)
 
 
+class Engine:
+    """Places, and the one thread that they are used from.
+
+    A thread's first calls are slow: it allocates, and starts threads of its own. Neither of the two is to pay for that.
+    """
+
+    def __init__(self, slots: Slots, prompt: Sequence[int]) -> None:
+        """Warm when this returns, with every size of the batch."""
+        self._slots, self._prompt = slots, prompt
+        self._pool = ThreadPoolExecutor(1)
+        for count in range(1, slots.count + 1):
+            burst = [Query(number, 0.0, len(prompt), NEW_TOKENS) for number in range(count)]
+            self.serve_scheduled(burst).result()
+
+    def serve(self, sender: Sender) -> Future[Run]:
+        """Serves what the sender sends."""
+        return self._pool.submit(lambda: Batching(self._slots).serve(sender, lambda _: self._prompt))
+
+    def serve_scheduled(self, queries: Sequence[Query]) -> Future[Run]:
+        """Serves these, whose moments count from when the thread begins."""
+
+        def run() -> Run:
+            return Batching(self._slots).serve(Scheduled(queries, WallClock()), lambda _: self._prompt)
+
+        return self._pool.submit(run)
+
+    def close(self) -> None:
+        """The thread ends."""
+        self._pool.shutdown()
+
+
 class FromLoadGen:
-    """A Sender behind LoadGen: its callback puts queries here, and the end of each goes back to it."""
+    """A Sender behind LoadGen: its callback puts queries here, and the end of each goes back to it.
+
+    It gives no moments of its own, since LoadGen keeps them.
+    """
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._held: list[Sent] = []
         self._ids: list[int] = []
-        self._began = time.perf_counter()
 
     def issue(self, samples: Sequence["object"]) -> None:
         """LoadGen's thread sends these."""
         for sample in samples:
-            self._waiting.put((sample.id, time.perf_counter()))  # type: ignore[attr-defined]
+            self._waiting.put(sample.id)  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """LoadGen sends no more."""
@@ -129,23 +163,18 @@ class FromLoadGen:
         mlperf_loadgen.QuerySamplesComplete([mlperf_loadgen.QuerySampleResponse(number, 0, 0)])
 
     def _take(self) -> Sent | None:
-        taken = self._waiting.get()
-        if taken is None:
+        number = self._waiting.get()
+        if number is None:
             return None
-        number, moment = taken
         self._ids.append(number)
-        moment_s = moment - self._began
-        return Sent(Query(len(self._ids) - 1, moment_s, PROMPT_TOKENS, NEW_TOKENS), moment_s)
+        return Sent(Query(len(self._ids) - 1, 0.0, PROMPT_TOKENS, NEW_TOKENS), 0.0)
 
 
-def by_loadgen(
-    slots: Slots, rate: float, count: int, prompt: Sequence[int], seed: int
-) -> tuple[Figures, Run]:
-    """One run of LoadGen's scenario Server: what its summary says, and what the queue saw."""
+def by_loadgen(engine: Engine, rate: float, count: int, seed: int) -> tuple[Figures, list[Query]]:
+    """One run of LoadGen's scenario Server: what its summary says, and its schedule."""
     import mlperf_loadgen as loadgen
 
-    sender, runs = FromLoadGen(), list[Run]()
-    engine = threading.Thread(target=lambda: runs.append(Batching(slots).serve(sender, lambda _: prompt)))
+    sender = FromLoadGen()
     settings = loadgen.TestSettings()
     settings.scenario, settings.mode = loadgen.TestScenario.Server, loadgen.TestMode.PerformanceOnly
     settings.server_target_qps, settings.server_target_latency_ns = rate, 10**12
@@ -156,26 +185,43 @@ def by_loadgen(
     with tempfile.TemporaryDirectory() as folder:
         logs, place = loadgen.LogSettings(), loadgen.LogOutputSettings()
         place.outdir, place.copy_summary_to_stdout = folder, False
-        logs.log_output, logs.enable_trace = place, False
-        engine.start()
-        loadgen.StartTestWithLogSettings(sut, library, settings, logs)
-        sender.finish()
-        engine.join()
+        logs.log_output, logs.enable_trace = place, True
+        serving = engine.serve(sender)
+        try:
+            loadgen.StartTestWithLogSettings(sut, library, settings, logs)
+        finally:
+            sender.finish()
+        serving.result()
         summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
+        trace = (Path(folder) / "mlperf_log_trace.json").read_text()
     loadgen.DestroyQSL(library)
     loadgen.DestroySUT(sut)
-    return _summarised(summary), runs[0]
+    return _summarised(summary), _schedule(trace, count)
 
 
-def by_serve(slots: Slots, sent: Run, prompt: Sequence[int]) -> Figures:
+def by_serve(engine: Engine, queries: Sequence[Query]) -> Figures:
     """The same queries at the same moments by `serve`'s own sender."""
-    queries = tuple(served.query for served in sent.served)
-    run = Batching(slots).run(Load(queries), [prompt] * len(queries))
+    run = engine.serve_scheduled(queries).result()
     latencies = sorted(served.latency_s for served in run.served)
     last_s = max(served.ended_s for served in run.served)
-    return Figures(
-        latencies[int(PERCENTILE * len(latencies))], (len(latencies) - 1) / (last_s - queries[0].arrival_s)
-    )
+    return Figures(latencies[int(PERCENTILE * len(latencies))], (len(latencies) - 1) / last_s)
+
+
+def _schedule(trace: str, count: int) -> list[Query]:
+    """When LoadGen was to send each query, in seconds from the first, by its trace, whose times are microseconds.
+
+    When its callback ran is later: it waits for Python's lock meanwhile, and LoadGen counts that wait.
+    """
+    found = re.findall(r'"name":\s*"Sample".*?"ph":\s*"b".*?"ts":\s*([\d.]+)', trace)
+    moments_s = sorted(float(each) / 1e6 for each in found)
+    if len(moments_s) != count:
+        raise OptiGPUError(
+            f"LoadGen's trace has {len(moments_s)} samples instead of {count}; another version writes another one."
+        )
+    return [
+        Query(number, moment_s - moments_s[0], PROMPT_TOKENS, NEW_TOKENS)
+        for number, moment_s in enumerate(moments_s)
+    ]
 
 
 def _summarised(summary: str) -> Figures:
@@ -195,14 +241,26 @@ def _figure(summary: str, pattern: str) -> float:
 
 
 @contextmanager
+def running(engine: str, model: str) -> Iterator[Engine]:
+    """The engine, warm."""
+    with places(engine, model) as (slots, prompt):
+        found = Engine(slots, prompt)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+@contextmanager
 def places(engine: str, model: str) -> Iterator[tuple[Slots, list[int]]]:
     """The places of the engine, and a prompt."""
     if engine == "timed":
         yield TimedSlots(SLOTS), [0] * PROMPT_TOKENS
         return
+    BACKENDS["torch"].use_threads(ENGINE_THREADS)
     workload = Serve(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
-        order = Order(model, (), workload, DeviceKind.CPU, 0, 1, Path(folder), probe())
+        order = Order(model, (), workload, DeviceKind.CPU, 0, ENGINE_THREADS, Path(folder), probe())
         runtime = BACKENDS["torch"].prepare(order, lambda _: None)
         assert isinstance(runtime, ServingRuntime)
         slots = runtime.slots(SLOTS, PROMPT_TOKENS + NEW_TOKENS, BLOCK_TOKENS)
@@ -216,11 +274,12 @@ def compared(
 ) -> tuple[list[Figures], list[Figures]]:
     """LoadGen's turns and ours."""
     theirs, ours = [], []
-    with places(engine, model) as (slots, prompt):
-        for turn in track(range(turns), "turns"):
-            figures, sent = by_loadgen(slots, rate, count, prompt, seed=turn + 1)
+    with running(engine, model) as started:
+        # A bar that is drawn by a thread would take the engine's time.
+        for turn in track(range(turns), "turns", auto_refresh=False):
+            figures, queries = by_loadgen(started, rate, count, seed=turn + 1)
             theirs.append(figures)
-            ours.append(by_serve(slots, sent, prompt))
+            ours.append(by_serve(started, queries))
     return theirs, ours
 
 

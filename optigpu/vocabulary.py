@@ -302,6 +302,11 @@ METRICS: dict[str, Metric] = {
         Better.HIGHER,
         "share of positions (images) where the most likely token (class) is the same as fp32's",
     ),
+    "alone_agreement": Metric(
+        "1",
+        Better.HIGHER,
+        "share of the tokens decoded under load that are exactly those of decoding each request alone",
+    ),
     "perplexity": Metric(
         "1", Better.LOWER, "exponential of the mean negative log-likelihood of a text's tokens"
     ),

@@ -49,8 +49,9 @@ class ServingRuntime(DecodingRuntime, Protocol):
 class Streamed(Protocol):
     """One completion of a server. Times are of `time.perf_counter`, in seconds.
 
-    `first_s` is when the first token came, None if none did; `tokens` is the server's own count. `finished` is True
-    where the stream came to its end with as many tokens as were asked for; otherwise `error` says why not.
+    `first_s` is when the first token came, None if none did; `tokens` is the server's own count, `ids` has them where
+    it tells them, and `prompt_tokens` is how many it counted of the prompt. `finished` is True where the stream came to
+    its end with as many tokens as were asked for; otherwise `error` says why not.
     """
 
     @property
@@ -61,6 +62,10 @@ class Streamed(Protocol):
     def ended_s(self) -> float: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def ids(self) -> tuple[int, ...] | None: ...
+    @property
+    def prompt_tokens(self) -> int | None: ...
     @property
     def finished(self) -> bool: ...
     @property

@@ -1,9 +1,32 @@
-"""A sweep over rates stops where the queue grows without an end: what comes faster than that would only wait longer."""
+"""A sweep over rates stops where the queue grows without an end: what comes faster than that would only wait longer.
 
-from optigpu.child.messages import Ready
-from optigpu.job.spec import Variant
+What disturbs the machine lets a queue grow too. So where the runs of a warm-up show it, which nobody watches, a round
+is measured beside the counters, and again while rounds are disturbed. Only one that nothing disturbed ends the sweep.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optigpu.child.messages import Ready, Round, RunRound
+from optigpu.conductor.processes.asking import Watch, ask
+from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.rounds import PATIENCE, ROUND_S
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
+from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.documents.load import LoadRun, grew_in_most
+from optigpu.documents.rounds import RoundMark
+from optigpu.job.spec import Measure, Variant
 from optigpu.vocabulary import UnsupportedError, canonical_json
 from optigpu.workloads.serve import Serve
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A round that no figure comes from: its runs, what disturbed it, and how long it took."""
+
+    loads: tuple[LoadRun, ...]
+    marks: tuple[RoundMark, ...]
+    seconds: float
 
 
 class Saturation:
@@ -21,12 +44,38 @@ class Saturation:
                 f"The queue grew without an end at {lowest:g} requests a second already; {rate:g} was left out."
             )
 
-    def saw(self, variant: Variant, ready: Ready) -> None:
-        """Remembers the rate if the queue grew while the process warmed up."""
-        rate = _rate_of(variant)
-        if rate is not None and ready.facts.load is not None and ready.facts.load.is_saturated:
+    def judge(self, variant: Variant, ready: Ready, measure: Measure, watch: Callable[[], Watched]) -> None:
+        """Remembers the rate if the queue grew while the process warmed up, and in a round that nothing disturbed.
+
+        `watch` measures a round. Where PATIENCE times the least time of `measure` brings no undisturbed one, it stays
+        undecided, and the sweep goes on.
+        """
+        rate, load = _rate_of(variant), ready.facts.load
+        if rate is None or load is None or not load.is_saturated:
+            return
+        if _grows_undisturbed(watch, PATIENCE * measure.min_seconds):
             server = _server_of(variant)
             self._lowest[server] = min(rate, self._lowest.get(server, rate))
+
+
+def watched_round(child: Child, variant: Variant, monitor: HostMonitor, progress: Watch) -> Watched:
+    """One round of a ready process beside the counters."""
+    before = monitor.read()
+    found = ask(child, RunRound(seconds=ROUND_S), Round, progress)
+    sample = monitor.between(before, monitor.read())
+    yardstick = Yardstick(variant.device, monitor.fastest_probe_s)
+    return Watched(found.loads, yardstick.marks(sample), sample.wall_s)
+
+
+def _grows_undisturbed(watch: Callable[[], Watched], patience_s: float) -> bool:
+    spent_s = 0.0
+    while True:
+        found = watch()
+        if not found.marks:
+            return grew_in_most(found.loads)
+        spent_s += found.seconds
+        if spent_s >= patience_s:
+            return False
 
 
 def _rate_of(variant: Variant) -> float | None:
@@ -38,4 +87,4 @@ def _server_of(variant: Variant) -> str:
     """What serves, and all of what is asked of it but the rate."""
     asked = {name: value for name, value in variant.workload.identity().items() if name != "rates"}
     stack = [technique.identity() for technique in variant.stack]
-    return canonical_json([variant.model, variant.backend, variant.device, stack, asked])
+    return canonical_json([variant.model, variant.engine, variant.device, stack, asked])

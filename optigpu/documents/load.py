@@ -1,5 +1,6 @@
 """Runs of a load as measuring processes report them: each query's moments, and what the queue did."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from optigpu.vocabulary import Frozen
@@ -69,6 +70,28 @@ class LoadRun(Frozen):
     def met_share(self) -> float:
         """The share of the queries that met the limits."""
         return self.met / len(self.sent_s)
+
+
+def grew_in_most(runs: Sequence[LoadRun]) -> bool:
+    """Whether the queue grew without an end in most of the runs of which it is known."""
+    known = [run.saturated for run in runs if run.saturated is not None]
+    return 2 * sum(known) > len(known)
+
+
+class AloneAgreement(Frozen):
+    """Requests of a run that were decoded again, each by itself, and how much of what they were given is the same."""
+
+    requests: int
+    same_requests: int
+    tokens: int
+    same_tokens: int
+    # How many requests were under way at once in that run, at most.
+    most_at_once: int
+
+    @property
+    def share(self) -> float:
+        """The share of the tokens that are the same."""
+        return self.same_tokens / self.tokens
 
 
 class LoadFacts(Frozen):

@@ -109,6 +109,7 @@ class VerdictWarning(StrEnum):
     SHARED_HOST = "shared_host"
     HANDICAPPED_BUILD = "handicapped_build"
     SATURATED = "saturated"
+    SATURATION_UNDECIDED = "saturation_undecided"
 
 
 class Verdict(Frozen):

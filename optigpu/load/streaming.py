@@ -89,5 +89,24 @@ def _served(
 ) -> Served:
     """A stream without a first token has it at its end."""
     first_s = ended_s if streamed.first_s is None else streamed.first_s - began
-    error = None if streamed.finished else streamed.error or "The stream ended without all of its tokens."
-    return Served(query, intended_s, noticed_s, first_s, ended_s, streamed.tokens, error=error)
+    return Served(
+        query,
+        intended_s,
+        noticed_s,
+        first_s,
+        ended_s,
+        streamed.tokens,
+        streamed.ids or (),
+        _problem(query, streamed),
+    )
+
+
+def _problem(query: Query, streamed: "Streamed") -> str | None:
+    if not streamed.finished:
+        return streamed.error or "The stream ended without all of its tokens."
+    if streamed.prompt_tokens not in (None, query.prompt_tokens):
+        return (
+            f"The server counted {streamed.prompt_tokens} tokens of a prompt of {query.prompt_tokens}: its tokenizer "
+            "is another one; name the model that it serves."
+        )
+    return None

@@ -56,7 +56,7 @@ from optigpu.quality.reference import (
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
 from optigpu.quality.training import DrawOf, LossSetting, compare_losses, final_loss, write_loss_reference
 from optigpu.vocabulary import OptiGPUError, Task, canonical_json
-from optigpu.workloads.base import Workload
+from optigpu.workloads.base import LoadRequest, Workload
 
 PREFILL_TOKENS = 8
 """Tokens of a self-written sequence that are its prompt; what is timed begins after one."""
@@ -69,21 +69,28 @@ _PERPLEXITY = ("perplexity", "perplexity_delta")
 _ACCURACY = ("accuracy", "accuracy_loss_percent")
 _LOSSES = ("loss_final", "loss_deviation", "gradient_norm")
 _PREDICTIONS = _DIVERGENCE + _PERPLEXITY + _ACCURACY
+_ALONE = "alone_agreement"
 
 
 class QualityMeter:
     """Divergence from fp32 on any text, perplexity of a text, accuracy of a multiple-choice test."""
 
     once: ClassVar[bool] = True
-    metrics: ClassVar[tuple[str, ...]] = _PREDICTIONS + _LOSSES
+    metrics: ClassVar[tuple[str, ...]] = (*_PREDICTIONS, *_LOSSES, _ALONE)
 
     def read(self, context: MeterContext) -> Reading:
-        """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot."""
+        """Compares with the reference of `make_reference` in the context's folder; gives a reason if it cannot.
+
+        Under load tokens are also compared with those of each request alone, which needs no reference.
+        """
         try:
             reading = _read(context)
         except OptiGPUError as error:
-            return Reading(reasons=dict.fromkeys(self.metrics, str(error)))
-        return replace(reading, reasons=reading.reasons | _of_another_task(context.workload))
+            reading = Reading(reasons=dict.fromkeys(self.metrics, str(error)))
+        else:
+            reading = replace(reading, reasons=reading.reasons | _of_another_task(context.workload))
+        request = context.request
+        return _under_load(reading, request, context) if isinstance(request, LoadRequest) else reading
 
     def self_test(self, context: MeterContext) -> Comparison:
         """The unmodified model's decode steps diverge from its own whole passes by rounding alone."""
@@ -127,11 +134,22 @@ def _read(context: MeterContext) -> Reading:
 
 def _of_another_task(workload: Workload) -> dict[str, str]:
     """Why the metrics of other tasks have no value."""
+    alone = {_ALONE: f"{workload.kind} decodes nothing under load; ask for serve."}
     if workload.task is Task.TRAINING:
-        return dict.fromkeys(
-            _PREDICTIONS, f"{workload.kind} is compared with fp32 by its losses: loss_deviation."
-        )
-    return dict.fromkeys(_LOSSES, f"{workload.kind} trains nothing; ask for train_step.")
+        why = f"{workload.kind} is compared with fp32 by its losses: loss_deviation."
+        return alone | dict.fromkeys(_PREDICTIONS, why)
+    return alone | dict.fromkeys(_LOSSES, f"{workload.kind} trains nothing; ask for train_step.")
+
+
+def _under_load(reading: Reading, request: LoadRequest, context: MeterContext) -> Reading:
+    """The reading with the share of the tokens under load that are those of each request alone."""
+    try:
+        found = request.alone_agreement(context.quality.tokens)
+    except OptiGPUError as error:
+        return replace(reading, reasons=reading.reasons | {_ALONE: str(error)})
+    others = {name: reason for name, reason in reading.reasons.items() if name != _ALONE}
+    facts = reading.facts.model_copy(update={"recorded": {_ALONE: found.model_dump()}})
+    return replace(reading, values=reading.values | {_ALONE: found.share}, reasons=others, facts=facts)
 
 
 def _compared_losses(context: MeterContext) -> Reading:

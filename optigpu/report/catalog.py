@@ -7,7 +7,7 @@ from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
 from optigpu.report.formats import Column, Grid
-from optigpu.report.leaderboard import models_text, workload_text
+from optigpu.report.leaderboard import asked_text
 from optigpu.selftest import kept
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique, conflict_between
@@ -225,7 +225,7 @@ def runs_grid(runs: Sequence[Document]) -> Grid:
         (
             run["id"],
             run["name"] or "",
-            workload_text(run["workload"], run["model"]),
+            asked_text(run),
             run["plan"],
             str(run["results"]),
             run["best"] or "",
@@ -244,4 +244,4 @@ def job_title(spec: Document, results: Sequence[Document]) -> str:
     name = f"{spec['name']}: " if spec.get("name") else ""
     classes = sorted({result["environment"]["hardware_class"] for result in results})
     where = f" on {', '.join(classes)}" if classes else ""
-    return f"{name}{workload_text(spec['workload'], models_text(spec))}{where}"
+    return f"{name}{asked_text(spec)}{where}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from optigpu.report.catalog import job_title
-from optigpu.report.leaderboard import models_text, workload_text
+from optigpu.report.leaderboard import asked_text
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Document, SpecError
 
@@ -13,7 +13,7 @@ def _name(report: Document) -> str:
 
 
 def _workload(report: Document) -> str:
-    return workload_text(report["spec"]["workload"], models_text(report["spec"]))
+    return asked_text(report["spec"])
 
 
 def _hardware(report: Document) -> str:

@@ -23,6 +23,7 @@ FURTHER_METRICS = {
     "weight_bytes": ("weights (MB)", 1e-6),
     "peak_bytes": ("peak (MB)", 1e-6),
     "top1_agreement": ("top-1 (%)", 100.0),
+    "alone_agreement": ("as alone (%)", 100.0),
     "accuracy": ("accuracy (%)", 100.0),
     "kld_mean": ("KLD (nat)", 1.0),
     "loss_deviation": ("loss deviation", 1.0),

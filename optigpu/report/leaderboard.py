@@ -108,11 +108,14 @@ def workload_text(workload: Document, model: str | None) -> str:
 
     An old document that lacks one of today's fields is shown by the fields that it has.
     """
-    if workload.keys() >= {"prompt_tokens", "new_tokens", "batch_size"}:
+    if workload.get("kind") == "generate" and workload.keys() >= {"prompt_tokens", "new_tokens"}:
         prompt = workload.get("prompt")
         begin = _quoted(prompt) if prompt else workload["prompt_tokens"]
-        shape = f"{begin}+{workload['new_tokens']} x{workload['batch_size']}{_sampling(workload)}"
-        return f"{workload.get('kind')} {model} {shape}"
+        batch = [
+            _shape(key, workload[key]) for key in ("batch_size", "memory_limit_bytes") if key in workload
+        ]
+        shape = " ".join([f"{begin}+{workload['new_tokens']}", *batch]) + _sampling(workload)
+        return f"generate {model} {shape}"
     shapes = (
         _shape(key, value) for key, value in workload.items() if key not in NOT_SHOWN and value is not None
     )
@@ -122,6 +125,13 @@ def workload_text(workload: Document, model: str | None) -> str:
 def models_text(spec: Document) -> str | None:
     """The model of a stored job, or its models, in one text."""
     return ", ".join(spec.get("models") or ()) or spec.get("model")
+
+
+def asked_text(spec: Document) -> str:
+    """What a stored job asks for on one line: its workload and models, without a batch that batch_scaling looks for."""
+    looked_for = {"batch_size"} if spec.get("plan") == "batch_scaling" else set()
+    workload = {name: value for name, value in spec["workload"].items() if name not in looked_for}
+    return workload_text(workload, models_text(spec))
 
 
 def _quoted(prompt: str) -> str:
@@ -159,6 +169,7 @@ _SHAPES = {
     "block_tokens": "blocks of {}",
     "ttft_s": "ttft to {} s",
     "tpot_s": "tpot to {} s",
+    "memory_limit_bytes": "under {} bytes",
 }
 """How a field of a workload is written; other fields are written by their value alone."""
 

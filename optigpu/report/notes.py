@@ -29,6 +29,7 @@ WARNINGS: dict[str, str] = {
     VerdictWarning.SHARED_HOST: "the host was shared with other virtual machines or jobs",
     VerdictWarning.HANDICAPPED_BUILD: "the engine's library lacks instructions that this machine has",
     VerdictWarning.SATURATED: "requests came faster than they were served; latencies depend on the length of a run",
+    VerdictWarning.SATURATION_UNDECIDED: "the queue grew, but every round was disturbed, which lets a queue grow too",
 }
 """What each warning of a verdict means."""
 
@@ -44,6 +45,8 @@ def ladder_notes(rows: Sequence[Row], attribution: Attribution, shown: Sequence[
         yield "headroom: how many times faster the measured peaks of this machine allow, and what limits the variant."
     if "top1_agreement" in shown:
         yield "top-1: the share of positions at which the most likely token is the same as the fp32 model's."
+    if "alone_agreement" in shown:
+        yield "as alone: the share of the tokens decoded under load that are those of decoding each request alone."
     yield from _shift(attribution)
     yield from _marks(rows, attribution)
     for row in rows:

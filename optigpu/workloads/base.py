@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from optigpu.documents.load import LoadFacts, LoadRun
+from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
 from optigpu.vocabulary import Frozen, Task
 from optigpu.workloads.requests.shapes import WorkShape
 
@@ -56,6 +56,12 @@ class LoadRequest(Request, Protocol):
 
     def at(self, rate: float) -> LoadRun:
         """One run with queries that arrive at that rate, in queries a second."""
+
+    def alone_agreement(self, tokens: int) -> AloneAgreement:
+        """One run, of whose requests as many as have about so many tokens are decoded again, each by itself.
+
+        Raises UnsupportedError where a request failed, or the engine tells no tokens.
+        """
 
 
 class Workload(Frozen):

@@ -15,8 +15,9 @@ from optigpu.conductor.verdicts.servers import serving_sessions
 from optigpu.hardware import probe
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.serve import Serve
 from tests.servers.programs import transformers_serve, vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -91,6 +92,28 @@ def test_several_clients_are_served_at_once(started: Started) -> None:
     assert [each.error for each in found] == [None] * CLIENTS
     assert {each.tokens for each in found} == {NEW}
     assert {each.prompt_tokens for each in found} == {PROMPT}
+
+
+@pytest.mark.parametrize("scenario", ["Server", "closed"])
+def test_a_load_is_served(started: Started, scenario: str) -> None:
+    asked = {"closed": {"clients": CLIENTS}, "Server": {"rates": [8]}}[scenario]
+    shapes = {
+        "scenario": scenario,
+        "queries": 6,
+        "prompt_tokens": 8,
+        "prompt_tokens_most": 16,
+        "new_tokens": 8,
+    }
+    request = Serve.model_validate(shapes | asked).prepare(started.runtime)
+    assert request.check().problem is None
+    assert request.run()["tokens_per_s"] > 0
+    run = request.loaded()
+    assert (run.failed, set(run.output_tokens), run.law.holds) == (0, {8}, True)
+    if started.asked_in == IN_IDS:
+        assert request.alone_agreement(48).requests == 6
+    else:
+        with pytest.raises(UnsupportedError, match="does not tell which tokens"):
+            request.alone_agreement(48)
 
 
 async def streams(runtime: EndpointRuntime, rows: list[list[int]]) -> list[Streamed]:

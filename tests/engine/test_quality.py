@@ -33,7 +33,9 @@ from tests.engine.quality_contexts import (
 )
 from tests.engine.tiny_models import ignore, runtime_of
 
-NOT_OF_A_TEXT = {"accuracy", "accuracy_loss_percent", "loss_final", "loss_deviation", "gradient_norm"}
+NOT_OF_A_TEXT = {
+    "accuracy", "accuracy_loss_percent", "loss_final", "loss_deviation", "gradient_norm", "alone_agreement",
+}  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("trained_model")]
 

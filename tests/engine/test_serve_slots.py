@@ -124,6 +124,18 @@ def test_the_check_of_a_load_finds_tokens_that_others_have_changed(monkeypatch: 
     assert "not what the engine predicts" in (SERVE.prepare(runtime).check().problem or "")
 
 
+def test_tokens_under_load_are_compared_with_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = asked(runtime_of("path:llama"))
+    found = SERVE.prepare(runtime).alone_agreement(512)
+    assert (found.share, found.requests, found.same_requests, found.most_at_once) == (1.0, 6, 6, 3)
+    few = SERVE.prepare(runtime).alone_agreement(20)
+    assert few.requests < 6
+    assert few.share == 1.0
+    own = TorchSlots._mask
+    monkeypatch.setattr(TorchSlots, "_mask", lambda self, attended: own(self, attended | True))
+    assert SERVE.prepare(runtime).alone_agreement(512).share < 0.9
+
+
 def test_the_cache_is_noted_in_blocks() -> None:
     runtime = asked(runtime_of("path:gpt2"))
     SERVE.prepare(runtime)

@@ -5,18 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loadgen import NEW_TOKENS, TimedSlots, by_loadgen, by_serve, main
+from benchmarks.loadgen import NEW_TOKENS, Engine, TimedSlots, by_loadgen, by_serve, main
 from optigpu.vocabulary import OptiGPUError
 
 
 @pytest.mark.slow
 @pytest.mark.loadgen
 def test_what_loadgen_sends_is_served_and_replayed() -> None:
-    figures, sent = by_loadgen(TimedSlots(4), 100.0, 20, [0], seed=1)
-    assert len(sent.served) == 20
-    assert {served.count for served in sent.served} == {NEW_TOKENS}
+    engine = Engine(TimedSlots(4), [0])
+    figures, queries = by_loadgen(engine, 100.0, 20, seed=1)
     assert figures.p99_s > 0
-    assert by_serve(TimedSlots(4), sent, [0]).requests_per_s > 0
+    assert [query.number for query in queries] == list(range(20))
+    assert {query.new_tokens for query in queries} == {NEW_TOKENS}
+    arrivals_s = [query.arrival_s for query in queries]
+    assert arrivals_s == sorted(arrivals_s)
+    assert arrivals_s[0] == 0
+    again = by_loadgen(engine, 100.0, 20, seed=1)[1]
+    assert [query.arrival_s for query in again] == pytest.approx(arrivals_s, abs=1e-5)
+    assert by_serve(engine, queries).requests_per_s > 0
+    engine.close()
 
 
 @pytest.mark.slow
@@ -27,6 +34,23 @@ def test_the_figures_of_both_are_written(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     assert len(document["loadgen"]) == len(document["serve"]) == 1
     assert set(document["apart"]) == {"p99_s", "requests_per_s"}
+
+
+def test_a_schedule_is_read_from_the_trace_in_the_order_of_its_moments() -> None:
+    from benchmarks.loadgen import _schedule
+
+    lines = [
+        '{"traceEvents":[',
+        '{"name":"Latency","ph": "C","pid":7,"ts":250.125,"args":{ "issue_delay":1,"issue_to_done":2}},',
+        '{"name":"Sample","cat":"default","ph":"b","pid":7,"id":1,"ts":2000250.125,"args":{"sample_seq":1}},',
+        '{"name":"Sample","cat":"default","ph":"e", "pid":7,"id":1,"ts":2300000.000},',
+        '{"name":"Sample","cat":"default","ph":"b","pid":7,"id":0,"ts":250.125,"args":{"sample_seq":0}},',
+        '{"name":"Sample","cat":"default","ph":"e", "pid":7,"id":0,"ts":9000.000},',
+    ]
+    found = _schedule("\n".join(lines), 2)
+    assert [(query.number, query.arrival_s) for query in found] == [(0, 0.0), (1, pytest.approx(2.0))]
+    with pytest.raises(OptiGPUError, match="has 2 samples instead of 3"):
+        _schedule("\n".join(lines), 3)
 
 
 def test_a_summary_of_another_version_is_refused() -> None:

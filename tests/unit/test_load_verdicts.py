@@ -1,5 +1,7 @@
 """What a verdict says of the runs of a load: requests that failed, counts that contradict, a growing queue."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from optigpu.load.clock import VirtualClock
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Schedule
 from optigpu.load.simulated import SimulatedSlots
-from tests.unit.made_replicates import REQUESTS, ROUNDS, evidence, replicate, spec, verdict
+from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, evidence, replicate, spec, verdict
 
 RUNS = REQUESTS * ROUNDS
 SCHEDULE = Schedule("Server", 40, (1, 1), (3, 3), rate=10.0)
@@ -61,6 +63,30 @@ def test_a_queue_that_grows_in_most_runs_is_a_warning() -> None:
     assert judged.valid
     assert judged.warnings == (VerdictWarning.SATURATED,)
     assert "ask for a lower rate" in judged.notes[0]
+
+
+def disturbed(*loads: LoadRun, clean: int = 0) -> Replicate:
+    """A replicate beside whose rounds, but for the first ones, others used a tenth of a core."""
+    busy = replace(QUIET, foreign_s=0.125)
+    samples = (QUIET,) * clean + (busy,) * (ROUNDS - clean)
+    return replicate(loads=loads, host_samples=samples)
+
+
+def test_a_queue_that_grows_in_disturbed_rounds_alone_is_undecided() -> None:
+    judged = verdict(disturbed(*[GROWING] * RUNS))
+    assert VerdictWarning.SATURATED not in judged.warnings
+    assert VerdictWarning.SATURATION_UNDECIDED in judged.warnings
+    assert "every round was disturbed, which lets a queue grow too" in " ".join(judged.notes)
+    assert VerdictWarning.SATURATION_UNDECIDED not in verdict(disturbed(*[RUN] * RUNS)).warnings
+
+
+def test_one_round_that_nothing_disturbed_says_whether_the_queue_grows() -> None:
+    others = [GROWING] * (RUNS - REQUESTS)
+    calm = verdict(disturbed(*[RUN] * REQUESTS, *others, clean=1)).warnings
+    assert not {VerdictWarning.SATURATED, VerdictWarning.SATURATION_UNDECIDED} & set(calm)
+    growing = verdict(disturbed(*[GROWING] * REQUESTS, *others, clean=1)).warnings
+    assert VerdictWarning.SATURATED in growing
+    assert VerdictWarning.SATURATION_UNDECIDED not in growing
 
 
 def test_percentiles_have_as_many_samples_as_there_are_requests() -> None:

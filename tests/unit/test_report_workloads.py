@@ -6,7 +6,7 @@ import pytest
 
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, AttributionRow
-from optigpu.report import ladder_grid
+from optigpu.report import job_title, ladder_grid, runs_grid
 from optigpu.report.formats import Grid
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.rows import heading
@@ -60,6 +60,35 @@ def cells(grid: Grid, row: int = 0) -> dict[str, str]:
 )
 def test_a_workload_is_one_line(kind: str, model: str | None, text: str) -> None:
     assert workload_text(WORKLOADS[kind](kind=kind).model_dump(mode="json"), model) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("train_step", "train_step preset:gpt2 128 tokens adamw at 0.0001"),
+        ("generate", "generate preset:gpt2 128+128"),
+    ],
+)
+def test_a_batch_that_is_looked_for_is_in_no_title(kind: str, text: str) -> None:
+    asked = {"workload": WORKLOADS[kind](kind=kind).model_dump(mode="json"), "model": "preset:gpt2"}
+    assert job_title(asked | {"plan": "batch_scaling"}, []) == text
+    assert " x" in job_title(asked | {"plan": "single"}, [])
+    run = asked | {
+        "plan": "batch_scaling",
+        "id": "r",
+        "name": None,
+        "results": 1,
+        "best": None,
+        "stopped": None,
+    }
+    (row,) = runs_grid([run | {"created_at": "2026-11-23T10:00:00"}]).rows
+    assert text in row
+
+
+def test_a_largest_batch_has_its_limit_in_the_place_of_the_batch() -> None:
+    shape = {"kind": "generate", "prompt_tokens": 8, "new_tokens": 2, "memory_limit_bytes": 2_000_000_000}
+    assert workload_text(shape, "preset:gpt2") == "generate preset:gpt2 8+2 under 2000000000 bytes"
+    assert "under 5 bytes" in workload_text({"kind": "train_step", "memory_limit_bytes": 5}, "preset:gpt2")
 
 
 def test_each_workload_above_is_all_there_are() -> None:

@@ -15,9 +15,10 @@ from optigpu.child.messages import Begin, Metered, Ready, Started
 from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit, read_meters
+from optigpu.conductor.saturation import Watched, watched_round
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantStarted
-from optigpu.job.estimate import IMPORT, START
+from optigpu.job.estimate import IMPORT, SAMPLE, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.vocabulary import ReplicateError, UnsupportedError
@@ -154,15 +155,31 @@ class Residents:
                         self._start(variants[: self._side_by_side()])
                 if variant.index in self.errors:
                     raise self.errors[variant.index]
-                session.saturation.require_below(variant)
+                self._require_unsaturated(variant)
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
                 ready = ask(child, assignment, Ready, progress)
-            session.saturation.saw(variant, ready)
+            self._judge_rate(variant, child, ready)
             progress.compiled(ready.compile_s)
             self._memory.add(child.pid)
             rounds = TimedRounds(child, ready, assignment, session.monitor)
             self._ready.append(_Resident(variant, child, ready, rounds))
+
+    def _require_unsaturated(self, variant: Variant) -> None:
+        """The first replicate says where a sweep ends; the others measure what it measured."""
+        if self._number == 0:
+            self._session.saturation.require_below(variant)
+
+    def _judge_rate(self, variant: Variant, child: Child, ready: Ready) -> None:
+        session, progress = self._session, self._session.progress
+
+        def watch() -> Watched:
+            progress.show("watching the queue")
+            with progress.within(SAMPLE):
+                return watched_round(child, variant, session.monitor, progress)
+
+        if self._number == 0:
+            session.saturation.judge(variant, ready, session.spec.measure, watch)
 
     def _side_by_side(self) -> int:
         """How many processes import their libraries at the same time. That takes seconds of one core each."""

@@ -63,6 +63,7 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
         VerdictWarning.SATURATED: load.saturated(evidence),
+        VerdictWarning.SATURATION_UNDECIDED: load.undecided(evidence),
     }
     return {warning: note for warning, note in found.items() if note}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from optigpu.conductor.verdicts.cost import Evidence
-from optigpu.documents.load import LoadRun
+from optigpu.documents.load import LoadRun, grew_in_most
 
 
 def failed(evidence: Sequence[Evidence]) -> str | None:
@@ -35,16 +35,35 @@ def unlawful(evidence: Sequence[Evidence]) -> str | None:
 
 
 def saturated(evidence: Sequence[Evidence]) -> str | None:
-    """That the queue grew without an end in most runs."""
-    runs = [run for run in _runs(evidence) if run.saturated is not None]
-    grown = [run for run in runs if run.saturated]
-    if 2 * len(grown) <= len(runs):
-        return None
-    growth = sorted(run.growth or 0.0 for run in grown)[len(grown) // 2]
-    return (
-        f"The queue grew in {len(grown)} of {len(runs)} runs, by {growth:.2g} requests a second: requests come faster "
-        "than they are served, and latencies depend on how long a run lasts; ask for a lower rate."
+    """That the queue grew without an end in most runs, by those of the rounds that nothing disturbed."""
+    growth = _growth(_undisturbed(evidence))
+    return growth and (
+        f"{growth}: requests come faster than they are served, and latencies depend on how long a run lasts; ask for a "
+        "lower rate."
     )
+
+
+def undecided(evidence: Sequence[Evidence]) -> str | None:
+    """That the queue grew in most runs, and that every round was disturbed, so that it may have grown for that."""
+    growth = None if _undisturbed(evidence) else _growth(list(_runs(evidence)))
+    return growth and (
+        f"{growth}, and every round was disturbed, which lets a queue grow too: whether requests come faster than they "
+        "are served is undecided; measure again while the machine rests."
+    )
+
+
+def _growth(runs: Sequence[LoadRun]) -> str | None:
+    if not grew_in_most(runs):
+        return None
+    known = sum(run.saturated is not None for run in runs)
+    grown = sorted(run.growth or 0.0 for run in runs if run.saturated)
+    return (
+        f"The queue grew in {len(grown)} of {known} runs, by {grown[len(grown) // 2]:.2g} requests a second"
+    )
+
+
+def _undisturbed(evidence: Sequence[Evidence]) -> list[LoadRun]:
+    return [run for each in evidence for run in each.selection.unmarked(each.replicate.loads)]
 
 
 def _runs(evidence: Sequence[Evidence]) -> Iterator[LoadRun]:

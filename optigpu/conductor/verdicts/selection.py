@@ -71,6 +71,11 @@ class Selection:
         """The samples that figures come from."""
         return counted(self.records, values)
 
+    def unmarked(self, values: Sequence[T]) -> tuple[T, ...]:
+        """The samples of rounds that nothing disturbed, whether figures come from these alone or from all."""
+        clean = [record.model_copy(update={"counted": not record.marks}) for record in self.records]
+        return counted(clean, values)
+
     def lost_shares(self) -> tuple[float, ...]:
         """For each request that figures come from, the share of its time that disturbances can have cost at most."""
         return tuple(record.lost for record in self.records if record.counted for _ in range(record.requests))

@@ -1,8 +1,9 @@
 """Throughput against the 95th percentile of the latency, over the size of the batch, or the rate of arrivals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from optigpu.documents.endpoints import engine_name
 from optigpu.report.canvas import is_valid
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report
 from optigpu.report.charts.metrics import interval_of, label_of, primary_of, reason_of
@@ -64,7 +65,7 @@ def _data(report: Report, what: Swept) -> ChartData:
     return ChartData(
         title=report.title,
         panels=(_panel(swept, shown, what),),
-        note="Up and to the left is better. Lines join what has the same stack. Bars: 95% intervals. "
+        note="Up and to the left is better. Lines join what has the same stack and engine. Bars: 95% intervals. "
         "Not shown, for too few requests: " + (_names(swept, shown) or "none") + ".",
         origin=origin_line(shown),
     )
@@ -81,12 +82,13 @@ def _p95(result: Document) -> float | None:
 
 
 def _panel(swept: Sequence[Document], shown: Sequence[Document], what: Swept) -> Panel:
+    engines = {_engine(each["variant"]) for each in shown}
     return Panel(
         title="Throughput against latency",
         form=Form.LINES,
         axis=heading(shown[0]["variant"]["primary_metric"]),
         x_axis="95th percentile of the latency of a request (ms)",
-        marks=tuple(_mark(each, what) for each in shown),
+        marks=tuple(_mark(each, what, engines) for each in shown),
         missing={label_of(each): _reason(each) for each in swept if each not in shown},
     )
 
@@ -96,11 +98,12 @@ def _reason(result: Document) -> str:
     return FEW if reason == "not measured" else reason
 
 
-def _mark(result: Document, what: Swept) -> Mark:
+def _mark(result: Document, what: Swept, engines: Collection[str]) -> Mark:
     variant, primary = result["variant"], primary_of(result)
+    stack = " + ".join(technique["name"] for technique in variant["stack"]) or "baseline"
     return Mark(
         label=label_of(result),
-        series=" + ".join(technique["name"] for technique in variant["stack"]) or "baseline",
+        series=stack if len(engines) < 2 else f"{stack}, {_engine(variant)}",
         x=(_p95(result) or 0.0) * 1e3,
         value=primary["value"],
         ci=interval_of(primary),
@@ -108,3 +111,7 @@ def _mark(result: Document, what: Swept) -> Mark:
         valid=is_valid(result),
         source=str(result["id"]),
     )
+
+
+def _engine(variant: Document) -> str:
+    return engine_name(variant["backend"], variant.get("endpoint"))

@@ -10,10 +10,10 @@ import numpy as np
 
 from optigpu.backends.runtime import DecodingRuntime, Ids
 from optigpu.backends.serving import ServingRuntime, StreamingRuntime
-from optigpu.documents.load import LoadFacts, LoadRun
+from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
 from optigpu.load.batching import Batching
 from optigpu.load.figures import Limits, figures_of
-from optigpu.load.queries import OPEN, Load, Schedule
+from optigpu.load.queries import OPEN, Load, Query, Schedule
 from optigpu.load.served import Run, Served, Server
 from optigpu.load.streaming import Streaming
 from optigpu.vocabulary import UnsupportedError
@@ -26,6 +26,10 @@ TOLERANCE = 0.1
 other than a single sequence does."""
 AGREEMENT = 0.95
 """Of the tokens, so many must be the most likely ones within that."""
+TOKENS_UNTOLD = (
+    "The server does not tell which tokens it decoded, so they cannot be compared with those of a request alone; "
+    "measure one that knows return_token_ids, or an engine of this machine."
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,24 @@ class ServingRequest:
         self._figures(scheduled, self._served(scheduled)[0])
         return self.loaded()
 
+    def alone_agreement(self, tokens: int) -> AloneAgreement:
+        """Requests spread over the run. An engine in this process decodes them as `generate` does."""
+        run, prompts = self._served(self._schedule)
+        chosen = _spread(run.served, tokens)
+        failed = next((each.error for each in chosen if each.error), None)
+        if failed:
+            raise UnsupportedError(f"A request under load failed: {failed}")
+        if not all(each.tokens for each in chosen):
+            raise UnsupportedError(TOKENS_UNTOLD)
+        pairs = [(each.tokens, self._alone(each.query, prompts[each.query.number])) for each in chosen]
+        return AloneAgreement(
+            requests=len(pairs),
+            same_requests=sum(found == alone for found, alone in pairs),
+            tokens=sum(len(found) for found, _ in pairs),
+            same_tokens=sum(a == b for pair in pairs for a, b in zip(*pair, strict=False)),
+            most_at_once=max(seen.count for seen in run.seen),
+        )
+
     def check(self) -> Check:
         """One run: each query must have its tokens, and those of some must be what the engine itself predicts."""
         run, prompts = self._served(self._schedule)
@@ -122,6 +144,14 @@ class ServingRequest:
         load = schedule.draw(self._source)
         prompts = _prompts(load, self._runtime, self._source)
         return self._server().run(load, prompts), prompts
+
+    def _alone(self, query: Query, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a request that nothing is beside."""
+        if isinstance(self._runtime, StreamingRuntime):
+            load = Load((replace(query, number=0, arrival_s=0.0),))
+            return self._server().run(load, [prompt]).served[0].tokens
+        found: list[int] = self._runtime.generate(np.array([prompt]), query.new_tokens).tokens[0].tolist()
+        return tuple(found)
 
     def _figures(self, schedule: Schedule, run: Run) -> Mapping[str, float]:
         is_open = schedule.scenario in OPEN
@@ -161,3 +191,10 @@ def _prompts(load: Load, runtime: DecodingRuntime, source: np.random.Generator) 
     """Random tokens for each query, by its number."""
     lengths = (query.prompt_tokens for query in load.queries)
     return [source.integers(runtime.facts.vocabulary, size=length).tolist() for length in lengths]
+
+
+def _spread(served: Sequence[Served], tokens: int) -> list[Served]:
+    """As many queries as have about so many tokens, evenly over the run."""
+    whole = sum(each.query.new_tokens for each in served)
+    count = max(1, min(len(served), tokens * len(served) // whole))
+    return [served[place] for place in np.linspace(0, len(served) - 1, count).round().astype(int).tolist()]
