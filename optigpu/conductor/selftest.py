@@ -20,6 +20,7 @@ from optigpu.conductor.session import environment_for
 from optigpu.documents.names import closest, did_you_mean
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject
+from optigpu.hardware.device_kinds import no_device
 from optigpu.selftest.kept import outcome_of
 from optigpu.vocabulary import (
     DeviceKind,
@@ -101,7 +102,7 @@ class SelfTester:
     ) -> Iterator[Callable[[SelfCheck], CheckResult]]:
         """What runs a check on a device, which is held meanwhile; on one that is not there, what says so."""
         if not environment.has(device):
-            yield partial(_not_possible, reason=f"no {device.upper()} device")
+            yield partial(_not_possible, reason=f"{no_device(device, environment)}.")
             return
         with (
             hold(self._locks, device, environment, self._wait) as descriptors,

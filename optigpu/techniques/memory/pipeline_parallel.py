@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import (
     ON_TEXT,
     WHOLE_IN_ONE_PROCESS,
@@ -32,7 +33,7 @@ class PipelineParallel(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.PLACEMENT
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "blocks divided among processes, which pass the hidden states on"
     citation: ClassVar[str] = "Huang et al., GPipe, 2018, arXiv:1811.06965"
     expected: ClassVar[tuple[Expected, ...]] = (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import (
     ON_TEXT,
     WHOLE_IN_ONE_PROCESS,
@@ -32,7 +33,7 @@ class TensorParallel(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.PLACEMENT
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "heads and inner features of every block divided among processes"
     citation: ClassVar[str] = "Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053"
     expected: ClassVar[tuple[Expected, ...]] = (
