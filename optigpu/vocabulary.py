@@ -133,10 +133,13 @@ class Layer(StrEnum):
 
 
 class DeviceKind(StrEnum):
-    """The kind of device of a variant."""
+    """The kind of device of a variant. optigpu.hardware.device_kinds says what each has."""
 
     CPU = "cpu"
     CUDA = "cuda"
+    ROCM = "rocm"
+    XPU = "xpu"
+    MPS = "mps"
 
 
 class BenchMode(StrEnum):

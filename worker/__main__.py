@@ -75,8 +75,8 @@ def _options() -> argparse.Namespace:
     one = "the GPU or MIG slice to measure on, by its UUID of `nvidia-smi -L`; by default the first that is free"
     parser.add_argument("--gpu", metavar="UUID", help=one)
     options = parser.parse_args()
-    if options.gpu and options.device is DeviceKind.CPU:
-        parser.error("--gpu names a GPU and --device says cpu; leave one of them out")
+    if options.gpu and options.device not in (None, DeviceKind.CUDA):
+        parser.error(f"--gpu names an NVIDIA GPU and --device says {options.device}; leave one of them out")
     return options
 
 

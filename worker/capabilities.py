@@ -15,6 +15,7 @@ from optigpu.conductor.processes.locks import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.hardware import hardware_class
+from optigpu.hardware.device_kinds import no_device
 from optigpu.hardware.probe import probed
 from optigpu.models.held import held_models, may_download
 from optigpu.selftest import kept
@@ -32,22 +33,28 @@ ROOT = Path("/")
 def serving(wanted: DeviceKind | None, locks: Path) -> Iterator[WorkerInfo]:
     """Takes a device for as long as the block lasts and says what this process can run.
 
-    If no device is named it is a GPU where there is one, else the CPU. Of several GPUs it takes the first that no other
-    worker serves, and hides the others from this process and its children. Raises UnsupportedError when there is none.
+    If no device is named it is an NVIDIA GPU where there is one, else the CPU. Of several of these it takes the first
+    that no other worker serves, and hides the others from this process and its children; of other GPUs the first that
+    torch sees. Raises UnsupportedError when there is none.
     """
     environment = probed(ROOT)
     device = wanted or (DeviceKind.CUDA if environment.has(DeviceKind.CUDA) else DeviceKind.CPU)
     if device is DeviceKind.CPU:
         yield info(device, environment)
         return
-    with _first_free(environment.accelerators, locks) as gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+    gpus = environment.gpus(device)
+    if not gpus:
+        raise UnsupportedError(f"{no_device(device, environment)}; start the worker with --device cpu.")
+    # torch takes the first GPU, and only one of NVIDIA's is chosen here.
+    with _first_free(gpus if device is DeviceKind.CUDA else gpus[:1], locks) as gpu:
+        if device is DeviceKind.CUDA:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
         yield info(device, probed(ROOT))
 
 
 def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
     """The description of a worker for `device` on this machine."""
-    gpus = environment.accelerators if device is DeviceKind.CUDA else ()
+    gpus = environment.gpus(device)
     return WorkerInfo(
         id=new_id(),
         host_id=environment.host_id,
@@ -81,10 +88,6 @@ def _selftest(environment: Environment, device: DeviceKind) -> SelfTestSummary |
 
 @contextmanager
 def _first_free(gpus: Sequence[Accelerator], locks: Path) -> Iterator[Accelerator]:
-    if not gpus:
-        raise UnsupportedError(
-            "This machine has no NVIDIA GPU that works; start the worker with --device cpu."
-        )
     for gpu in gpus:
         with _open(locks, f"{WORKER_PREFIX}{gpu.uuid}.lock") as lock:
             try:

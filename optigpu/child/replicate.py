@@ -42,6 +42,7 @@ from optigpu.child.priority import nice, raise_priority
 from optigpu.documents.facts import NO_MODEL, NOT_RECORDED, MeterFacts, RunFacts
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.cpu import cpu_cores
+from optigpu.hardware.device_kinds import no_device
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, Reading
@@ -136,7 +137,7 @@ def refusal(assignment: Assignment) -> str | None:
     """Why the assignment cannot run here, as far as this is known before the engine is loaded, or None."""
     variant, environment = assignment.variant, assignment.environment
     if not environment.has(variant.device):
-        return f"This machine has no {variant.device} device; ask for another device or another worker."
+        return f"{no_device(variant.device, environment)}; ask for another device or another worker."
     backend = BACKENDS[variant.backend]
     if variant.device not in backend.devices:
         return f"{variant.backend} runs on {', '.join(backend.devices)}, not on {variant.device}."

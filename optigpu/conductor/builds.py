@@ -6,7 +6,6 @@ from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
 from optigpu.job.spec import Variant
 from optigpu.models.facts import facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.vocabulary import DeviceKind
 
 
 def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tuple[BuildFacts, ...]:
@@ -14,7 +13,7 @@ def builds_of(variant: Variant, environment: Environment, facts: RunFacts) -> tu
     model = facts_of(parse_reference(variant.model)) if variant.model else None
     packages = [package for technique in variant.stack for package in technique.packages(model)]
     names = dict.fromkeys((variant.backend, *(package for package in packages if package in LIBRARIES)))
-    gpu = environment.accelerators[0] if variant.device is DeviceKind.CUDA else None
+    gpu = next(iter(environment.gpus(variant.device)), None)
     machine = Machine(environment.cpu_features, gpu)
     told = facts.recorded.get(f"{variant.backend}_flags")
     found = (build_facts(name, machine, told if isinstance(told, str) else None) for name in names)

@@ -12,6 +12,7 @@ from optigpu.conductor.processes.child import Child, readable
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
+from optigpu.hardware.device_kinds import KINDS
 from optigpu.vocabulary import CancelledError, DeviceKind, OutOfMemoryError, ReplicateError, UnsupportedError
 
 PROOF = (sys.executable, "-P", "-m", "optigpu.child.proof")
@@ -53,20 +54,16 @@ SENTENCES: dict[str, str] = {
     ),
 }
 """What to say, by a part of the error of torch or CUDA."""
-OUT_OF_MEMORY = {
-    DeviceKind.CPU: "This host has too little free memory to load torch; free some and start the worker again.",
-    DeviceKind.CUDA: (
-        "{gpu} has too little free memory to multiply small matrices; end the processes that hold it "
-        "(nvidia-smi shows them) and start the worker again."
-    ),
-}
-OTHERWISE = {
-    DeviceKind.CPU: "torch {torch} cannot multiply small matrices on this CPU: {reason}; install torch again.",
-    DeviceKind.CUDA: (
-        "torch {torch} cannot multiply small matrices on {gpu}: {reason}; check the GPU with nvidia-smi, or start the "
-        "worker with --device cpu."
-    ),
-}
+NO_HOST_MEMORY = "This host has too little free memory to load torch; free some and start the worker again."
+NO_GPU_MEMORY = (
+    "{gpu} has too little free memory to multiply small matrices; end the processes that hold it ({tool} shows them) "
+    "and start the worker again."
+)
+OTHERWISE_CPU = "torch {torch} cannot multiply small matrices on this CPU: {reason}; install torch again."
+OTHERWISE_GPU = (
+    "torch {torch} cannot multiply small matrices on {gpu}: {reason}; check the GPU with {tool}, or start the worker "
+    "with --device cpu."
+)
 
 
 def prove(
@@ -88,12 +85,13 @@ def prove(
 
 def sentence(broken: Broken, device: DeviceKind, environment: Environment) -> str:
     """Why the device does not work, and what to do."""
+    on_cpu = device is DeviceKind.CPU
     if broken.fault == "out_of_memory":
-        text = OUT_OF_MEMORY[device]
+        text = NO_HOST_MEMORY if on_cpu else NO_GPU_MEMORY
     else:
         known = (text for part, text in SENTENCES.items() if part.lower() in broken.reason.lower())
-        text = next(known, OTHERWISE[device])
-    return text.format(**_facts(environment), reason=_short(broken.reason))
+        text = next(known, OTHERWISE_CPU if on_cpu else OTHERWISE_GPU)
+    return text.format(**_facts(device, environment), reason=_short(broken.reason))
 
 
 def _answer(
@@ -131,10 +129,11 @@ def _short(reason: str) -> str:
     return " ... ".join(dict.fromkeys((lines[0], lines[-1]))).rstrip(".") if lines else "it said nothing"
 
 
-def _facts(environment: Environment) -> dict[str, str]:
+def _facts(device: DeviceKind, environment: Environment) -> dict[str, str]:
     """What the sentences name, as far as it is known."""
-    gpu = environment.accelerators[0] if environment.accelerators else None
+    gpu = next(iter(environment.gpus(device)), None)
     known = {
+        "tool": KINDS[device].tool,
         "gpu": gpu.name if gpu else "the GPU",
         "capability": gpu.compute_capability if gpu else None,
         "driver": environment.driver,

@@ -60,7 +60,7 @@ def at_work(device: DeviceKind, sample: HostSample) -> str | None:
         return (
             f"{sample.gpu_foreign} other processes use the GPU" if several else "Another process uses the GPU"
         )
-    if sample.foreign_s is None or (device is DeviceKind.CUDA and _has_free_cores(sample)):
+    if sample.foreign_s is None or (device is not DeviceKind.CPU and _has_free_cores(sample)):
         return None
     named = {name: seconds for name, seconds in sample.named.items() if name != SERVICE}
     others_s = sample.foreign_s - sample.named.get(SERVICE, 0.0)

@@ -151,12 +151,15 @@ class HostIdSource(StrEnum):
 class Accelerator(Frozen):
     """One GPU as its driver names it, and how it is set up.
 
+    `architecture` is what its code is compiled for, where that is not a compute capability, for example "gfx942".
     `power_limit_w` is the limit that the driver enforces after all others. Null: the driver does not say.
     """
 
+    kind: DeviceKind = DeviceKind.CUDA
     name: str
     memory_bytes: int
     uuid: str
+    architecture: str | None = None
     compute_capability: str | None = None
     clock_max_hz: int | None = None
     memory_clock_max_hz: int | None = None
@@ -220,7 +223,11 @@ class Environment(Frozen):
 
     def has(self, device: DeviceKind) -> bool:
         """Whether this machine has such a device."""
-        return device is DeviceKind.CPU or bool(self.accelerators)
+        return device is DeviceKind.CPU or bool(self.gpus(device))
+
+    def gpus(self, device: DeviceKind) -> tuple[Accelerator, ...]:
+        """Its GPUs of that kind."""
+        return tuple(gpu for gpu in self.accelerators if gpu.kind is device)
 
 
 class VariantSummary(Frozen):

@@ -48,7 +48,9 @@ class CompileOptimizer:
         with refusing(TorchCompile):
             technique = TorchCompile.model_validate({"mode": mode, "backend": backend})
         weights = next(model.parameters(), None)
-        device = DeviceKind(weights.device.type) if weights is not None else DeviceKind.CPU
+        from optigpu.backends.torch.device import kind_of
+
+        device = kind_of(weights.device) if weights is not None else DeviceKind.CPU
         problem = technique.check(probe(), device, None)
         if problem:
             raise UnsupportedError(problem)

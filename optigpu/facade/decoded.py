@@ -17,7 +17,6 @@ from optigpu.documents.shapes import ModelFacts
 from optigpu.facade.benchmark_result import BenchmarkResult
 from optigpu.facade.in_process import (
     Timed,
-    device_of,
     interval_ms,
     latency_reasons,
     memory_reasons,
@@ -73,9 +72,10 @@ def decode(
     infinite.
     """
     from optigpu.backends.torch.applied import DecodingModel
+    from optigpu.backends.torch.device import kind_of
     from optigpu.backends.torch.runtime import TorchDecodingRuntime
 
-    device = device_of(model.device.type)
+    device = kind_of(model.device)
     with _plain_greedy(model), TemporaryDirectory() as folder:
         runtime = TorchDecodingRuntime(DecodingModel(model, (), device, 0, _silent), Path(folder))
         prompt = _prompt_ids(tokenizer, asked.prompt, runtime.facts)

@@ -50,7 +50,8 @@ class DeepLearningBenchmark(Shown):
     """
 
     def __init__(self, device: str = "cuda") -> None:
-        """`device` is "cuda" or "cpu". Raises SpecError for any other; a GPU that is missing shows at the first run."""
+        """`device` is a kind of device, such as "cuda" or "cpu". Raises SpecError for any other; a GPU that is missing
+        shows at the first run."""
         self.device = device_of(device)
         self.results: list[BenchmarkResult] = []
         self.training_results: list[BenchmarkResult] = []
@@ -84,7 +85,7 @@ class DeepLearningBenchmark(Shown):
         )
         runtime = ModuleRuntime(model, self.device)
         trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        model.to(self.device.value).eval()
+        model.to(runtime.place.name).eval()
         request = forward_passes(runtime, input_fn)
         with torch.no_grad():
             problem = request.check().problem
@@ -132,7 +133,7 @@ class DeepLearningBenchmark(Shown):
         _require(n_steps > n_warmup >= 0, f"n_steps must be more than the {n_warmup} steps of n_warmup")
         runtime = ModuleRuntime(model, self.device)
         trainable = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        model.to(self.device.value).train()
+        model.to(runtime.place.name).train()
         steps = training_steps(runtime, optimizer, loss_fn, input_fn)
         for _ in range(n_warmup):
             steps.run()

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.result import Measurement, MetricSummary
 from optigpu.facade.benchmark_result import MEBIBYTE
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import run_round
@@ -84,11 +85,12 @@ def memory_reasons(found: Timed) -> dict[str, str]:
     """Why a figure of memory or energy is missing, by the fields of a BenchmarkResult."""
     fields = {"vram_peak_mb": "peak_bytes", "power_watts": "power_w", "energy_j": "energy_j"}
     known = {field: found.reasons[name] for field, name in fields.items() if name in found.reasons}
-    return known | ({"vram_peak_mb": NO_VRAM} if "vram_peak_mb" in known else {})
+    on_cpu = known.get("vram_peak_mb") == KINDS[DeviceKind.CPU].lacks[Ability.MEMORY_PEAKS]
+    return known | ({"vram_peak_mb": NO_VRAM} if on_cpu else {})
 
 
 def device_of(name: str) -> DeviceKind:
-    """`cpu` or `cuda`, also as `cuda:0`. Raises SpecError for any other, which lists these."""
+    """A kind of device by its name, also as `cuda:0`. Raises SpecError for any other, which lists them."""
     kind = name.partition(":")[0]
     if kind not in set(DeviceKind):
         raise SpecError(f"There is no device {name!r}; the devices are {', '.join(DeviceKind)}.")

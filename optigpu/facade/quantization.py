@@ -109,9 +109,7 @@ def _require(stack: tuple[Technique, ...], environment: Environment, device: Dev
     decoder = facts if isinstance(facts, ModelFacts) else None
     for technique in stack:
         if device not in technique.devices:
-            raise UnsupportedError(
-                f"{technique.name} runs on {', '.join(technique.devices)}, not on {device}."
-            )
+            raise UnsupportedError(technique.not_on(device))
         reason = technique.check(environment, device, decoder)
         if reason:
             raise UnsupportedError(reason)

@@ -1,6 +1,7 @@
 """The compute capability that a technique needs of the GPU."""
 
 from optigpu.documents.result import Environment
+from optigpu.vocabulary import DeviceKind
 
 
 def needs_capability(environment: Environment, least: tuple[int, int], what: str) -> str | None:
@@ -8,9 +9,10 @@ def needs_capability(environment: Environment, least: tuple[int, int], what: str
 
     A driver that does not tell its capability is taken to be new enough; torch reports an error if it is not.
     """
-    if not environment.accelerators:
+    gpus = environment.gpus(DeviceKind.CUDA)
+    if not gpus:
         return f"{what} need an NVIDIA GPU, and this machine has none; leave the technique out or use another machine."
-    gpu = environment.accelerators[0]
+    gpu = gpus[0]
     if gpu.compute_capability is None or _parts(gpu.compute_capability) >= least:
         return None
     needed = ".".join(map(str, least))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from optigpu.documents.result import Accelerator
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.nvml import Driver, Gpu
 from optigpu.hardware.sensors import SensorError
+from optigpu.vocabulary import DeviceKind
 
 T = TypeVar("T")
 
@@ -46,6 +48,13 @@ def job_gpu() -> Iterator[Gpu]:
                 "CUDA_VISIBLE_DEVICES selects no GPU that the driver knows; change or unset it."
             )
         yield driver.gpu(shown[0].uuid)
+
+
+def require_sensors(device: DeviceKind) -> None:
+    """Raises SensorError for a kind of device that NVML does not tell of."""
+    reason = KINDS[device].lacks.get(Ability.SENSORS)
+    if reason:
+        raise SensorError(f"There is no reading of {KINDS[device].title}s: {reason}.")
 
 
 def free_bytes(uuid: str) -> int | None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from optigpu.documents.roofline import Bound
 from optigpu.vocabulary import DeviceKind
 
-RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {DeviceKind.CPU: 10.0, DeviceKind.CUDA: 100.0}
+RIDGE_FLOP_PER_BYTE: Mapping[DeviceKind, float] = {
+    device: 10.0 if device is DeviceKind.CPU else 100.0 for device in DeviceKind
+}
 """Round figures between the ridges of datasheets: some 5 to 20 for CPUs with AVX2 and AVX-512 in fp32, 80 to 300 for
 GPUs with tensor cores. Decoding lies far below (about 1 at batch 1), a long prefill far above, whichever is taken."""
 

@@ -21,6 +21,7 @@ from optigpu.hardware.files import contents
 from optigpu.hardware.gpu import gpus
 from optigpu.hardware.identity import hardware_fingerprint, host_id, software_fingerprint
 from optigpu.hardware.origin import container, git_revision, image
+from optigpu.hardware.other_gpus import OfHost, built_for, other_gpus
 from optigpu.hardware.setup import cpu_setup
 from optigpu.vocabulary import DeviceKind
 
@@ -53,14 +54,17 @@ PACKAGES = (
 )
 """The packages whose versions a result records."""
 
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""The variables that select GPUs."""
+
 
 def probe() -> Environment:
-    """What this process can use: a container's limits and CUDA_VISIBLE_DEVICES are respected.
+    """What this process can use: a container's limits and variables such as CUDA_VISIBLE_DEVICES are respected.
 
-    The hardware is read once for each value of that variable. Commit, packages and compiler are read each time, because
-    a measuring process imports what is on disk when it starts.
+    The hardware is read once for each value of these variables. Commit, packages and compiler are read each time,
+    because a measuring process imports what is on disk when it starts.
     """
-    return _with_software(_this_machine(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return _with_software(_this_machine(tuple(map(os.environ.get, VISIBLE))))
 
 
 def probed(root: Path) -> Environment:
@@ -69,7 +73,7 @@ def probed(root: Path) -> Environment:
 
 
 @cache
-def _this_machine(_visible_gpus: str | None) -> Environment:
+def _this_machine(_visible_gpus: tuple[str | None, ...]) -> Environment:
     return _machine(Path("/"))
 
 
@@ -78,8 +82,10 @@ def _machine(root: Path) -> Environment:
     nvidia = gpus()
     model, cores = cpu_model(root), cpu_cores(root)
     known, source = host_id(nvidia.uuids, root)
+    others = other_gpus(built_for(_torch_build()), OfHost(known, model, psutil.virtual_memory().total))
+    accelerators = (*nvidia.visible, *others.gpus)
     return Environment(
-        hardware_class=_gpu_class(nvidia.visible) or _cpu_class(model, cores),
+        hardware_class=_gpu_class(accelerators) or _cpu_class(model, cores),
         host_id=known,
         host_id_source=source,
         cpu_model=model,
@@ -87,8 +93,8 @@ def _machine(root: Path) -> Environment:
         cpu_features=cpu_features(root),
         cpu_setup=cpu_setup(root),
         memory_bytes=min(psutil.virtual_memory().total, memory_limit(root) or sys.maxsize),
-        accelerators=nvidia.visible,
-        driver=nvidia.driver,
+        accelerators=accelerators,
+        driver=nvidia.driver or others.driver,
         cuda=nvidia.cuda,
         os=_os(),
         container=container(root),
@@ -122,7 +128,7 @@ def hardware_class(environment: Environment, device: DeviceKind) -> str:
     """The class of the hardware of a job on `device`: the CPU with its cores, or one GPU."""
     if device is DeviceKind.CPU:
         return _cpu_class(environment.cpu_model, environment.cpu_cores)
-    return _gpu_class(environment.accelerators[:1])
+    return _gpu_class(environment.gpus(device)[:1])
 
 
 def _cpu_class(model: str, cores: int) -> str:
@@ -159,15 +165,13 @@ def _software() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    cuda = _torch_cuda()
-    return found | {"torch_cuda": cuda} if cuda else found
+    return found | {f"torch_{name}": version for name, version in _torch_build().items()}
 
 
-def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built with, read from its files without loading torch."""
+def _torch_build() -> dict[str, str]:
+    """The versions of CUDA, HIP or XPU that torch was built with, read from its files without loading torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return None
+        return {}
     text = contents(Path(spec.origin).with_name("version.py"))
-    found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
-    return found[1] if found else None
+    return dict(re.findall(r"^(cuda|hip|xpu)\b.*=\s*'([^']+)'", text, re.MULTILINE))

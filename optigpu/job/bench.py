@@ -5,12 +5,14 @@ same precision by the layers of a compiled model.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.job.plan import default_beside
 from optigpu.job.spec import Beside, JobSpec
+from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.vocabulary import BenchMode, DeviceKind, Precision
 
@@ -59,7 +61,7 @@ def bench_specs(
     environment: Environment, device: DeviceKind, mode: BenchMode, precision: Precision, model: str
 ) -> tuple[JobSpec, ...]:
     """Matrix products, attention, decoding. Raises SpecError for a model that cannot decode."""
-    sizes = SIZES[device, mode]
+    sizes = _sizes(device, mode)
     shared = {
         "device": device,
         **brief(mode),
@@ -82,13 +84,23 @@ def bench_specs(
     )
 
 
+def _sizes(device: DeviceKind, mode: BenchMode) -> Sizes:
+    """Those of a CPU, or of a GPU without what this kind of it lacks."""
+    if device is DeviceKind.CPU:
+        return SIZES[device, mode]
+    of_gpu = SIZES[DeviceKind.CUDA, mode]
+    has_tf32 = Ability.TF32 not in KINDS[device].lacks
+    return replace(of_gpu, dtypes=tuple(name for name in of_gpu.dtypes if has_tf32 or name != "tf32"))
+
+
 def _stacks(
     environment: Environment, spec: JobSpec, mode: BenchMode, precision: Precision
 ) -> Iterator[Beside]:
     """What decodes in this precision beside eager fp32: compiled layers in full mode, and native_decode."""
     if mode is BenchMode.FULL:
         names = (*([LAYERS[precision]] if precision in LAYERS else []), "torch_compile")
-        yield Beside.model_validate({"stack": [{"name": name} for name in names]})
+        if all(spec.device in TECHNIQUES[name].devices for name in names):
+            yield Beside.model_validate({"stack": [{"name": name} for name in names]})
     if precision not in PACKED:
         return
     for each in default_beside(environment, spec.device, spec.workload, spec.backend, spec.model):

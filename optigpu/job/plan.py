@@ -74,7 +74,7 @@ def default_stack(
 ) -> tuple[Technique, ...]:
     """The techniques of a backend that suit a device, for a ladder whose stack was not named."""
     return resolve(
-        (technique for technique in _applicable(workload, backend) if technique.suits(environment, device)),
+        (each for each in _applicable(device, workload, backend) if each.suits(environment, device)),
         workload.kind,
     )
 
@@ -87,7 +87,8 @@ def default_beside(
     facts = facts_of(reference) if reference else None
     is_trained = reference is not None and preset_of(reference) is None
     found = (
-        each.as_alternative(environment, device, facts, is_trained) for each in _applicable(workload, backend)
+        each.as_alternative(environment, device, facts, is_trained)
+        for each in _applicable(device, workload, backend)
     )
     return tuple(
         Beside(backend=backend, stack=(each,)) for each in found if each and each.fits(workload) is None
@@ -105,10 +106,10 @@ def with_default_stack(spec: JobSpec, environment: Environment) -> JobSpec:
     return spec.model_copy(update={"stack": default_stack(*about), "beside": beside})
 
 
-def _applicable(workload: Workload, backend: str) -> Iterator[Technique]:
-    """Each technique of a backend that has an effect on the workload, with its usual parameters."""
+def _applicable(device: DeviceKind, workload: Workload, backend: str) -> Iterator[Technique]:
+    """Each technique of a backend that runs on the device and has an effect on the workload, with usual parameters."""
     for name, kind in TECHNIQUES.items():
-        if workload.task in kind.tasks and backend in kind.backends:
+        if device in kind.devices and workload.task in kind.tasks and backend in kind.backends:
             yield kind(name=name)
 
 

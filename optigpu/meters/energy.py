@@ -21,6 +21,7 @@ from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.energy import CountingSensor, Energy, between_changes, cpu_energy, gpu_energy
 from optigpu.hardware.gpu import job_gpu
+from optigpu.hardware.kernel_energy import kernel_energy
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import WallSensor, wall_source
 from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
@@ -224,6 +225,9 @@ def _sensor(device: DeviceKind, root: Path) -> Iterator[CountingSensor]:
         return
     if device is DeviceKind.CPU:
         yield cpu_energy(root)
+        return
+    if device is not DeviceKind.CUDA:
+        yield kernel_energy(device, root)
         return
     with job_gpu() as gpu:
         yield gpu_energy(gpu)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.selftest import Comparison
-from optigpu.hardware.gpu import job_gpu
+from optigpu.hardware.gpu import job_gpu, require_sensors
 from optigpu.hardware.nvml import Gpu
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.meters.base import MeterContext, Reading, keep_running, require_read
@@ -30,6 +30,7 @@ class GpuUtilizationMeter:
         if context.runtime.device is DeviceKind.CPU:
             return self._none("This job runs on a CPU; only a job on a GPU has a GPU's utilization.")
         try:
+            require_sensors(context.runtime.device)
             with job_gpu() as gpu:
                 return self._measured(context, gpu)
         except SensorError as error:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.hardware.cgroup import ROOT
-from optigpu.hardware.gpu import job_gpu
+from optigpu.hardware.gpu import job_gpu, require_sensors
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.telemetry import Probe, Probes, cpu_probes, gpu_probes
 from optigpu.meters.base import MeterContext, Reading, keep_running
@@ -117,8 +117,9 @@ def _probes(device: DeviceKind, root: Path) -> Iterator[Probes]:
     """The CPU's, and the GPU's on one; a GPU that cannot be opened is a reason, and the CPU's are read all the same."""
     with ExitStack() as stack:
         of_gpu = Probes()
-        if device is DeviceKind.CUDA:
+        if device is not DeviceKind.CPU:
             try:
+                require_sensors(device)
                 of_gpu = gpu_probes(stack.enter_context(job_gpu()))
             except SensorError as error:
                 of_gpu = Probes(reasons={"gpu": str(error)})

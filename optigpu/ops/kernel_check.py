@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from optigpu.documents.selftest import Comparison
+from optigpu.hardware.device_kinds import Ability, devices_with
 from optigpu.vocabulary import DeviceKind
 
 ROUNDING = "what rounding explains"
@@ -21,4 +22,4 @@ class KernelCheck:
     """
 
     run: Callable[[DeviceKind], Comparison]
-    devices: tuple[DeviceKind, ...] = tuple(DeviceKind)
+    devices: tuple[DeviceKind, ...] = devices_with((Ability.OWN_KERNELS, Ability.FLOAT64))

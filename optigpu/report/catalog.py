@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from optigpu.backends import BACKENDS
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.documents.views import JobPage
+from optigpu.hardware.device_kinds import no_device
 from optigpu.report.formats import Column, Grid
 from optigpu.report.leaderboard import asked_text
 from optigpu.selftest import kept
@@ -46,6 +47,7 @@ def technique_fact(kind: type[Technique]) -> dict[str, Any]:
         "workloads": list(kinds_with(kind.tasks)),
         "backends": list(kind.backends),
         "devices": [str(device) for device in kind.devices],
+        "elsewhere": {str(device): reason for device, reason in kind.elsewhere().items()},
         "cautionary": kind.cautionary,
         "parameters": {
             name: {"values": _values(field.annotation), "default": field.default}
@@ -79,9 +81,9 @@ def _type_name(annotation: object) -> str:
 def _problem(kind: type[Technique], environment: Environment, device: DeviceKind) -> str | None:
     name = kind.model_fields["name"].default
     if not environment.has(device):
-        return f"This machine has no {device} device."
+        return f"{no_device(device, environment)}."
     if device not in kind.devices:
-        return f"It runs on {', '.join(kind.devices)} only."
+        return kind(name=name).not_on(device)
     missing = [BACKENDS[backend].missing(environment) for backend in kind.backends]
     return missing[0] if all(missing) else kind(name=name).check(environment, device, None)
 
@@ -165,6 +167,7 @@ def _cpu_setup(setup: CpuSetup) -> str:
 
 def _gpu(gpu: Accelerator) -> str:
     facts = {
+        "architecture": gpu.architecture,
         "SM clock up to": _clock(gpu.clock_max_hz),
         "memory clock up to": _clock(gpu.memory_clock_max_hz),
         "power limit": None if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W",

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.formats import Column, Grid, markdown
 from optigpu.techniques import TECHNIQUES
@@ -17,6 +18,7 @@ def techniques_page() -> str:
         "name",
         "layer",
         "backend",
+        "devices",
         "what it does",
         "needs",
         "excludes",
@@ -30,6 +32,7 @@ def techniques_page() -> str:
             f"`{fact['name']}`",
             fact["layer"],
             ", ".join(fact["backends"]),
+            ", ".join(fact["devices"]),
             fact["summary"],
             ", ".join(fact["requires"]),
             ", ".join(fact["conflicts"]),
@@ -41,7 +44,7 @@ def techniques_page() -> str:
         )
         for fact in map(technique_fact, TECHNIQUES.values())
     )
-    return f"# Techniques\n\n{_TECHNIQUES_WORDS}\n" + _table(headings, rows)
+    return f"# Techniques\n\n{_TECHNIQUES_WORDS}\n{_table(headings, rows)}\n{_devices()}"
 
 
 def metrics_page() -> str:
@@ -65,6 +68,31 @@ def metrics_page() -> str:
         + "\n## A metric's summary\n\n"
         + _table(("field", "meaning"), _SUMMARY_FIELDS)
     )
+
+
+def _devices() -> str:
+    """What each kind of device lacks, and which techniques therefore do not run there."""
+    kinds = (
+        (
+            f"`{device}`",
+            facts.title,
+            f"`{facts.torch}`",
+            ", ".join(facts.sources) or "OptiGPU is written for it",
+        )
+        for device, facts in KINDS.items()
+    )
+    rows = (
+        (f"`{device}`", ability, reason, ", ".join(_needing(ability)) or "no technique")
+        for device, facts in KINDS.items()
+        for ability, reason in facts.lacks.items()
+    )
+    headings = ("device", "lacks", "because", "techniques that need it")
+    known = _table(("device", "is", "torch calls it", "what is said of it is from"), kinds)
+    return f"## Where a technique does not run\n\n{_DEVICES_WORDS}\n{known}\n{_table(headings, rows)}"
+
+
+def _needing(ability: Ability) -> list[str]:
+    return [f"`{name}`" for name, kind in TECHNIQUES.items() if ability in kind.abilities]
 
 
 _SUMMARY_FIELDS = (
@@ -104,6 +132,14 @@ _TECHNIQUES_WORDS = """\
 - **arithmetic**: it follows from counting bytes or operations.
 - **measured here**: OptiGPU measured it; the page that is linked says how and on what.
 - **aim**: neither; it is what we expect, and `optigpu ladder` measures it on your machine.
+"""
+
+
+_DEVICES_WORDS = """\
+[Other devices](other-devices.md) says what `rocm`, `xpu` and `mps` are, and that nothing has run on them. Some
+parameters need more than their technique does: `mixed_precision` in float16 needs a scaled loss, a mode of
+`torch_compile` that records graphs needs recorded graphs, `activation_offload` to the host needs memory apart from it,
+a named kernel of `fused_attention` a choice of kernels, and `qlora` with the base int4 OptiGPU's own kernels.
 """
 
 

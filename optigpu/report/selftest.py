@@ -32,14 +32,20 @@ CSV_FIELDS = (
 
 
 def selftest_grid(outcomes: Sequence[SelfTest], environments: Sequence[Environment]) -> Grid:
-    """A row for each check, those that failed first; `environments` are those of the devices that are there."""
-    results = sorted(_results(outcomes), key=lambda result: result.status is not CheckStatus.FAILED)
+    """A row for each check, those that failed first; `environments` are those of the devices that are there.
+
+    A device on which no check was started has one row for them all.
+    """
+    started = [outcome for outcome in outcomes if not _is_absent(outcome)]
+    absent = [outcome for outcome in outcomes if _is_absent(outcome)]
+    results = sorted(_results(started), key=lambda result: result.status is not CheckStatus.FAILED)
+    rows = (*map(_cells, results), *map(_cells_of_absent, absent))
     return Grid(
         title="Self-test of this machine",
         columns=COLUMNS,
-        rows=tuple(map(_cells, results)),
+        rows=rows,
         notes=(summary_line(outcomes), *_origin(outcomes, environments)),
-        faint=frozenset(n for n, result in enumerate(results) if result.status is CheckStatus.NOT_POSSIBLE),
+        faint=frozenset(n for n, cells in enumerate(rows) if cells[2] == CheckStatus.NOT_POSSIBLE),
     )
 
 
@@ -112,6 +118,15 @@ class SelfTestProgress:
 
 def _results(outcomes: Sequence[SelfTest]) -> list[CheckResult]:
     return [result for outcome in outcomes for result in outcome.results]
+
+
+def _is_absent(outcome: SelfTest) -> bool:
+    return len(outcome.results) > 1 and all(result.seconds is None for result in outcome.results)
+
+
+def _cells_of_absent(outcome: SelfTest) -> tuple[str, ...]:
+    first, count = outcome.results[0], len(outcome.results)
+    return (f"all {count} checks", *_cells(first)[1:])
 
 
 def _cells(result: CheckResult) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def path_of(environment: Environment, device: DeviceKind) -> Path:
 
 def _hardware(environment: Environment, device: DeviceKind) -> str:
     """The fingerprint of what a job on that device uses: of several GPUs the first."""
-    gpus = environment.accelerators[:1] if device is DeviceKind.CUDA else ()
+    gpus = environment.gpus(device)[:1]
     return hardware_fingerprint(environment.model_copy(update={"accelerators": gpus}))
 
 

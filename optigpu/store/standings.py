@@ -33,6 +33,10 @@ def enter(session: Session, result: Result) -> None:
     settle(session, place_of(entry))
 
 
+NO_PEAKS = (DeviceKind.CPU, DeviceKind.MPS)
+"""Devices of whose memory torch keeps no peak: a result's size is that of its weights there."""
+
+
 def place_of(entry: LeaderboardEntry) -> Place:
     return (entry.workload_digest, entry.variant_digest, entry.hardware_class, entry.source)
 
@@ -113,7 +117,7 @@ def _entry(result: Result) -> LeaderboardEntry:
         reasons=" ".join(verdict.reasons),
         versions=versions_of(variant.backend, result.environment.software),
         score=_score(metrics, variant.primary_metric),
-        size_bytes=_value(metrics, "peak_bytes" if variant.device is DeviceKind.CUDA else "weight_bytes"),
+        size_bytes=_value(metrics, "weight_bytes" if variant.device in NO_PEAKS else "peak_bytes"),
         summary={
             "job_id": result.job_id,
             "label": variant.label,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import KINDS, Ability, devices_with
 from optigpu.surgery.extras import Package, missing
 from optigpu.vocabulary import DeviceKind, Frozen, Layer, Task
 
@@ -255,10 +256,11 @@ class Technique(Frozen):
     `requires` names techniques that are added, if they apply to the workload. `conflicts` gives the reason for each
     technique that cannot be in the same stack (declared on either side, it holds for both), and `choices` are the
     groups that it belongs to. `backends` names the engines that can apply it, and `tasks` what a workload must do for
-    it to matter. `later` names parameters that came after the first version: left at their defaults they are not part
-    of a digest, so that earlier results stay comparable. `compared_with` names techniques that make up the reference
-    which "alone" is measured against, where the plain baseline would already contain this technique. `cautionary` marks
-    a rung that is expected to lose.
+    it to matter. `abilities` are what it needs of a device, and `devices` the kinds that have them, which follow from
+    the table of optigpu.hardware.device_kinds. `later` names parameters that came after the first version: left at
+    their defaults they are not part of a digest, so that earlier results stay comparable. `compared_with` names
+    techniques that make up the reference which "alone" is measured against, where the plain baseline would already
+    contain this technique. `cautionary` marks a rung that is expected to lose.
 
     `optigpu selftest` runs each of `trials` and compares the logits with the unmodified model's: an error may be
     `error_bound` of the largest logit at most. One above EXACT says that the technique rounds: then an error of zero
@@ -273,7 +275,8 @@ class Technique(Frozen):
     citation: ClassVar[str]
     expected: ClassVar[tuple[Expected, ...]]
     tasks: ClassVar[tuple[Task, ...]] = DECODING
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
+    abilities: ClassVar[tuple[Ability, ...]] = ()
+    devices: ClassVar[tuple[DeviceKind, ...]]
     backends: ClassVar[tuple[str, ...]] = ("torch",)
     requires: ClassVar[tuple[str, ...]] = ()
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -287,6 +290,24 @@ class Technique(Frozen):
     serves: ClassVar[bool] = False
 
     name: str
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Its devices follow from what it needs of one."""
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.devices = devices_with(cls.abilities)
+
+    @classmethod
+    def elsewhere(cls) -> dict[DeviceKind, str]:
+        """Why it does not run on each other kind of device."""
+        reasons = {kind: facts.lacking(cls.abilities) for kind, facts in KINDS.items()}
+        return {kind: reason for kind, reason in reasons.items() if reason}
+
+    def not_on(self, device: DeviceKind) -> str:
+        """The sentence that refuses it on a kind of device that is not among its `devices`."""
+        reason = self.elsewhere().get(device)
+        because = f": {reason}" if reason else ""
+        return f"{self.name} runs on {', '.join(self.devices)}, not on {device}{because}."
 
     def identity(self) -> dict[str, Any]:
         """Its name and parameters as plain JSON; part of a variant's digest."""

@@ -7,7 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from optigpu.backends.operators import OperatorRuntime
-from optigpu.vocabulary import DeviceKind, Task, UnsupportedError
+from optigpu.hardware.device_kinds import KINDS, Ability
+from optigpu.vocabulary import Task, UnsupportedError
 from optigpu.workloads.base import Workload
 from optigpu.workloads.requests.operators import (
     FLOAT32_ROUNDOFF,
@@ -59,13 +60,12 @@ class Matmul(Workload):
     def prepare(self, runtime: OperatorRuntime) -> "MatmulRequest":
         """Draws both matrices from the runtime's seed and finds out how many products make a sample.
 
-        Raises UnsupportedError for tf32 without CUDA, and for matrices that do not fit the free memory.
+        Raises UnsupportedError for tf32 on a device without it, and for matrices that do not fit the free memory.
         """
         (size,), (dtype,) = self.sizes, self.dtypes
-        if dtype == "tf32" and runtime.device is not DeviceKind.CUDA:
-            raise UnsupportedError(
-                "tf32 is a mode of NVIDIA's tensor cores and a CPU has none; ask for float32."
-            )
+        reason = KINDS[runtime.device].lacks.get(Ability.TF32) if dtype == "tf32" else None
+        if reason:
+            raise UnsupportedError(f"There is no tf32 on {runtime.device}: {reason}; ask for float32.")
         return MatmulRequest(runtime, size, dtype)
 
 

@@ -133,7 +133,7 @@ def test_a_graph_is_recorded_by_one_technique() -> None:
 
 def test_cuda_graphs_are_for_cuda() -> None:
     job = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "cuda_graphs"}]}
-    with pytest.raises(SpecError, match="cuda_graphs runs on cuda, not on cpu"):
+    with pytest.raises(SpecError, match="cuda_graphs runs on cuda, rocm, not on cpu"):
         JobSpec.model_validate(job)
     assert JobSpec.model_validate(job | {"device": "cuda"}).stack == (CudaGraphs(),)
 

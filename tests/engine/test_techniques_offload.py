@@ -280,7 +280,7 @@ def test_cpu_offload_is_for_gpus_and_only_when_it_is_asked_for() -> None:
     from optigpu.hardware import probe
 
     spec = {"workload": {"kind": "generate"}, "model": "preset:gpt2", "stack": [{"name": "cpu_offload"}]}
-    with pytest.raises(SpecError, match="cpu_offload runs on cuda, not on cpu"):
+    with pytest.raises(SpecError, match="cpu_offload runs on cuda, rocm, not on cpu"):
         JobSpec.model_validate(spec | {"device": "cpu"})
     assert JobSpec.model_validate(spec | {"device": "cuda"}).stack == (CpuOffload(),)
     assert not CpuOffload().suits(probe(), DeviceKind.CUDA)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.torch.clock import CudaClock
+from optigpu.backends.torch.clock import EventClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.conductor.proof import prove
 from optigpu.meters import METERS
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("models_dir")]
 def test_the_clock_measures_what_the_device_does() -> None:
     import torch
 
-    clock = CudaClock()
+    clock = EventClock(DeviceKind.CUDA)
     x = torch.randn(4096, 4096, device="cuda")
     marks = [clock.mark()]
     for products in (1, 20):

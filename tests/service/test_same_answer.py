@@ -164,7 +164,9 @@ MISTAKES = [
         stack=[{"name": "bf16"}, {"name": "fp16"}],
     ),
     generate(
-        "--stack cpu_offload", "stack: cpu_offload runs on cuda, not on cpu.", stack=[{"name": "cpu_offload"}]
+        "--stack cpu_offload",
+        "stack: cpu_offload runs on cuda, rocm, not on cpu: its memory is the host's.",
+        stack=[{"name": "cpu_offload"}],
     ),
     generate("--gpu H100", "target: a job for the cpu cannot ask for a GPU;", target={"gpu": "H100"}),
     generate("--max-kld 0.1", "limits: max_kld and min_top1 need a trained model", limits={"max_kld": 0.1}),

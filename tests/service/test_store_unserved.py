@@ -56,6 +56,14 @@ def test_without_a_worker_it_is_said_how_to_start_one(session: Session) -> None:
             id="device",
         ),
         pytest.param(
+            {"device": "mps"},
+            [a_worker()],
+            *(Want.DEVICE, "mps"),
+            "No live worker measures on mps; there are: cpu (1x Test CPU). Start one with `python -m worker --device "
+            "mps` on a machine that has it.",
+            id="apple",
+        ),
+        pytest.param(
             TPU,
             [a_worker(), a_gpu_worker(), a_gpu_worker("other", gpus=("NVIDIA A100",))],
             *(Want.GPU, "TPU"),

@@ -9,12 +9,15 @@ import psutil
 import pytest
 
 from optigpu.documents.views import WorkerView
+from optigpu.hardware import probe
+from optigpu.hardware.device_kinds import KINDS
 from optigpu.store import workers
 from optigpu.store.database import Database, default_url
-from optigpu.vocabulary import JobState
+from optigpu.vocabulary import DeviceKind, JobState, UnsupportedError
 from tests.engine.processes import program
 from tests.service.processes import eventually, watched_processes
 from tests.service.workers import look, matmul, migrated, submit, worker_context, working
+from worker.capabilities import serving
 from worker.execute import execute_next
 
 LOST = "RuntimeError: No CUDA GPUs are available"
@@ -109,3 +112,17 @@ def test_a_worker_whose_device_is_gone_ends_with_a_sentence(
 def registered(database: Database) -> list[WorkerView]:
     with database.read() as session:
         return workers.list_(session)
+
+
+@pytest.mark.parametrize("device", [DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS])
+def test_a_worker_for_a_gpu_that_is_not_there_says_which(device: DeviceKind, tmp_path: Path) -> None:
+    if probe().has(device):
+        pytest.skip("This machine has one.")
+    title = KINDS[device].title
+    with (
+        pytest.raises(
+            UnsupportedError, match=f"no {title} that works .*; start the worker with --device cpu"
+        ),
+        serving(device, tmp_path),
+    ):
+        pass

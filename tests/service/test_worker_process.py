@@ -45,9 +45,8 @@ def test_without_a_gpu_a_worker_for_one_says_so_in_a_sentence(
     processes: Processes, database: Database
 ) -> None:
     said = refusal(processes, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert said == (
-        "python -m worker: This machine has no NVIDIA GPU that works; start the worker with --device cpu.\n"
-    )
+    assert said.startswith("python -m worker: This machine has no NVIDIA GPU that works (")
+    assert said.endswith("; start the worker with --device cpu.\n")
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ ARCHITECTURE, DESIGN, CONTRIBUTING = (
 )
 STEPS = ("posted", "claimed", "planned", "prepared", "measured", "judged", "recorded", "read")
 ADDED_BY_THE_EXAMPLE = "optigpu/techniques/compilation/regional_compile.py"
-NOT_HOOKS = {"identity", "check", "packages", "fits", "chosen", "suits", "as_alternative", "stored"}
+NOT_HOOKS = {"identity", "check", "packages", "fits", "chosen", "suits", "as_alternative", "stored", "not_on"}
 OWN_COMMANDS = [
     line.split(" > ")[0] for page in CODED for line in commands(page) if line.startswith("optigpu ")
 ]

@@ -61,7 +61,7 @@ def test_another_gpu_than_the_job_asks_for(target: dict[str, Any], words: str) -
 def test_a_torch_for_cpus_beside_a_gpu() -> None:
     cpu_only = machine(T4, torch="2.13.0+cpu")
     assert refusal(cpu_only).startswith(
-        "device: torch 2.13.0+cpu here is a build for CPUs; install one for CUDA"
+        "device: torch 2.13.0+cpu here was not built for CUDA; install one that was, or set device to cpu"
     )
 
 

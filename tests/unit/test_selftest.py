@@ -139,6 +139,17 @@ def test_the_table_names_what_failed_first_and_says_how_many() -> None:
     assert "| bf16 | cpu | ok |" in markdown(grid)
 
 
+def test_a_device_that_is_not_there_has_one_row_for_all_its_checks() -> None:
+    why = {"status": CheckStatus.NOT_POSSIBLE, "reason": "This machine has no Apple GPU.", "seconds": None}
+    absent = outcome(*(each.model_copy(update=why) for each in (OK, KERNEL)), device=DeviceKind.MPS)
+    grid = selftest_grid([outcome(OK), absent], [probe()])
+    assert [row[0] for row in grid.rows] == ["bf16", "all 2 checks"]
+    assert grid.rows[1][2] == CheckStatus.NOT_POSSIBLE
+    assert grid.rows[1][-1] == "This machine has no Apple GPU."
+    assert grid.notes[0] == "1 ok, 0 failed, 2 not possible here."
+    assert grid.faint == {1}
+
+
 def test_csv_has_a_record_for_each_check() -> None:
     records = [*csv.DictReader(io.StringIO(selftest_csv([outcome(OK, ABSENT)])))]
     assert [(each["name"], each["status"], each["error"]) for each in records] == [

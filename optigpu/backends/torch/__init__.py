@@ -17,7 +17,7 @@ from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator")
-"""Texts of torch's errors when the memory of CUDA or of the host runs out."""
+"""Texts of torch's errors when the memory of a GPU or of the host runs out."""
 
 
 class TorchBackend:
@@ -25,7 +25,7 @@ class TorchBackend:
 
     name: ClassVar[str] = "torch"
     summary: ClassVar[str] = "transformers models on PyTorch"
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU, DeviceKind.CUDA)
+    devices: ClassVar[tuple[DeviceKind, ...]] = tuple(DeviceKind)
 
     def missing(self, environment: Environment) -> str | None:
         """Nothing: torch is a dependency of the package; `prepare` says when its build has no CUDA."""
@@ -68,7 +68,6 @@ class TorchBackend:
         torch.set_num_threads(count)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """torch has an error class for CUDA's allocator, and only texts for the memory of CUDA and of the host
-        itself."""
+        """torch has an error class for the allocators of CUDA and XPU, and only texts for all other memory."""
         text = str(error)
         return type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _OUT_OF_MEMORY)

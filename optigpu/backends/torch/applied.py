@@ -17,7 +17,9 @@ from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
 from optigpu.backends.torch.slots import ServingLoop, TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts
+from optigpu.models.loading.randomness import forked_random
 from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques.base import CacheOptions, LoadOptions, Loop, ModeOptions, Step, Technique
@@ -69,7 +71,7 @@ def load_decoder(
     """A decoder loaded as a stack asks for."""
     return load_model(
         instead_of(options) or reference,
-        device=place_of(options, device).value,
+        device=torch_name(place_of(options, device)),
         dtype=options.dtype,
         attention=options.attention,
         seed=seed,
@@ -151,7 +153,7 @@ class DecodingModel(AppliedModel):
                 "temperature and top_p out."
             )
         with (
-            torch.random.fork_rng([torch.cuda.current_device()] if self.device is DeviceKind.CUDA else []),
+            forked_random(torch.device(torch_name(self.device))),
             self._mode(),
         ):
             torch.manual_seed(sampling.seed)

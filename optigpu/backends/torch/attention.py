@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from optigpu.hardware.device_kinds import KINDS
 from optigpu.techniques.base import AttentionKernel
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
@@ -35,15 +36,18 @@ _NONE_LEFT = ("No available kernel", "No viable backend")
 """torch's message if all of its available kernels are forbidden."""
 
 
+def activities_of(device: DeviceKind) -> list[ProfilerActivity]:
+    """What torch's profiler records there: operators, and the kernels of a GPU where it sees them."""
+    activity = KINDS[device].activity
+    return [ProfilerActivity.CPU, *([getattr(ProfilerActivity, activity)] if activity else [])]
+
+
 def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str]:
     """Names of the attention operators and device kernels that `run` executes, sorted.
 
     Within compiled code only what Inductor left as an operator call is visible.
     """
-    activities = [ProfilerActivity.CPU]
-    if device is DeviceKind.CUDA:
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities_of(device)) as profiler:
         run()
     names = {event.key for event in profiler.key_averages()}
     return sorted(name for name in names if _KERNEL.search(name) and name not in _WRAPPERS)

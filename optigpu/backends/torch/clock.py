@@ -1,4 +1,4 @@
-"""Clocks that run outside of what is measured: the host's for a CPU, recorded events for CUDA."""
+"""Clocks that run outside of what is measured: the host's for a CPU, recorded events for a GPU."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.vocabulary import DeviceKind
 
 
@@ -14,7 +15,7 @@ class Clock(Protocol):
     """Marks moments on the device's own time line; reads them after the work is done."""
 
     def mark(self) -> Any:
-        """A moment, cheap to take: nanoseconds on a CPU, a recorded event on CUDA."""
+        """A moment, cheap to take: nanoseconds on a CPU, a recorded event on a GPU."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Seconds between successive marks; waits for the device. Shape: len(marks) - 1."""
@@ -32,16 +33,22 @@ class CpuClock:
         return [(later - earlier) / 1e9 for earlier, later in pairwise(marks)]
 
 
-class CudaClock:
-    """CUDA events: the device notes the moment when it gets there, and the host does not wait for it."""
+class EventClock:
+    """Events of a GPU: it notes the moment when it gets there, and the host does not wait for it.
 
-    def mark(self) -> torch.cuda.Event:
+    torch.cuda, torch.xpu and torch.mps each have a class for them, with the same methods and in milliseconds.
+    """
+
+    def __init__(self, device: DeviceKind) -> None:
+        self._new = torch.get_device_module(torch_name(device)).Event
+
+    def mark(self) -> Any:
         """An event, recorded in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._new(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+    def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Seconds between successive events, after the one synchronization of a request."""
         marks[-1].synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
@@ -49,7 +56,7 @@ class CudaClock:
 
 def clock_for(device: DeviceKind) -> Clock:
     """The clock of a device."""
-    return CudaClock() if device is DeviceKind.CUDA else CpuClock()
+    return CpuClock() if device is DeviceKind.CPU else EventClock(device)
 
 
 def calls_s(call: Callable[[], object], count: int, clock: Clock) -> float:

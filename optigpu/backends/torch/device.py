@@ -1,4 +1,4 @@
-"""A torch device with its clock."""
+"""A torch device with its clock, and how torch reaches each kind."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from optigpu.backends.torch.clock import clock_for
+from optigpu.hardware.device_kinds import KINDS, torch_name
 from optigpu.techniques.base import Notes
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
 
 class TorchDevice:
@@ -19,8 +20,9 @@ class TorchDevice:
 
     def __init__(self, device: DeviceKind, seed: int) -> None:
         """Raises UnsupportedError when torch finds no such device."""
-        _require(device)
+        require(device)
         self.device = device
+        self.name = torch_name(device)
         self.seed = seed
         self.clock = clock_for(device)
         self.notes = Notes({"threads": torch.get_num_threads()})
@@ -32,15 +34,42 @@ class TorchDevice:
         The last one is remembered, so that a request that is repeated does not copy its inputs again.
         """
         if self._moved is None or self._moved[0] is not array:
-            made = torch.from_numpy(np.ascontiguousarray(array)).to(self.device.value, dtype)
+            made = torch.from_numpy(np.ascontiguousarray(array)).to(self.name, dtype)
             self._moved = (array, made)
         return self._moved[1]
 
 
-def _require(device: DeviceKind) -> None:
-    if device is DeviceKind.CUDA and not torch.cuda.is_available():
-        built = torch.version.cuda or "no CUDA"
-        raise UnsupportedError(
-            f"torch {torch.__version__} (built for {built}) finds no CUDA device; install a CUDA build of torch and "
-            "its driver, or ask for device cpu."
-        )
+def module_of(device: DeviceKind) -> Any:
+    """torch.cuda, torch.xpu or torch.mps: what torch has for that kind."""
+    return torch.get_device_module(torch_name(device))
+
+
+def kind_of(device: torch.device) -> DeviceKind:
+    """The kind of a device of torch, whose "cuda" may be an AMD GPU.
+
+    Raises SpecError for one that no variant runs on.
+    """
+    if device.type == "cuda" and torch.version.hip:
+        return DeviceKind.ROCM
+    if device.type not in set(DeviceKind):
+        raise SpecError(f"There is no device {device.type!r}; the devices are {', '.join(DeviceKind)}.")
+    return DeviceKind(device.type)
+
+
+def is_there(device: DeviceKind) -> bool:
+    """Whether torch can use such a device."""
+    if device is DeviceKind.CPU:
+        return True
+    return bool(module_of(device).is_available()) and kind_of(torch.device(torch_name(device))) is device
+
+
+def require(device: DeviceKind) -> None:
+    """Raises UnsupportedError when torch finds no such device."""
+    if is_there(device):
+        return
+    built = KINDS[device].built
+    version = getattr(torch.version, built.removeprefix("torch_"), None) if built else None
+    raise UnsupportedError(
+        f"torch {torch.__version__} (built for {version or f'no {device.upper()}'}) finds no {device.upper()} device; "
+        f"install a {device.upper()} build of torch and its driver, or ask for device cpu."
+    )

@@ -7,7 +7,8 @@ from itertools import repeat
 import torch
 
 from optigpu.backends.torch.clock import calls_s
-from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.device import TorchDevice, kind_of
+from optigpu.backends.torch.memory import peaks_of
 from optigpu.backends.torch.profile import Recording
 from optigpu.hardware.kernel_shares import Kernel
 from optigpu.vocabulary import DeviceKind
@@ -41,7 +42,7 @@ def profiled_passes(
     """
     weights = [*model.parameters(), *model.buffers()]
     where = next(iter(weights)).device if weights else torch.device("cpu")
-    place = TorchDevice(DeviceKind(where.type), seed=0)
+    place = TorchDevice(kind_of(where), seed=0)
     floating = [tensor for tensor in weights if tensor.is_floating_point()]
     dtype = floating[0].dtype if floating else torch.float32
     run = _pass(model, _moved(inputs, where), CASTS.get(precision) if dtype is torch.float32 else None)
@@ -63,10 +64,10 @@ def _measured(
     dtype: torch.dtype,
     weights: list[torch.Tensor],
 ) -> PassesProfile:
-    on_gpu = place.device is DeviceKind.CUDA
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    latencies = tuple(calls_s(run, 1, place.clock) for _ in range(passes))
+    latencies: list[float] = []
+    peaks = peaks_of(
+        lambda: latencies.extend(calls_s(run, 1, place.clock) for _ in range(passes)), place.device
+    )
     recording = Recording(place.clock, place.device, steps=0)
     recording.start()
     for _ in range(passes):
@@ -75,10 +76,10 @@ def _measured(
     return PassesProfile(
         device=place.device,
         dtype=str(dtype).removeprefix("torch."),
-        latencies_s=latencies,
+        latencies_s=tuple(latencies),
         kernels=tuple(recording.kernels()),
         weight_bytes=sum({tensor.data_ptr(): tensor.nbytes for tensor in weights}.values()),
-        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        peak_bytes=peaks.allocated_bytes,
     )
 
 

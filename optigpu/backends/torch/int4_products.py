@@ -31,7 +31,7 @@ def product_seconds(
     place = TorchDevice(device, seed=0)
     generator = torch.Generator().manual_seed(place.seed)
     drawn = [torch.randn(shape, generator=generator) for shape in ((rows, inputs), (outputs, inputs))]
-    x, weight = (tensor.to(device.value, torch.bfloat16) for tensor in drawn)
+    x, weight = (tensor.to(place.name, torch.bfloat16) for tensor in drawn)
     numbers = quantize_groups(weight, Int4Scheme(group_size, solver="min_max"))
     fused = pack_int4(numbers, int4_linear_backend(x.device, x.dtype))
     readable, every = pack_int4(numbers, "torch-dequantize"), torch.arange(outputs, device=x.device)

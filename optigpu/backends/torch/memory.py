@@ -9,27 +9,56 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from optigpu.backends.runtime import MemoryPeaks
+from optigpu.backends.torch.device import module_of
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.memory import free_host_bytes
 from optigpu.models.loading.storages import storages
 from optigpu.vocabulary import DeviceKind
 
-NO_ACCELERATOR = "a CPU has no accelerator memory; see host_peak_bytes"
+NO_ACCELERATOR = KINDS[DeviceKind.CPU].lacks[Ability.MEMORY_PEAKS]
 
 
 def free_bytes(device: DeviceKind) -> int:
-    """Free memory of the GPU, or of the host within the process's own limit."""
-    return int(torch.cuda.mem_get_info()[0]) if device is DeviceKind.CUDA else free_host_bytes()
+    """Free memory of the GPU, or of the host within the process's own limit.
+
+    Of an Apple GPU it is what Metal advises to hold at most, less what it holds.
+    """
+    if device is DeviceKind.CPU:
+        return free_host_bytes()
+    if device is DeviceKind.MPS:
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return int(module_of(device).mem_get_info()[0])
+
+
+def held_bytes(device: DeviceKind) -> tuple[int, int] | None:
+    """What a GPU's allocator has given out and reserved now; None on a CPU."""
+    if device is DeviceKind.CPU:
+        return None
+    if device is DeviceKind.MPS:
+        return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+    module = module_of(device)
+    return module.memory_allocated(), module.memory_reserved()
 
 
 def peaks_of(run: Callable[[], object], device: DeviceKind) -> MemoryPeaks:
-    """The peaks of CUDA's allocator during `run`, allocated and reserved; on a CPU the reason why there are none."""
-    if device is DeviceKind.CPU:
+    """The peaks of a GPU's allocator during `run`, allocated and reserved; or the reason why there are none."""
+    reason = KINDS[device].lacks.get(Ability.MEMORY_PEAKS)
+    if reason:
         run()
-        reasons = {"peak_bytes": NO_ACCELERATOR, "peak_reserved_bytes": NO_ACCELERATOR}
-        return MemoryPeaks(reasons=reasons)
-    torch.cuda.reset_peak_memory_stats()
+        return MemoryPeaks(reasons={"peak_bytes": reason, "peak_reserved_bytes": reason})
+    module = module_of(device)
+    module.reset_peak_memory_stats()
     run()
-    return MemoryPeaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    return MemoryPeaks(module.max_memory_allocated(), module.max_memory_reserved())
+
+
+def last_gpu_cache_bytes(device: DeviceKind) -> int:
+    """The last cache of the GPU; 0 where torch does not tell it."""
+    if device is DeviceKind.MPS:
+        return 0
+    properties = module_of(device).get_device_properties(0)
+    name = "last_level_cache_size" if device is DeviceKind.XPU else "L2_cache_size"
+    return int(getattr(properties, name))
 
 
 def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) -> MemoryPeaks:
@@ -47,13 +76,15 @@ def operator_peaks_of(call: Callable[[], object], held: Iterable[torch.Tensor]) 
 
 
 def limit_memory(device: DeviceKind, more_bytes: int) -> None:
-    """From now on this process may take `more_bytes` more: of CUDA's memory, or of private memory of the host.
+    """From now on this process may take `more_bytes` more: of the GPU's memory, or of private memory of the host.
 
     What goes beyond raises torch's own error for memory that ran out, from which a caller can go on.
     """
-    if device is DeviceKind.CUDA:
-        _, whole = torch.cuda.mem_get_info()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, more_bytes / whole))
+    if device is not DeviceKind.CPU:
+        module = module_of(device)
+        is_apple = device is DeviceKind.MPS
+        whole = module.recommended_max_memory() if is_apple else module.mem_get_info()[1]
+        module.set_per_process_memory_fraction(min(1.0, more_bytes / whole))
         return
     taken = _private_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.getrlimit(resource.RLIMIT_DATA)[1]))

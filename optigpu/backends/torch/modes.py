@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from optigpu.backends.torch.attention import only_kernel
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.techniques.base import ModeOptions
 from optigpu.vocabulary import DeviceKind
 
@@ -22,7 +23,7 @@ def mode_of(options: ModeOptions, device: DeviceKind) -> Mode:
         dtype = getattr(torch, options.autocast) if options.autocast else None
         with (
             autograd[options.autograd](),
-            torch.autocast(device.value, dtype=dtype, enabled=dtype is not None),
+            torch.autocast(torch_name(device), dtype=dtype, enabled=dtype is not None),
             only_kernel(options.attention_kernel),
         ):
             yield

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.device_runtime import TorchRuntime
+from optigpu.backends.torch.memory import held_bytes
 from optigpu.documents.facts import WeightFacts
 from optigpu.models.loading.footprint import product_dtypes, weight_bytes
 from optigpu.models.loading.load import count_weights
@@ -37,7 +38,7 @@ class ModuleRuntime(TorchRuntime):
     def moved(self, value: object) -> object:
         """The tensors of `value`, a tensor or a mapping or a sequence of them, on the device; all else as it is."""
         if isinstance(value, torch.Tensor):
-            return value.to(self.device.value)
+            return value.to(self.place.name)
         if isinstance(value, Mapping):
             return {name: self.moved(each) for name, each in value.items()}
         if isinstance(value, list | tuple):
@@ -51,10 +52,8 @@ class ModuleRuntime(TorchRuntime):
         return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """What CUDA's allocator has given out and reserved now; None on a CPU."""
-        if self.device is DeviceKind.CPU:
-            return None
-        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        """What the GPU's allocator has given out and reserved now; None on a CPU."""
+        return held_bytes(self.device)
 
     def flops(self, inputs: object) -> int | None:
         """Operations of matrix products and convolutions of one call, as torch counts them.

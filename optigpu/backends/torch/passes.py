@@ -11,6 +11,7 @@ from optigpu.backends.torch.applied import AppliedModel, load_decoder, place_of
 from optigpu.backends.torch.kv_caches import cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.modes import mode_of
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.facts import Facts
 from optigpu.models.loading.load import (
     count_weights,
@@ -142,5 +143,5 @@ def load_for(
         return load_decoder(reference, options, device, seed)
     place = place_of(options, device)
     return load_image_model(
-        reference, device=place.value, dtype=options.dtype, attention=options.attention, seed=seed
+        reference, device=torch_name(place), dtype=options.dtype, attention=options.attention, seed=seed
     )

@@ -18,9 +18,10 @@ import torch
 
 from optigpu.backends.torch.clock import Clock, calls_s
 from optigpu.backends.torch.device import TorchDevice
-from optigpu.backends.torch.memory import free_bytes
+from optigpu.backends.torch.memory import free_bytes, last_gpu_cache_bytes
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.hardware.cpu_caches import last_level_cache_bytes
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.rates.rates import PRODUCTS, WAYS, RateLoops
 from optigpu.vocabulary import DeviceKind, UnsupportedError, utc_now
@@ -47,6 +48,7 @@ LONG_S = 0.025
 DTYPES: dict[DeviceKind, tuple[str, ...]] = {
     DeviceKind.CPU: ("float32", "bfloat16", "float16", "int8"),
     DeviceKind.CUDA: ("float32", "tf32", "bfloat16", "float16", "int8", "float8_e4m3fn"),
+    **dict.fromkeys((DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS), ("float32", "bfloat16", "float16")),
 }
 """Dtypes of matrix products by device, as torch names them; tf32 is float32 rounded in NVIDIA's tensor cores."""
 NARROW = ("bfloat16", "float16", "int8", "float8_e4m3fn")
@@ -195,7 +197,7 @@ def _loop_rates(loops: RateLoops | None, products: Mapping[str, Trial]) -> Itera
 
 def _product(device: DeviceKind, dtype: str, side: int) -> Callable[[], object]:
     """A product of two square matrices of that side, ready to be called again and again."""
-    shape, place = (side, side), device.value
+    shape, place = (side, side), torch_name(device)
     if dtype == "int8":
         a, b = (torch.randint(-127, 128, shape, dtype=torch.int8, device=place) for _ in range(2))
         return lambda: torch._int_mm(a, b.T)
@@ -225,7 +227,7 @@ def _array(device: DeviceKind) -> torch.Tensor:
     """A float32 array of ones, on a CPU in huge pages as a decoder's weights are."""
     count = _largest_bytes(device) // 4
     if device is not DeviceKind.CPU:
-        return torch.ones(count, dtype=torch.float32, device=device.value)
+        return torch.ones(count, dtype=torch.float32, device=torch_name(device))
     return Arena(4 * count).take((count,), torch.float32).fill_(1)
 
 
@@ -240,10 +242,8 @@ def _sizes(largest: int, loops: RateLoops | None) -> list[int]:
 
 def _largest_bytes(device: DeviceKind) -> int:
     """Four times the last cache, within what the memory allows; a multiple of SMALLEST_TORCH_BYTES."""
-    if device is DeviceKind.CUDA:
-        cache = torch.cuda.get_device_properties(0).L2_cache_size
-    else:
-        cache = last_level_cache_bytes() or 0
+    on_cpu = device is DeviceKind.CPU
+    cache = last_level_cache_bytes() or 0 if on_cpu else last_gpu_cache_bytes(device)
     allowed = int(LARGEST_MEMORY_SHARE * free_bytes(device))
     wanted = min(max(4 * cache, LEAST_LARGEST_ARRAY_BYTES), MOST_LARGEST_ARRAY_BYTES, allowed)
     return max(wanted // SMALLEST_TORCH_BYTES, 1) * SMALLEST_TORCH_BYTES

@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from optigpu.backends.runtime import Profile
+from optigpu.backends.torch.attention import activities_of
 from optigpu.backends.torch.clock import Clock
-from optigpu.backends.torch.device import TorchDevice
+from optigpu.backends.torch.device import TorchDevice, module_of
 from optigpu.documents.roofline import Bound
+from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.hardware.intensity import GLUE, Operator, bound_of, bound_of_kernel, flops_of
 from optigpu.hardware.kernel_shares import Kernel
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 _FIRST, _STEPS = "optigpu.first", "optigpu.steps"
 _COMPILED = "## Call CompiledFxGraph"
@@ -64,10 +65,11 @@ class Recording:
     """
 
     def __init__(self, clock: Clock, device: DeviceKind, steps: int) -> None:
-        activities = [ProfilerActivity.CPU]
-        if device is DeviceKind.CUDA:
-            activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=activities, record_shapes=True, with_flops=True)
+        """Raises UnsupportedError for a device whose kernels torch's profiler does not see."""
+        reason = KINDS[device].lacks.get(Ability.PROFILE)
+        if reason:
+            raise UnsupportedError(f"There is no profile on {device}: {reason}.")
+        self._profiler = profile(activities=activities_of(device), record_shapes=True, with_flops=True)
         self._clock = clock
         self._device = device
         self._wanted = steps
@@ -123,7 +125,7 @@ class Recording:
         starts = [event.time_range.start for event in events if event.name == _STEPS]
         steps_from = min(starts, default=float("inf"))
         ratio = self.steps / self.recorded_steps if self.recorded_steps else 1.0
-        found = _on_cpu(events) if self._device is DeviceKind.CPU else _on_gpu(events)
+        found = _on_cpu(events) if self._device is DeviceKind.CPU else _on_gpu(events, self._device)
         return [
             Kernel(
                 name,
@@ -139,8 +141,8 @@ class Recording:
 
     def _enter(self, name: str | None) -> None:
         """Closes one named range and opens the next; waits for the device in between."""
-        if self._device is DeviceKind.CUDA:
-            torch.cuda.synchronize()
+        if self._device is not DeviceKind.CPU:
+            module_of(self._device).synchronize()
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
@@ -165,18 +167,19 @@ def _on_cpu(events: Iterable[Any]) -> Iterable[Found]:
             yield event.name, seconds, bound_of(operator, DeviceKind.CPU), at, operator
 
 
-def _on_gpu(events: Sequence[Any]) -> Iterable[Found]:
+def _on_gpu(events: Sequence[Any], device: DeviceKind) -> Iterable[Found]:
     """Kernels by the operator that launched them; then those that no operator launched, such as a CUDA graph's."""
     launched: Counter[tuple[str, int]] = Counter()
+    of_gpu = f"DeviceType.{KINDS[device].activity}"
     for event in events:
         for kernel in event.kernels:
             operator = _operator(event)
-            bound = bound_of(operator, DeviceKind.CUDA) or bound_of_kernel(kernel.name)
+            bound = bound_of(operator, device) or bound_of_kernel(kernel.name)
             launched[_key(kernel.name, kernel.duration)] += 1
             whole = operator if len(event.kernels) == 1 else None
             yield kernel.name, kernel.duration / 1e6, bound, event.time_range.start, whole
     for event in events:
-        if str(event.device_type) != "DeviceType.CUDA" or event.name.startswith("optigpu."):
+        if str(event.device_type) != of_gpu or event.name.startswith("optigpu."):
             continue
         microseconds = event.time_range.elapsed_us()
         key = _key(event.name, microseconds)

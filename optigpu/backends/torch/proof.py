@@ -2,6 +2,7 @@
 
 import torch
 
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 SIDE = 64
@@ -14,9 +15,9 @@ def multiply(device: DeviceKind) -> None:
 
     Raises what torch raises if it cannot use the device, and OptiGPUError if the product is wrong.
     """
-    numbers = _numbers(device.value)
+    numbers = _numbers(torch_name(device))
     product = (numbers @ numbers).cpu()
-    plain = _numbers(DeviceKind.CPU.value)
+    plain = _numbers("cpu")
     if not torch.equal(product, plain @ plain):
         raise OptiGPUError("the product of two matrices of small whole numbers is wrong")
 

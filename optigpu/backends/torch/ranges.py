@@ -10,7 +10,7 @@ from optigpu.vocabulary import DeviceKind
 
 @contextmanager
 def nvtx_range(name: str, device: DeviceKind) -> Iterator[None]:
-    """Names what happens within; nothing on a CPU. It ends where it began, after an error as well.
+    """Names what happens within; nothing on another device. It ends where it began, after an error as well.
 
     Without a profiler a range costs two calls into an empty library. Source: torch.cuda.nvtx, NVIDIA Tools Extension.
     """

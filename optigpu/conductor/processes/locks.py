@@ -64,7 +64,7 @@ def _wanted(device: DeviceKind, environment: Environment) -> list[tuple[str, int
     if device is DeviceKind.CPU:
         return [("cpu", fcntl.LOCK_EX)]
     # The GPU first: a job that waits for a GPU must not keep jobs on the CPU waiting by its share of the host.
-    return [*((gpu.uuid, fcntl.LOCK_EX) for gpu in environment.accelerators[:1]), ("cpu", fcntl.LOCK_SH)]
+    return [*((gpu.uuid, fcntl.LOCK_EX) for gpu in environment.gpus(device)[:1]), ("cpu", fcntl.LOCK_SH)]
 
 
 def _open(folder: Path, name: str) -> int:

@@ -40,7 +40,7 @@ class MemoryBudget:
         host_free: Callable[[], int] = free_host_bytes,
         gpu_free: Callable[[str], int | None] = free_bytes,
     ) -> None:
-        gpus = environment.accelerators if device is DeviceKind.CUDA else ()
+        gpus = environment.gpus(device)
         self._gpu = gpus[0].uuid if gpus else None
         self._host_free, self._gpu_free = host_free, gpu_free
         self._free_before = self._device_free()

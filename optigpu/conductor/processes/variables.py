@@ -24,13 +24,18 @@ _PLAIN = {
     "OPTIGPU_WALL_METER",
     # They select GPUs; the result's `accelerators` say which.
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     # What an image asks of the driver; the result names the driver itself.
     "NVIDIA_REQUIRE_CUDA",
 }
 _PLAIN_PREFIXES = ("LC_", "XDG_", "HF_")
 """HF_: the source and the folder of downloads. The hash of the weights identifies what was downloaded."""
 
-_RECORDED = {"CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_CONVERTED_CACHE_GB"}
+_RECORDED = {
+    *("CC", "CXX", "LD_LIBRARY_PATH", "OPTIGPU_DECODE_CACHE_GB", "OPTIGPU_CONVERTED_CACHE_GB"),
+    # The first takes kernels of another AMD GPU, the second the CPU's operators in the place of those that Metal lacks.
+    *("HSA_OVERRIDE_GFX_VERSION", "PYTORCH_ENABLE_MPS_FALLBACK"),
+}
 _RECORDED_PREFIXES = ("CUDA_", "NVIDIA_")
 """For example NVIDIA_TF32_OVERRIDE, which changes numbers, and CUDA_LAUNCH_BLOCKING, which changes times."""
 _IMPORT_PATH = "PYTHONPATH"

@@ -11,12 +11,12 @@ A counter that went backwards tells nothing of the time between its readings, an
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optigpu.conductor.verdicts.service import SERVICE, is_service
 from optigpu.conductor.verdicts.speed_probe import probe_s
-from optigpu.documents.result import Environment
+from optigpu.documents.result import Accelerator, Environment
 from optigpu.hardware.cgroup import quota_wait_s
 from optigpu.hardware.counters import (
     Clocks,
@@ -128,7 +128,7 @@ class HostMonitor:
         on_cpu = device is DeviceKind.CPU
         self._heat_files = heat_files(self._cpus) if on_cpu else ()
         self._clock_files = clock_files(self._cpus) if on_cpu else ()
-        self._gpu = None if on_cpu else self._open_gpu(environment)
+        self._gpu = None if on_cpu else self._open_gpu(environment.gpus(device))
         self._on_gpu_before = self._gpu_now().pids or frozenset()
         self._services: dict[Key, bool] = {}
         # The probe's shortest time of this job; None before the first reading.
@@ -180,14 +180,14 @@ class HostMonitor:
             backwards=backwards,
         )
 
-    def _open_gpu(self, environment: Environment) -> Gpu | None:
+    def _open_gpu(self, gpus: Sequence[Accelerator]) -> Gpu | None:
         try:
             driver = Driver()
         except SensorError:
             return None
         weakref.finalize(self, driver.close)
         try:
-            return driver.gpu(environment.accelerators[0].uuid)
+            return driver.gpu(gpus[0].uuid)
         except (SensorError, IndexError):
             return None
 

@@ -63,7 +63,7 @@ class Yardstick:
 
     def lost(self, sample: HostSample) -> Lost:
         """What the counted disturbances took."""
-        has_free_cores = self.device is DeviceKind.CUDA and (
+        has_free_cores = self.device is not DeviceKind.CPU and (
             sample.idle_s is None or sample.idle_s >= FREE_CORES * sample.wall_s
         )
         return Lost(

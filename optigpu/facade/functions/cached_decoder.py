@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from optigpu.facade.functions.timing import device_for, place_name, timed
 from optigpu.facade.indexed import Indexed
+from optigpu.models.loading.randomness import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
 
@@ -210,7 +211,7 @@ def benchmark_generation(
         torch.manual_seed(seed)
         kept[:] = [generate()]
 
-    with torch.random.fork_rng([place] if place.type == "cuda" else []):
+    with forked_random(place):
         times = timed(once, place, warmup=WARMUP, repeats=repeats)
     rate = 1e3 * max_new / times.median_ms
     print(f"With KV Cache on {place_name(place)}: {times.median_ms:.1f}ms total, {rate:.1f} token/s")

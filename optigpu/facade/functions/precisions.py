@@ -16,6 +16,7 @@ from optigpu.facade.functions.train_steps import (
     train_step_fp32,
 )
 from optigpu.facade.indexed import Indexed
+from optigpu.models.loading.randomness import forked_random
 from optigpu.statistics.intervals import Bounds
 from optigpu.vocabulary import SpecError
 
@@ -74,7 +75,7 @@ def compare_precisions(
     results = {}
     shape = (batch_size, 3, img_size, img_size)
     for name in PRECISIONS:
-        with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        with forked_random(place):
             torch.manual_seed(seed)
             results[name] = _trained(name, model_fn, n_steps, shape, place, seed)
         print(f"{name}: {_line(results[name])}")

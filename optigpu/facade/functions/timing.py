@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from optigpu.backends.torch.clock import calls_s, clock_for
+from optigpu.backends.torch.device import is_there, kind_of
 from optigpu.backends.torch.memory import operator_peaks_of, peaks_of
 from optigpu.documents.result import Measurement, MetricSummary
 from optigpu.facade.benchmark_result import MEBIBYTE
 from optigpu.facade.in_process import device_of, interval_ms
 from optigpu.statistics.intervals import Bounds, ratio, summarise
-from optigpu.vocabulary import DeviceKind, UnsupportedError
+from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,22 @@ class CallTimes:
 
 
 def device_for(asked: str | torch.device | None) -> torch.device:
-    """The device that was asked for; None takes CUDA where there is a GPU, and else this CPU.
+    """The device that was asked for; None takes CUDA where there is an NVIDIA GPU, and else this CPU.
 
     Raises UnsupportedError for CUDA where there is none, and SpecError for a device that is neither.
     """
     if asked is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device_of(str(asked)) is DeviceKind.CUDA and not torch.cuda.is_available():
+        return torch.device("cuda" if is_there(DeviceKind.CUDA) else "cpu")
+    kind = device_of(str(asked))
+    if kind not in (DeviceKind.CPU, DeviceKind.CUDA):
+        raise SpecError(
+            f"These functions run on cpu and cuda; measure {kind} by a job: optigpu run --device {kind}."
+        )
+    if not is_there(kind):
         raise UnsupportedError(
             "There is no CUDA device here; leave device out, or name cpu, to use this CPU."
         )
     return torch.device(asked)
-
-
-def kind_of(device: torch.device) -> DeviceKind:
-    """The kind of a device of `device_for`."""
-    return DeviceKind(device.type)
 
 
 def place_name(device: torch.device) -> str:

@@ -56,7 +56,10 @@ class JobSpec(Frozen):
         description="The server of the backend endpoint, as URL#MODEL; null for the other backends.",
         examples=["http://127.0.0.1:8000#tiny"],
     )
-    device: DeviceKind = Field(DeviceKind.CPU, description="The kind of device to measure on.")
+    device: DeviceKind = Field(
+        DeviceKind.CPU,
+        description="The kind of device to measure on. Nothing has run on rocm, xpu and mps yet.",
+    )
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
     plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
     beside: tuple[Beside, ...] = Field(

@@ -70,9 +70,7 @@ def _check_stack(spec: "JobSpec", stack: tuple[Technique, ...]) -> None:
                 f"{', '.join(kinds_with(technique.tasks))}."
             )
         if spec.device not in technique.devices:
-            raise SpecError(
-                f"stack: {technique.name} runs on {', '.join(technique.devices)}, not on {spec.device}."
-            )
+            raise SpecError(f"stack: {technique.not_on(spec.device)}")
         problem = technique.fits(spec.workload)
         if problem:
             raise SpecError(f"stack: {problem}")

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.models.loading.randomness import forked_random
+
 SAMPLED_AT_ONCE = 16
 """The default number of sequences that are sampled together: few enough for the cache of long ones to fit."""
 
@@ -21,7 +23,7 @@ def sampled(
     known = [token for token in tokens if _is_id(token, vocabulary)]
     generate: Any = model.generate
     drawn = []
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+    with forked_random(model.device):
         torch.manual_seed(seed)
         first = known[0] if known else int(torch.randint(vocabulary, (1,)))
         for done in range(0, rows, at_once):

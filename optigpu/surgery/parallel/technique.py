@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import ON_TEXT, Choice, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -21,7 +22,7 @@ class ModelParallel(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.PLACEMENT
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PROCESSES,)
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import ON_MODELS, Basis, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task
+from optigpu.vocabulary import Layer, Task
 
 
 class OnnxGraph(Technique):
@@ -17,7 +18,7 @@ class OnnxGraph(Technique):
     phase: ClassVar[Phase] = Phase.COMPILATION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
     backends: ClassVar[tuple[str, ...]] = ("onnxruntime",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = (
         "how far ONNX Runtime rewrites its graph; less than its default shows what that buys"
     )

@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer, Task
+from optigpu.vocabulary import Layer, Task
 
 
 class TensorflowXla(Technique):
@@ -13,7 +14,7 @@ class TensorflowXla(Technique):
     phase: ClassVar[Phase] = Phase.COMPILATION
     tasks: ClassVar[tuple[Task, ...]] = (Task.IMAGES,)
     backends: ClassVar[tuple[str, ...]] = ("tensorflow",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "TensorFlow's graph of a classifier compiled by XLA"
     citation: ClassVar[str] = "OpenXLA, XLA: optimizing compiler for machine learning, openxla.org/xla"
     expected: ClassVar[tuple[Expected, ...]] = (

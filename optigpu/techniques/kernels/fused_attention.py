@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import (
     IN_TRAINING,
     ON_MODELS,
@@ -68,8 +69,12 @@ class FusedAttention(Technique):
         """The kernel that is asked for must be one of the device's, and take heads of the model's size."""
         if device is DeviceKind.CPU:
             return self._reason_on_cpu()
-        if not self.kernel.startswith("flash"):
+        if self.kernel == "auto":
             return None
+        asked = f"fused_attention with the {self.kernel} kernel"
+        absent = refusal(device, Ability.ATTENTION_KERNELS, asked, "set kernel to auto")
+        if absent or not self.kernel.startswith("flash"):
+            return absent
         if model and model.head_size > FLASH_HEAD_SIZE:
             return (
                 f"Flash attention needs a head size of at most {FLASH_HEAD_SIZE}; this model has {model.head_size}. "
@@ -107,7 +112,7 @@ class FusedAttention(Technique):
 def _not_hopper(environment: Environment) -> str | None:
     """Why FlashAttention-3 cannot run on the first GPU, or None."""
     reason = needs_capability(environment, (9, 0), "FlashAttention-3 kernels")
-    capability = None if reason else environment.accelerators[0].compute_capability
+    capability = None if reason else environment.gpus(DeviceKind.CUDA)[0].compute_capability
     if reason or capability in (None, "9.0"):
         return reason
     return (

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.conflicts import FUSED_NORMS
 from optigpu.surgery.norm_blocks import norm_reason
 from optigpu.techniques.base import ON_TEXT, Basis, Expected, Notes, Phase, Technique
@@ -23,6 +24,7 @@ class FusedLayernorm(Technique):
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "adding the residual and LayerNorm in one kernel"
     citation: ClassVar[str] = "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (Deep-Fusion)"
     expected: ClassVar[tuple[Expected, ...]] = (

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.conflicts import FUSED_NORMS
 from optigpu.surgery.norm_blocks import norm_reason
 from optigpu.techniques.base import ON_TEXT, Basis, Expected, Notes, Phase, Technique
@@ -23,6 +24,7 @@ class FusedRmsnorm(Technique):
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "adding the residual and RMSNorm in one kernel"
     citation: ClassVar[str] = "Hsu et al., Liger Kernel, 2024, arXiv:2410.10989"
     expected: ClassVar[tuple[Expected, ...]] = (

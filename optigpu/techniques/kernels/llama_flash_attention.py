@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import Layer
 
 
 class LlamaFlashAttention(Technique):
@@ -15,7 +16,7 @@ class LlamaFlashAttention(Technique):
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
     backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "llama.cpp's attention in one operator"
     citation: ClassVar[str] = "Dao et al., FlashAttention, 2022, arXiv:2205.14135"
     expected: ClassVar[tuple[Expected, ...]] = (

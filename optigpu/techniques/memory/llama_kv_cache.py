@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer
 
@@ -19,7 +20,7 @@ class LlamaKvCache(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
     backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "llama.cpp's keys and values in 16, 8 or 4 bits"
     citation: ClassVar[str] = "Hooper et al., KVQuant, 2024, arXiv:2401.18079"
     expected: ClassVar[tuple[Expected, ...]] = (

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import Layer
 
 
 class LlamaPromptBatch(Technique):
@@ -14,7 +15,7 @@ class LlamaPromptBatch(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
     backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "llama.cpp's prompts in passes of so many tokens"
     citation: ClassVar[str] = "Agrawal et al., Sarathi, 2023, arXiv:2308.16369"
     expected: ClassVar[tuple[Expected, ...]] = (

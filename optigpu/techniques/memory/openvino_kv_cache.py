@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer
+from optigpu.vocabulary import Layer
 
 
 class OpenVinoKvCache(Technique):
@@ -16,7 +17,7 @@ class OpenVinoKvCache(Technique):
     layer: ClassVar[Layer] = Layer.MEMORY
     phase: ClassVar[Phase] = Phase.CACHE
     backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "OpenVINO's keys and values in 8 or 16 bits"
     citation: ClassVar[str] = "OpenVINO documentation, Key-value cache quantization on CPUs, 2024"
     expected: ClassVar[tuple[Expected, ...]] = (

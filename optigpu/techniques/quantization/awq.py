@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.surgery.extras import Package
@@ -30,6 +31,7 @@ class Awq(RecipeParameters, Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "4-bit weights, rounded more finely where calibration text has large activations"
     citation: ClassVar[str] = "Lin et al., AWQ, 2023, arXiv:2306.00978"
     expected: ClassVar[tuple[Expected, ...]] = (

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part
 from optigpu.ops.layouts import ctranslate2_int8_bytes
 from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique
@@ -21,7 +22,7 @@ class Ctranslate2Int8(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     backends: ClassVar[tuple[str, ...]] = ("ctranslate2",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     summary: ClassVar[str] = "CTranslate2 with weights and products of 8 bits"
     citation: ClassVar[str] = "Klein et al., OpenNMT, 2020, arXiv:2005.12398; github.com/OpenNMT/CTranslate2"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part
 from optigpu.ops.layouts import GgufBlock, gguf_bytes
 from optigpu.techniques.base import Basis, EngineOptions, Expected, GgufType, Phase, Technique, Trial
@@ -29,7 +30,7 @@ class Gguf(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     backends: ClassVar[tuple[str, ...]] = ("llama_cpp", "ik_llama_cpp")
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     later: ClassVar[tuple[str, ...]] = ("pure",)
     summary: ClassVar[str] = (
         "llama.cpp's and ik_llama.cpp's weights of 1 to 16 bits, from a GGUF file written for it"

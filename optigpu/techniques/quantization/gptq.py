@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.conflicts import FOUR_BITS
 from optigpu.surgery.extras import Package
@@ -30,6 +31,7 @@ class Gptq(RecipeParameters, Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "4-bit weights whose rounding errors cancel out on calibration text"
     citation: ClassVar[str] = "Frantar et al., GPTQ, 2022, arXiv:2210.17323"
     expected: ClassVar[tuple[Expected, ...]] = (

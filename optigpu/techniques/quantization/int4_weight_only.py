@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.conflicts import FOUR_BITS
@@ -33,6 +34,7 @@ class Int4WeightOnly(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "4-bit weights in groups that share a scale; activations stay as they are"
     citation: ClassVar[str] = (
         "Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023, "

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import int8_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -23,6 +24,7 @@ class Int8WeightOnly(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = (
         "int8 weights with one scale for each output channel; activations stay as they are"
     )

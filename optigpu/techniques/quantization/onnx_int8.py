@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import nbits_bytes
 from optigpu.techniques.base import (
     ON_TEXT,
@@ -31,7 +32,7 @@ class OnnxInt8(Technique):
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
     backends: ClassVar[tuple[str, ...]] = ("onnxruntime",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = "ONNX Runtime's 8-bit weights in groups that share a scale"
     citation: ClassVar[str] = (
         "Microsoft, ONNX Runtime, operator MatMulNBits, 2023, github.com/microsoft/onnxruntime"

@@ -4,8 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
-from optigpu.vocabulary import DeviceKind, Layer, Task
+from optigpu.vocabulary import Layer, Task
 
 
 class OnnxStaticInt8(Technique):
@@ -19,7 +20,7 @@ class OnnxStaticInt8(Technique):
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = (Task.IMAGES,)
     backends: ClassVar[tuple[str, ...]] = ("onnxruntime",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     summary: ClassVar[str] = (
         "int8 weights and uint8 activations with scales from a few images, in ONNX Runtime"
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part
 from optigpu.ops.layouts import openvino_int4_bytes, openvino_int8_bytes
 from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
@@ -27,7 +28,7 @@ class OpenVinoInt4(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     summary: ClassVar[str] = "OpenVINO with weights of 4 bits, quantized by NNCF without calibration"
     citation: ClassVar[str] = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"

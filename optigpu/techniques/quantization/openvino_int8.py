@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Matrix, Part
 from optigpu.ops.layouts import openvino_int8_bytes
 from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, Phase, Technique, Trial
@@ -22,7 +23,7 @@ class OpenVinoInt8(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     backends: ClassVar[tuple[str, ...]] = ("openvino",)
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CPU,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.CPU_ENGINE,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     summary: ClassVar[str] = "OpenVINO with weights of 8 bits, quantized by NNCF without calibration"
     citation: ClassVar[str] = "Kozlov et al., Neural Network Compression Framework, 2020, arXiv:2002.08679"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import IN_TRAINING, ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -38,7 +39,7 @@ class Tf32(Technique):
             "prompts and batches several times as fast; no change where decoding is bound by memory",
         ),
     )
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.TF32,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.PRECISION,)
     error_bound: ClassVar[float] = 0.02
     process_wide: ClassVar[bool] = True

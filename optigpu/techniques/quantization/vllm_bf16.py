@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, Choice, EngineOptions, Expected, LoadOptions, Phase, Technique
 from optigpu.vocabulary import Layer
 
@@ -12,6 +13,7 @@ class VllmBf16(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.PRECISION
     backends: ClassVar[tuple[str, ...]] = ("vllm",)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.VLLM,)
     summary: ClassVar[str] = "vLLM's weights, activations and cache in bfloat16"
     citation: ClassVar[str] = (
         "Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023, "

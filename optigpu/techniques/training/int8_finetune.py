@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.adapter_parameters import AdapterParameters
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
@@ -22,6 +23,7 @@ class Int8Finetune(AdapterParameters, Technique):
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.ADAPTERS
     tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "low-rank factors are trained beside frozen int8 weights"
     citation: ClassVar[str] = (
         "Dettmers et al., LLM.int8(), 2022, arXiv:2208.07339; Hu et al., LoRA, 2021, arXiv:2106.09685"

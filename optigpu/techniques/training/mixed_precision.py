@@ -7,6 +7,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import (
     IN_TRAINING,
     Basis,
@@ -61,10 +62,10 @@ class MixedPrecision(Technique):
     )
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """float16 is for GPUs."""
-        if device is DeviceKind.CPU and self.dtype == "float16":
-            return "mixed_precision in float16 needs a GPU, since CPUs compute float16 slowly; set dtype to bfloat16."
-        return None
+        """float16 is for GPUs, and its loss is scaled."""
+        if self.dtype == "bfloat16":
+            return None
+        return refusal(device, Ability.SCALED_LOSS, "mixed_precision in float16", "set dtype to bfloat16")
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """Most CPUs have no bf16 units."""

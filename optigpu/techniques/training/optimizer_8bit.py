@@ -6,6 +6,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task, UnsupportedError
@@ -30,6 +31,7 @@ class Optimizer8bit(Technique):
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.TRAINING
     tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OPTIMIZER_8BIT,)
     summary: ClassVar[str] = "AdamW with both moments in 8 bits"
     citation: ClassVar[str] = (
         "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021, arXiv:2110.02861"

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.surgery.adapter_parameters import AdapterParameters
 from optigpu.surgery.extras import Package
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique, Trial
@@ -54,6 +55,11 @@ class Qlora(AdapterParameters, Technique):
     def packages(self, model: ModelFacts | None) -> tuple[Package, ...]:
         """Both libraries are extras."""
         return ("peft", "bitsandbytes") if self.base == "nf4" else ("peft",)
+
+    def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
+        """The format int4 has kernels of ours alone; and the libraries must be installed."""
+        own = refusal(device, Ability.OWN_KERNELS, "qlora with the base int4", "set base to nf4")
+        return (own if self.base == "int4" else None) or super().check(environment, device, model)
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """It trains another model than all weights would make."""

@@ -58,7 +58,7 @@ class TorchAttention(TorchOperator):
         )
         self._hidden = None
         if shape.causal and not shape.fused:
-            full = torch.ones(shape.length, shape.length, dtype=torch.bool, device=place.device.value)
+            full = torch.ones(shape.length, shape.length, dtype=torch.bool, device=place.name)
             self._hidden = full.triu(1)
         if shape.fused:
             self._require_kernel()

@@ -16,7 +16,7 @@ class TorchOperator(ABC):
 
     def __init__(self, place: TorchDevice) -> None:
         self.place = place
-        self._source = torch.Generator(place.device.value).manual_seed(place.seed)
+        self._source = torch.Generator(place.name).manual_seed(place.seed)
 
     @abstractmethod
     def call(self) -> object:
@@ -41,8 +41,7 @@ class TorchOperator(ABC):
 
     def normal(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A new tensor of random normal numbers."""
-        device = self.place.device.value
-        return torch.randn(shape, generator=self._source, device=device, dtype=dtype)
+        return torch.randn(shape, generator=self._source, device=self.place.name, dtype=dtype)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -53,5 +52,5 @@ def dtype_of(name: str) -> torch.dtype:
 
 def wide(tensor: torch.Tensor) -> NDArray[np.float64]:
     """The same numbers as float64, to be checked."""
-    found: NDArray[np.float64] = tensor.double().cpu().numpy()
+    found: NDArray[np.float64] = tensor.cpu().double().numpy()  # an Apple GPU has no float64
     return found

@@ -42,7 +42,7 @@ class TorchOperatorRuntime(TorchRuntime):
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:
         """On a CPU, the profiler's peak during one call of the operator that was made last."""
-        if self.device is DeviceKind.CUDA or self._made is None:
+        if self.device is not DeviceKind.CPU or self._made is None:
             return super().peak_memory(run)
         run()
         return operator_peaks_of(self._made.call, self._made.held())

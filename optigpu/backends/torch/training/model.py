@@ -16,6 +16,7 @@ from optigpu.backends.torch.training.dropout import turn_off_dropout
 from optigpu.backends.torch.training.optimizers import optimizer_of
 from optigpu.backends.torch.training.step import Trainer
 from optigpu.backends.training import TrainedStep, TrainingBatch, TrainingParts, UpdateRule
+from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.facts import Facts
 from optigpu.models.loading.load import classifies_images, count_weights, loaded_facts, loaded_image_facts
 from optigpu.models.reference import parse_reference
@@ -58,7 +59,7 @@ class TrainableModel(AppliedModel):
         self.model.train()
         dropout = turn_off_dropout(self.model)
         self._change_model(stack)
-        self.trainer = Trainer(self.model, self._parts(rule, stack, options.dtype), device.value)
+        self.trainer = Trainer(self.model, self._parts(rule, stack, options.dtype), torch_name(device))
         self._record_options(options)
         self._record_training(rule, dropout)
         torch.manual_seed(seed)

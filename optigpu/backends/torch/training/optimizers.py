@@ -8,6 +8,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from optigpu.backends.training import MakeOptimizer, UpdateRule
 
+FOREACH = ("cuda", "xpu")
+"""torch's names of devices whose optimizers update all weights together, unless they are told otherwise."""
 _CLASSES: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
 
 
@@ -23,8 +25,8 @@ def optimizer_of(rule: UpdateRule) -> MakeOptimizer:
 def implementation_of(optimizer: Optimizer) -> str:
     """How torch's optimizer updates its weights: "fused", "foreach", or "for-loop" over one weight after the other.
 
-    Without a choice torch takes foreach for weights on CUDA, and the loop elsewhere. Another library's optimizer has
-    the name of its module.
+    Without a choice torch takes foreach for weights on the devices of FOREACH, and the loop elsewhere. Another
+    library's optimizer has the name of its module.
     """
     if not type(optimizer).__module__.startswith("torch.optim"):
         return type(optimizer).__module__
@@ -32,8 +34,8 @@ def implementation_of(optimizer: Optimizer) -> str:
     if group.get("fused"):
         return "fused"
     chosen = group.get("foreach")
-    on_cuda = all(weight.is_cuda for weight in group["params"])
-    return "foreach" if chosen or (chosen is None and on_cuda) else "for-loop"
+    by_default = all(weight.device.type in FOREACH for weight in group["params"])
+    return "foreach" if chosen or (chosen is None and by_default) else "for-loop"
 
 
 class UpdatesInBackward:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Forward, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -37,7 +38,7 @@ class CudaGraphs(Technique):
             "2x and more at batch 1, where launches take longer than the kernels; no change for large batches",
         ),
     )
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.GRAPHS,)
     requires: ClassVar[tuple[str, ...]] = ("static_kv_cache",)
     conflicts: ClassVar[Mapping[str, str]] = {
         "no_kv_cache": "a recorded decode step needs a cache that stays in place",

@@ -108,6 +108,7 @@ def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     layouts = [(str(value.dtype), str(value.device), value.shape, value.stride()) for value in values]
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    other = torch.xpu.get_device_name(0) if torch.xpu.is_available() else "none"
     return {
         "graph": str(exported.graph),
         "signature": str(exported.graph_signature),
@@ -117,7 +118,7 @@ def made_of(exported: torch.export.ExportedProgram) -> dict[str, str]:
         "config": str(CONFIG),
         "instructions": str(pick_vec_isa()),
         "threads": str(torch.get_num_threads()),
-        "gpu": f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu else "none",
+        "gpu": f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu else other,
     }
 
 

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import Basis, Choice, Expected, Notes, Phase, Step, Technique
 from optigpu.vocabulary import DeviceKind, Layer
 
@@ -18,6 +19,7 @@ class ExportAot(Technique):
 
     layer: ClassVar[Layer] = Layer.COMPILATION
     phase: ClassVar[Phase] = Phase.COMPILATION
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.INDUCTOR,)
     summary: ClassVar[str] = (
         "the decode step compiled ahead of time into a library without Python, which is kept for later processes"
     )

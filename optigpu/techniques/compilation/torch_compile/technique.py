@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import (
     ON_MODELS,
     Basis,
@@ -34,6 +35,7 @@ class TorchCompile(Technique):
     layer: ClassVar[Layer] = Layer.COMPILATION
     phase: ClassVar[Phase] = Phase.COMPILATION
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.INDUCTOR,)
     summary: ClassVar[str] = (
         "the decode step as one graph of fused kernels, in a lean greedy loop; without decoding, the forward pass"
     )
@@ -82,9 +84,13 @@ class TorchCompile(Technique):
         return (*self.choices, Choice.CAPTURE) if records else self.choices
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """TorchInductor writes C++ for a CPU and needs a compiler there."""
-        if self.backend == "cudagraphs" and device is not DeviceKind.CUDA:
-            return "torch_compile: the backend cudagraphs needs CUDA; use the backend inductor."
+        """TorchInductor writes C++ for a CPU and needs a compiler there; on a GPU some modes record graphs."""
+        if self.backend == "cudagraphs":
+            return refusal(device, Ability.GRAPHS, "torch_compile with cudagraphs", "set backend to inductor")
+        if Choice.CAPTURE in self.chosen() and device is not DeviceKind.CPU:
+            return refusal(
+                device, Ability.GRAPHS, f"torch_compile with mode {self.mode}", "set mode to default"
+            )
         if self.backend == "inductor" and device is DeviceKind.CPU and environment.compiler is None:
             return "TorchInductor needs a C++ compiler on a CPU, and none was found; install g++."
         return None

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.decode.program import CacheKind, Program, WeightKind
 from optigpu.techniques.base import (
     ON_TEXT,
@@ -55,6 +56,7 @@ class NativeDecode(Technique):
     layer: ClassVar[Layer] = Layer.DECODING
     phase: ClassVar[Phase] = Phase.DECODING
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = (
         "one operator runs the whole decode step, on packed 4-bit, 8-bit or bfloat16 weights and its own cache"
     )

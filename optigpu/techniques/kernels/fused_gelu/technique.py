@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import ON_MODELS, Basis, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -18,6 +19,7 @@ class FusedGelu(Technique):
     layer: ClassVar[Layer] = Layer.KERNELS
     phase: ClassVar[Phase] = Phase.KERNELS
     tasks: ClassVar[tuple[Task, ...]] = ON_MODELS
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = "bias and GELU of an MLP in one kernel: one pass over its widest activation"
     citation: ClassVar[str] = (
         "Aminabadi et al., DeepSpeed Inference, 2022, arXiv:2207.00032 (fusing element-wise operators); "

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import Part
 from optigpu.techniques.base import ON_TEXT, Basis, Expected, LoadOptions, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -41,7 +42,7 @@ class CpuOffload(Technique):
             "runs models that do not fit the GPU, 10x slower and more at small batches",
         ),
     )
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.LANE,)
     conflicts: ClassVar[Mapping[str, str]] = {
         "torch_compile": "a compiled step needs weights that stay in place",
         "grad_enabled": "gradients need weights that stay in place",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.hardware.device_kinds import Ability
 from optigpu.ops.layouts import fp8_bytes
 from optigpu.techniques.base import ON_MODELS, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
@@ -46,7 +47,7 @@ class Fp8(Technique):
             "decoding gains less, since small products are bound by launches",
         ),
     )
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.FP8,)
     choices: ClassVar[tuple[Choice, ...]] = (Choice.WEIGHTS,)
     error_bound: ClassVar[float] = 0.3
     trials: ClassVar[tuple[Trial, ...]] = (

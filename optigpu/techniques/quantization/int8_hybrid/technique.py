@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.documents.result import Environment
+from optigpu.hardware.device_kinds import Ability
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
 from optigpu.techniques.base import ON_TEXT, Basis, Choice, Expected, Notes, Phase, Technique, Trial
 from optigpu.techniques.quantization.int8_hybrid.prediction import hybrid_bytes
@@ -37,6 +38,7 @@ class Int8Hybrid(Technique):
     layer: ClassVar[Layer] = Layer.QUANTIZATION
     phase: ClassVar[Phase] = Phase.QUANTIZATION
     tasks: ClassVar[tuple[Task, ...]] = ON_TEXT
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.OWN_KERNELS,)
     summary: ClassVar[str] = (
         "a memory target decides each layer's bits: int8 (or 4 bits) with one table for embedding and head, the first "
         "block in up to 16 bits, norms as they are"

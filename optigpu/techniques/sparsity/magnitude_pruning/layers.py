@@ -116,4 +116,5 @@ def _has_sparse_kernel(layer: LinearLayer) -> bool:
     outputs, inner = weight_of(layer).shape
     fits = outputs % SPARSE_ROWS == 0 and inner % SPARSE_INNER == 0
     is_half = layer.weight.dtype in (torch.float16, torch.bfloat16)
-    return fits and is_half and torch.cuda.get_device_capability(layer.weight.device) >= AMPERE
+    is_nvidia = torch.version.hip is None
+    return fits and is_half and is_nvidia and torch.cuda.get_device_capability(layer.weight.device) >= AMPERE

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability, refusal
 from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -49,10 +50,10 @@ class ActivationOffload(Technique):
     smallest_bytes: int = Field(65536, ge=1, description="The size from which a tensor is moved.")
 
     def check(self, environment: Environment, device: DeviceKind, model: ModelFacts | None) -> str | None:
-        """A CPU's activations are in the host's memory already."""
-        if self.target == "host" and device is not DeviceKind.CUDA:
-            return "activation_offload: activations of a CPU are in the host's memory already; set target to disk."
-        return None
+        """Only activations in another memory can wait in the host's."""
+        if self.target == "disk":
+            return None
+        return refusal(device, Ability.OWN_MEMORY, "activation_offload to the host", "set target to disk")
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
         """What fits loses time by it."""

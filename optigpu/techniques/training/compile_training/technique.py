@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import IN_TRAINING, Basis, Choice, Expected, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -26,6 +27,7 @@ class CompileTraining(Technique):
     layer: ClassVar[Layer] = Layer.TRAINING
     phase: ClassVar[Phase] = Phase.COMPILATION
     tasks: ClassVar[tuple[Task, ...]] = IN_TRAINING
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.INDUCTOR,)
     summary: ClassVar[str] = "forward pass, loss and backward pass as compiled graphs of fused kernels"
     citation: ClassVar[str] = "Ansel et al., PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366"
     expected: ClassVar[tuple[Expected, ...]] = (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from optigpu.documents.result import Environment
 from optigpu.documents.shapes import ModelFacts
 from optigpu.hardware.capability import needs_capability
+from optigpu.hardware.device_kinds import Ability
 from optigpu.techniques.base import IN_TRAINING, Basis, Expected, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, Layer, Task
 
@@ -40,7 +41,7 @@ class Fp8Training(Technique):
         Expected(Basis.ARITHMETIC, "a byte for each stored input of a linear layer instead of two or four"),
         Expected(Basis.AIM, "slower without compile_training, since rounding is several operations then"),
     )
-    devices: ClassVar[tuple[DeviceKind, ...]] = (DeviceKind.CUDA,)
+    abilities: ClassVar[tuple[Ability, ...]] = (Ability.FP8,)
     conflicts: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("qlora", "int8_finetune"), "its weights are stored in integers already"
     )
