@@ -157,7 +157,29 @@ def test_batches_stand_at_the_95th_percentile_and_not_at_the_median() -> None:
     assert "batch 16" in data_of("batches").note
 
 
+def test_the_front_is_of_what_no_other_valid_result_surpasses() -> None:
+    over_bytes, over_divergence = (panel.marks for panel in data_of("pareto").panels)
+    assert [each.label for each in over_bytes if each.on_front] == [f"{THREE} + torch_compile"]
+    assert [each.label for each in over_divergence if each.on_front] == [
+        "baseline", "bf16", "int8_weight_only", "static_kv_cache", f"{THREE} + torch_compile",
+    ]  # fmt: skip
+    assert [each.text for each in over_bytes if each.text] == [f"{THREE} + torch_compile"]
+    assert [each.x for each in over_bytes] == pytest.approx([497.8, 248.9, 281.6, 497.8, 140.8, 140.8, 497.8])
+    assert not next(each for each in over_divergence if each.label == "no_kv_cache (invalid)").on_front
 
+
+def test_a_result_that_is_not_valid_surpasses_nothing() -> None:
+    fastest = with_metrics(dict(PARETO_REPORT.results[-1]), tokens_per_s=(900.0,), weight_bytes=(1e6,))
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results[:-1], fastest])
+    front = [each.label for each in CHARTS["pareto"].data(report).panels[0].marks if each.on_front]
+    assert front == [f"{THREE} + torch_compile"]
+
+
+def test_results_of_several_machines_have_no_front() -> None:
+    there = {"environment": PARETO_REPORT.results[0]["environment"] | {"hardware_class": "NVIDIA L4"}}
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, PARETO_REPORT.results[0] | there])
+    with pytest.raises(SpecError, match="cannot surpass each other"):
+        CHARTS["pareto"].data(report)
 
 
 @pytest.mark.slow
@@ -180,8 +202,205 @@ def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
     assert [(each.text, each.x) for each in marks] == [("1/s", 900.0), ("4/s", 2400.0), ("2/s", 1200.0)]
     first, *others = REPORTS["loads"].results
     server = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000/v1#tiny"}
-    elsewhere = first | {"variant": first["variant"] | server}
+    elsewhere = dict(first) | {"variant": first["variant"] | server}
     (panel,) = CHARTS["loads"].data(Report("t", [elsewhere, *others])).panels
     assert [each.series for each in panel.marks] == [
         "baseline, endpoint tiny at 127.0.0.1:8000", "baseline, torch", "baseline, torch",
     ]  # fmt: skip
+
+
+def test_the_waterfall_begins_each_rung_at_the_one_before() -> None:
+    (panel,) = data_of("waterfall").panels
+    assert [each.label for each in panel.marks] == [
+        "baseline", "+ bf16", "+ static_kv_cache", "+ torch_compile",
+    ]  # fmt: skip
+    assert [each.start for each in panel.marks] == [0.0, 1.0, *(each.value for each in panel.marks[1:3])]
+    assert "added 1.62x [1.54, 1.68]" in panel.marks[3].text
+    assert panel.marks[3].ci is not None
+
+
+def test_the_table_has_the_rows_that_were_measured() -> None:
+    table = data_of("comparison").table
+    assert table is not None
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert table.headings[1] == "baseline"
+    assert cells["speedup"][:2] == ("1", "1.44x [1.37, 1.49]")
+    assert cells["weights (MB)"][2] == "282"
+    assert "energy (J)" not in cells
+
+
+def test_a_baseline_of_the_card_is_a_claim_and_only_the_same_work_stands_beside_it() -> None:
+    (panel,) = data_of("baselines").panels
+    claim, measured = panel.marks
+    assert (claim.claimed, claim.value, claim.source) == (True, 40.0, "5090-matmul-fp32")
+    assert "(claim)" in claim.label
+    assert (measured.claimed, measured.label) == (False, "float32 4096")
+    assert "has not measured" in data_of("baselines").note
+
+
+def test_the_diagram_is_of_the_best_variant() -> None:
+    boxes = {box.heading: box.lines for box in data_of("architecture").boxes}
+    assert boxes["Quantization"] == ("bf16", "int8_weight_only")
+    assert boxes["Compilation"] == ("torch_compile",)
+    assert "4.72x [4.49, 4.91] the baseline" in boxes["Measured"]
+    assert boxes["Machine"] == ("2x Test CPU",)
+
+
+def commands_in(text: str) -> list[str]:
+    return [each for each in re.findall(r"`(optigpu [^`]*)`", text) if "show" not in each]
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+def test_without_its_figures_a_chart_says_what_to_run(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        CHARTS[kind].draw(Report("t", []), tmp_path / "c.svg")
+    (line, *_) = commands_in(str(raised.value))
+    _, name, *arguments = shlex.split(line)
+    command = typer.main.get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    command.commands[name].make_context(name, arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_without_percentiles_says_how_to_get_them() -> None:
+    results = [each for each in BATCHES_REPORT.results if each["metrics"]["latency_s"].get("p95") is None]
+    with pytest.raises(SpecError, match="--max-seconds 60"):
+        CHARTS["batches"].data(Report("t", results))
+
+
+# Who can read it
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of an sRGB colour, 0 to 1 (WCAG 2.2)."""
+    red, green, blue = linear(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def linear(colour: str) -> tuple[float, float, float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return red, green, blue
+
+
+def contrast_with_paper(colour: str) -> float:
+    return 1.05 / (luminance(colour) + 0.05)
+
+
+WITHOUT = {
+    "red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}  # fmt: skip
+"""What an eye without one kind of cone sees, in linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1)."""
+
+
+def seen(colour: str, without: str) -> tuple[float, ...]:
+    rgb = linear(colour)
+    return tuple(sum(m * part for m, part in zip(row, rgb, strict=True)) for row in WITHOUT[without])
+
+
+@pytest.mark.parametrize("colour", [INK, FAINT, RED])
+def test_text_and_edges_have_contrast_with_paper(colour: str) -> None:
+    assert contrast_with_paper(colour) >= 4.5
+
+
+@pytest.mark.parametrize("without", WITHOUT)
+def test_the_first_colours_stay_apart_for_an_eye_without_one_cone(without: str) -> None:
+    for one, other in combinations(COLOURS[:4], 2):
+        distance = sum((a - b) ** 2 for a, b in zip(seen(one, without), seen(other, without), strict=True))
+        assert distance**0.5 > 0.08, (one, other)
+
+
+def test_no_two_series_differ_by_their_colour_alone() -> None:
+    bars = [bar_look(number) for number in range(len(HATCHES))]
+    assert len({look["hatch"] for look in bars}) == len(bars)
+    assert all(contrast_with_paper(look["edgecolor"]) >= 3 for look in bars)
+    points = [mark(number, True) for number in range(len(LINES))]
+    assert len({look["marker"] for look in points}) == len(set(LINES)) == len(points)
+    assert all(contrast_with_paper(look["markeredgecolor"]) >= 3 for look in points)
+
+
+def test_what_is_not_valid_and_what_is_claimed_look_like_no_series() -> None:
+    assert len({CLAIMED, INVALID, *HATCHES}) == len(HATCHES) + 2
+    for look in (bar_look(0, valid=False), bar_look(0, claimed=True)):
+        assert look["facecolor"] == "white"
+
+
+@pytest.mark.slow
+def test_a_claim_is_hatched_in_the_picture(tmp_path: Path) -> None:
+    CHARTS["baselines"].draw(REPORTS["baselines"], tmp_path / "c.svg")
+    assert "url(#h" in (tmp_path / "c.svg").read_text()
+
+
+# Files and the command
+
+
+def run_of(report: Report) -> Document:
+    found = report_of([dict(each) for each in report.results])
+    attribution = report.attribution.model_dump(mode="json") if report.attribution else found["attribution"]
+    return found | {"attribution": attribution}
+
+
+def charts(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["optigpu", "charts", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+def test_the_command_knows_every_chart() -> None:
+    assert [str(kind) for kind in Kind] == list(CHARTS)
+
+
+@pytest.mark.slow
+def test_the_command_writes_pictures_with_their_data_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_of(ATTENTION_REPORT)))
+    folder = tmp_path / "new" / "charts"
+    assert charts(monkeypatch, str(tmp_path / "run.json"), "--out", str(folder)) == 0
+    printed = capsys.readouterr()
+    assert {path.name for path in folder.iterdir()} >= {"lengths.svg", "lengths.png", "lengths.json"}
+    assert str(folder / "lengths.svg") in printed.out
+    assert "waterfall: not drawn. No report is of one ladder" in printed.err
+    assert not (folder / "waterfall.svg").exists()
+    read = ChartData.model_validate_json((folder / "lengths.json").read_text())
+    assert read.panels == CHARTS["lengths"].data(ATTENTION_REPORT).panels
+
+
+def test_a_run_without_results_is_a_wrong_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(report_of([])))
+    assert charts(monkeypatch, str(tmp_path / "run.json"), "--out", str(tmp_path / "charts")) == 2
+    assert commands_in(capsys.readouterr().err)
+    with pytest.raises(SpecError, match="run `optigpu ladder"):
+        write_charts(Report("t", []), tmp_path / "charts")
+    assert not (tmp_path / "charts").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OptiGPUError, match=r"file/charts cannot be written \(Not a directory\); make it writable"
+    ):
+        write_charts(LADDER_REPORT, tmp_path / "file" / "charts")
+
+
+def test_a_report_of_nothing_that_was_measured_names_each_chart_with_its_reason(tmp_path: Path) -> None:
+    empty = [
+        each
+        | {"metrics": {name: {"value": None, "reason": "stopped"} for name in each["metrics"]}, "facts": {}}
+        for each in LADDER_RESULTS
+    ]
+    with pytest.raises(SpecError, match=r"No chart can be drawn.*overview: No result is a baseline"):
+        write_charts(Report("t", empty), tmp_path)
+
+
+def test_a_percentile_needs_requests(tmp_path: Path) -> None:
+    few = [with_metrics(dict(each), latency_s=(1.0, 0.9, 1.1)) for each in BATCHES_REPORT.results]
+    with pytest.raises(SpecError, match="95th percentile"):
+        CHARTS["batches"].draw(Report("t", few), tmp_path / "c.svg")
