@@ -84,6 +84,7 @@ def _first_assignment(lines: Lines, tell: Tell) -> str:
     # A library that is missing is refused with the assignment, which says how to install it.
     with suppress(ImportError):
         BACKENDS[begin.backend].start(model=begin.model)
+    gc.freeze()  # what was imported stays: no later collection looks through it
     tell(Started())
     return lines.get()
 

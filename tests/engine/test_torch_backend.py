@@ -1,11 +1,14 @@
 """The torch backend: which loop decodes, what is recorded, its clock, and the meters around it."""
 
+import gc
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 
+from optigpu.backends import BACKENDS
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.clock import CpuClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
@@ -254,3 +257,20 @@ def test_warm_up_ends_when_requests_agree_or_at_the_cap(
 def use_and_identify(runtime: DecodingModel) -> int:
     runtime.generate(prompt(), 3)
     return int(runtime.notes.facts["cache"])
+
+
+@pytest.mark.parametrize("error", [None, ImportError("there is none")])
+def test_nothing_is_collected_while_libraries_are_imported(
+    monkeypatch: pytest.MonkeyPatch, error: ImportError | None
+) -> None:
+    seen: list[bool] = []
+
+    def imported(name: str) -> None:
+        seen.append(gc.isenabled())
+        if error:
+            raise error
+
+    monkeypatch.setattr("optigpu.backends.torch.import_module", imported)
+    with pytest.raises(ImportError) if error else nullcontext():
+        BACKENDS["torch"].start(model=True)
+    assert (seen, gc.isenabled()) == ([False], True)

@@ -3,6 +3,7 @@
 Only `start`, `prepare`, `peaks` and `use_threads` import torch.
 """
 
+import gc
 import os
 from collections.abc import Callable
 from importlib import import_module
@@ -36,11 +37,21 @@ class TorchBackend:
         return None
 
     def start(self, *, model: bool) -> None:
-        """torch alone for operators, transformers too for models: most of a process's first seconds."""
-        import_module(f"{__name__}.{'prepare' if model else 'operators'}")
+        """torch alone for operators, transformers too for models: most of a process's first seconds.
+
+        What is imported stays, and a collector would look through all of it again and again.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            import_module(f"{__name__}.{'prepare' if model else 'operators'}")
+        finally:
+            if collects:
+                gc.enable()
 
     def prepare(self, order: Order, progress: Callable[[str], None]) -> Runtime:
         """Loads the model for the workload's task and applies the stack; without a model, the bare device."""
+        self.start(model=order.model is not None)
         if order.model is None:
             from optigpu.backends.torch.operators import TorchOperatorRuntime  # loads no transformers
 
