@@ -15,7 +15,7 @@ from optigpu.vocabulary import UnsupportedError
 
 
 def piped(order: Order) -> Rate:
-    """With the attention that is part of the graph, as the variant has it. Raises UnsupportedError where it is missing."""
+    """With the attention of the graph, as the variant has it. Raises UnsupportedError where the package is missing."""
     if find_spec("openvino_genai") is None:
         raise UnsupportedError("openvino_genai is not installed; install with: pip install openvino-genai")
     import openvino_genai
