@@ -177,7 +177,7 @@ def test_a_result_that_is_not_valid_surpasses_nothing() -> None:
 
 def test_results_of_several_machines_have_no_front() -> None:
     there = {"environment": PARETO_REPORT.results[0]["environment"] | {"hardware_class": "NVIDIA L4"}}
-    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, PARETO_REPORT.results[0] | there])
+    report = replace(PARETO_REPORT, results=[*PARETO_REPORT.results, dict(PARETO_REPORT.results[0]) | there])
     with pytest.raises(SpecError, match="cannot surpass each other"):
         CHARTS["pareto"].data(report)
 
