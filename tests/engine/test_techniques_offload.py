@@ -263,7 +263,7 @@ def test_cpu_offload_loads_the_model_on_the_host(monkeypatch: pytest.MonkeyPatch
     def load(reference: Any, *, device: str, **options: Any) -> Any:
         raise Loaded(device)
 
-    monkeypatch.setattr(device, "_require", ignore)
+    monkeypatch.setattr(device, "require", ignore)
     monkeypatch.setattr(device, "clock_for", ignore)
     monkeypatch.setattr(applied, "load_model", load)
 
