@@ -176,7 +176,7 @@ def test_rates_stand_at_the_95th_percentile_in_a_line_for_each_engine() -> None:
     assert [(each.text, each.x) for each in marks] == [("1/s", 900.0), ("4/s", 2400.0), ("2/s", 1200.0)]
     first, *others = REPORTS["loads"].results
     server = {"backend": "endpoint", "endpoint": "http://127.0.0.1:8000/v1#tiny"}
-    elsewhere = first | {"variant": first["variant"] | server}
+    elsewhere = dict(first) | {"variant": first["variant"] | server}
     (panel,) = CHARTS["loads"].data(Report("t", [elsewhere, *others])).panels
     assert [each.series for each in panel.marks] == [
         "baseline, endpoint tiny at 127.0.0.1:8000", "baseline, torch", "baseline, torch",
