@@ -96,7 +96,7 @@ def test_several_clients_are_served_at_once(started: Started) -> None:
 
 @pytest.mark.parametrize("scenario", ["Server", "closed"])
 def test_a_load_is_served(started: Started, scenario: str) -> None:
-    asked = {"closed": {"clients": CLIENTS}, "Server": {"rates": [8]}}[scenario]
+    asked: dict[str, Any] = {"clients": CLIENTS} if scenario == "closed" else {"rates": [8]}
     shapes = {
         "scenario": scenario,
         "queries": 6,

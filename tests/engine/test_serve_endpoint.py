@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ CLIENTS = {"scenario": "closed", "clients": 3}
 HTML_PAGE = page(200, HTML, "<title>Welcome</title>")
 
 
-def assignment(workload: Mapping[str, Any], url: str) -> Assignment:
+def assignment(workload: dict[str, Any], url: str) -> Assignment:
     document = {"workload": SHAPES | workload, "model": "bundled:tiny", "backend": "endpoint"}
     spec = JobSpec.model_validate(document | {"endpoint": f"{url}#tiny"})
     return Assignment(
@@ -43,7 +42,7 @@ def assignment(workload: Mapping[str, Any], url: str) -> Assignment:
     )
 
 
-def ready(workload: Mapping[str, Any], behave: Behave) -> Ready:
+def ready(workload: dict[str, Any], behave: Behave) -> Ready:
     """What a measuring process says of such a server."""
     with serving(behave) as server, in_process() as child:
         child.tell(assignment(workload, server.url))
