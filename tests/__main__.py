@@ -17,6 +17,8 @@ NOTHING_FOUND = 5
 """pytest's exit status when no test was selected."""
 QUIETLY = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 """torch's threads would wait for each other, and a thread that waits by spinning takes the CPU from one that works."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Containers often set it. Each of the hundreds of processes that tests start would compile what it imports anew."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +45,7 @@ def side_by_side(marker: str) -> list[str]:
 
 def run(arguments: Sequence[str]) -> int:
     """One run of pytest."""
-    variables = os.environ | QUIETLY
+    variables = {name: value for name, value in os.environ.items() if name != NO_BYTECODE} | QUIETLY
     return subprocess.run([sys.executable, "-m", "pytest", *arguments], env=variables, check=False).returncode
 
 
