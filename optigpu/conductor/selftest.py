@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from optigpu import paths
+from optigpu.backends import BACKENDS
 from optigpu.child.messages import Checked, Checks, ListChecks, RunCheck
 from optigpu.conductor.processes.asking import TimedWatch, ask
 from optigpu.conductor.processes.child import Child
@@ -120,13 +121,21 @@ class SelfTester:
 
 
 class _Process:
-    """The process that the next check runs in: the same as for the last one, unless that one failed in it."""
+    """The process that the next check runs in: the same as for the last one, unless that one failed in it.
+
+    `engine` is the backend whose interpreter runs it, where that has an environment of its own.
+    """
 
     def __init__(
-        self, program: Sequence[str], environment: Environment, keep: Sequence[int], folder: Path
+        self,
+        program: Sequence[str],
+        environment: Environment,
+        keep: Sequence[int],
+        folder: Path,
+        engine: str = PLAIN_BACKEND,
     ) -> None:
         self._program, self._environment = program, environment
-        self._keep, self._folder = keep, folder
+        self._keep, self._folder, self._engine = keep, folder, engine
         self._child: Child | None = None
         self._open = ExitStack()
 
@@ -137,12 +146,20 @@ class _Process:
         self._end()
 
     def run(self, check: SelfCheck, watch: TimedWatch) -> CheckResult:
-        """How the check ended. Raises CancelledError."""
-        if check.alone:
-            self._end()
+        """How the check ended: one that must be alone in another process, and this one waits. Raises CancelledError."""
+        engine = check.backend or PLAIN_BACKEND
+        missing = BACKENDS[engine].missing(self._environment)
+        if missing:
+            return _not_possible(check, missing)
+        if not check.alone:
+            return self._run(check, watch)
+        with _Process(self._program, self._environment, self._keep, self._folder, engine) as own:
+            return own._run(check, watch)
+
+    def _run(self, check: SelfCheck, watch: TimedWatch) -> CheckResult:
         began_s = time.monotonic()
         try:
-            answer = ask(self._ready(check), self._order(check), Checked, watch)
+            answer = ask(self._ready(), self._order(check), Checked, watch)
         except UnsupportedError as error:
             result = _not_possible(check, str(error))
         except ReplicateError as error:
@@ -151,8 +168,6 @@ class _Process:
             result = CheckResult(check=check, status=CheckStatus.FAILED, reason=str(error))
         else:
             result = _judged(check, answer)
-        if check.alone:
-            self._end()
         return result.model_copy(update={"seconds": time.monotonic() - began_s})
 
     def _order(self, check: SelfCheck) -> RunCheck:
@@ -160,12 +175,10 @@ class _Process:
         threads = self._environment.cpu_cores if check.subject is Subject.KERNEL else 1
         return RunCheck(check=check, environment=self._environment, threads=threads, folder=str(self._folder))
 
-    def _ready(self, check: SelfCheck) -> Child:
-        """A check of an engine with an environment of its own is `alone`, and so never finds another one's process."""
+    def _ready(self) -> Child:
         if self._child is None:
-            engine = check.backend or PLAIN_BACKEND
-            variables = child_variables(self._environment.cpu_cores) | variables_of(engine)
-            program = program_of(engine, self._program)
+            program = program_of(self._engine, self._program)
+            variables = child_variables(self._environment.cpu_cores) | variables_of(self._engine)
             self._child = self._open.enter_context(Child(program, variables, keep=self._keep))
         return self._child
 

@@ -4,7 +4,6 @@ model."""
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from optigpu.backends import BACKENDS
 from optigpu.backends.runtime import DecodingRuntime, PassRuntime, Runtime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
@@ -59,16 +58,13 @@ def case_of(trial: Trial) -> str:
 def run_technique(check: SelfCheck, setting: Setting) -> Comparison:
     """The largest error of a logit, or of the loss of a step.
 
-    Raises UnsupportedError where the technique or its backend says that it cannot run, and ReplicateError where it
+    Raises UnsupportedError where the technique says that it cannot run, and ReplicateError where it
     changes nothing.
     """
     kind = TECHNIQUES[check.name]
     trial = next(trial for trial in kind.trials if case_of(trial) == check.case)
     technique = kind.model_validate({"name": check.name, **trial.parameters})
     backend = technique.backends[0]
-    missing = BACKENDS[backend].missing(setting.environment)
-    if missing:
-        raise UnsupportedError(missing)
     beside, workload = _named(trial.beside), workload_for(technique)
     compared_with = _named(technique.compared_with or technique.requires)
     model = _model_for((technique, *compared_with, *beside), workload, setting)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from optigpu.paths import cache_dir
 
-OPERATORS, PEAKS, CONVERTED = "ops", "peaks", "converted"
+OPERATORS, PEAKS, CONVERTED, BUILDS = "ops", "peaks", "converted", "builds"
 """What takes seconds to make again, and is the same for every test. A file is named by all that it is made of."""
 
 

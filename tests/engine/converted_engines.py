@@ -9,14 +9,14 @@ import pytest
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
-from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.base import Workload
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.here import here
 
 TINY = "bundled:tiny"
 PROMPT, NEW = 24, 40
@@ -25,7 +25,7 @@ PROMPT, NEW = 24, 40
 def own_cache(made: Path) -> Iterator[None]:
     """A cache folder that shares converted models with this user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_with(made, OPERATORS, PEAKS, CONVERTED).parent))
+        patch.setenv("XDG_CACHE_HOME", str(cache_with(made, BUILDS, OPERATORS, PEAKS, CONVERTED).parent))
         yield
 
 
@@ -41,7 +41,7 @@ def ordered(
     """On a CPU, with what the techniques require; generate where no workload is named."""
     workload = workload or Generate()
     resolved = resolve(stack, workload.kind)
-    return Order(model, resolved, workload, DeviceKind.CPU, seed, threads, folder, probe(), endpoint)
+    return Order(model, resolved, workload, DeviceKind.CPU, seed, threads, folder, here(), endpoint)
 
 
 def prepared(backend: str, folder: Path, *stack: Technique, **asked: Any) -> Any:

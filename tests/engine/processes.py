@@ -10,6 +10,8 @@ import psutil
 from optigpu.child.priority import HIGHEST
 
 PATIENCE_S = 60.0
+STARTED = "LC_OPTIGPU_STARTED"
+"""Names the file to which the self-test's child adds its id: variables that begin with LC_ reach it."""
 
 
 def program(name: str, *arguments: object) -> tuple[str, ...]:

@@ -29,14 +29,10 @@ VNNI = Machine(("avx2", "avx512f", "avx512_vnni"))
 Built = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
-def built(tmp_path: Path) -> Built:
-    """A library, compiled with these flags."""
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """A library, compiled with these flags; what is read of it is kept in a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def build(name: str, *flags: str) -> Path:
         file = tmp_path / "dot.c"
@@ -148,7 +144,7 @@ def test_a_variant_has_its_engine_s_library_and_those_of_its_techniques(engine: 
 
 
 def test_every_library_that_is_installed_here_can_be_read() -> None:
-    """Those of this environment are fast on this machine, or say why that is not known."""
+    """Those of this environment are fast on this machine, or say why that is not known. What was read is kept."""
     for name in LIBRARIES:
         found = build_facts(name, Machine(probe().cpu_features))
         if found is not None:

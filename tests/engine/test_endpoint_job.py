@@ -10,7 +10,7 @@ from optigpu.documents.result import Result, VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.vocabulary import VariantStatus
-from tests.engine.caches import OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 from tests.servers.completions import EVENTS, Asked, Reply, serving, whole
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def measured(spec: JobSpec, lock_dir: Path) -> Report:
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every child inherits the variables."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("endpoint"), OPERATORS, PEAKS)
+        folder = cache_with(tmp_path_factory.mktemp("endpoint"), BUILDS, OPERATORS, PEAKS)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield

@@ -26,7 +26,7 @@ from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.measure import REPLICATE, run
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus
-from tests.engine.caches import OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = cache_with(tmp_path, OPERATORS, PEAKS)
+    folder = cache_with(tmp_path, BUILDS, OPERATORS, PEAKS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent))
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
 

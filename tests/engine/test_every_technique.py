@@ -1,13 +1,15 @@
 """Every technique of the torch backend on GPT-2, Llama, Qwen and two image models: it runs, or it says why not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optigpu.hardware import probe
+from optigpu.documents.shapes import ModelFacts
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads import WORKLOADS
+from tests.engine.here import here
 from tests.engine.image_models import image_runtime, prefill_runtime
 from tests.engine.tiny_models import prompt, runtime_of
 from tests.engine.training import LLAMA, RESNET, VIT, losses_of, trained
@@ -89,19 +91,24 @@ GENERATING = [
 ]
 
 
+@pytest.fixture(scope="module")
+def facts(models_dir: Path) -> dict[str, ModelFacts]:
+    """Of the models of text."""
+    return {shape: runtime_of(f"path:{shape}").facts for shape in SHAPES}
+
+
 @pytest.mark.parametrize(("name", "shape"), GENERATING)
-def test_it_generates_or_says_why_not(name: str, shape: str) -> None:
+def test_it_generates_or_says_why_not(name: str, shape: str, facts: dict[str, ModelFacts]) -> None:
     technique: Any = TECHNIQUES[name](name=name)
     word = refusal(name, shape)
-    facts = runtime_of(f"path:{shape}").facts
     if word:
-        reason = technique.check(probe(), DeviceKind.CPU, facts)
+        reason = technique.check(here(), DeviceKind.CPU, facts[shape])
         assert reason is not None
         assert word in reason
         with pytest.raises(UnsupportedError, match=word):
             runtime_of(f"path:{shape}", technique)
         return
-    assert technique.check(probe(), DeviceKind.CPU, facts) is None
+    assert technique.check(here(), DeviceKind.CPU, facts[shape]) is None
     runtime = runtime_of(f"path:{shape}", technique)
     tokens = runtime.generate(prompt(1), NEW_TOKENS).tokens
     assert tokens.shape == (1, NEW_TOKENS)

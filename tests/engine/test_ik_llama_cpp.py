@@ -19,7 +19,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import run
 from optigpu.models.held import MODELS_DIR
 from optigpu.vocabulary import VariantStatus
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 
 LLAMA, WIDE = "preset:tiny-llama-test", "path:wide"
 PROMPT, NEW = 24, 40
@@ -69,7 +69,7 @@ class Told(TypedDict, total=False):
 @pytest.fixture(scope="module", autouse=True)
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("ik"), CONVERTED, OPERATORS, PEAKS, "engines")
+        folder = cache_with(tmp_path_factory.mktemp("ik"), CONVERTED, BUILDS, OPERATORS, PEAKS, "engines")
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         models = tmp_path_factory.mktemp("models")

@@ -23,7 +23,7 @@ from optigpu.models.loading.load import MODELS_DIR
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError, VariantStatus
 from optigpu.workloads.classify import Classify
 from tests.engine import converted_engines
-from tests.engine.caches import OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, cache_with
 from tests.engine.tflite_models import (
     CLASSES,
     IMAGE_SCALE,
@@ -259,7 +259,7 @@ def job(**changes: Any) -> JobSpec:
 @pytest.fixture
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every child inherits the variables."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path / "own", OPERATORS, PEAKS).parent))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with(tmp_path / "own", BUILDS, OPERATORS, PEAKS).parent))
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
 
 

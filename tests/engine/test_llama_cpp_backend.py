@@ -10,7 +10,6 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.backends.llama_cpp import INSTALL
 from optigpu.backends.llama_cpp.file_types import ExactCaches, Form, asked_of
-from optigpu.hardware import probe
 from optigpu.models.held import MODELS_DIR
 from optigpu.techniques.base import GgufType
 from optigpu.techniques.quantization.gguf import Gguf
@@ -30,6 +29,7 @@ from tests.engine.converted_engines import (
     transformers_model,
     transformers_tokens,
 )
+from tests.engine.here import here
 
 BACKEND = BACKENDS["llama_cpp"]
 prepared = partial(converted_engines.prepared, "llama_cpp")
@@ -209,4 +209,4 @@ def test_a_model_that_cannot_be_written_is_refused(
     ],
 )
 def test_without_its_packages_it_names_the_command(software: dict[str, str], sentence: str | None) -> None:
-    assert BACKEND.missing(probe().model_copy(update={"software": software})) == sentence
+    assert BACKEND.missing(here().model_copy(update={"software": software})) == sentence

@@ -17,7 +17,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.models.bundled import BUNDLED
 from optigpu.vocabulary import VariantStatus
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def gguf(kind: str) -> list[dict[str, str]]:
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every child inherits the variables."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("llama"), OPERATORS, PEAKS, CONVERTED)
+        folder = cache_with(tmp_path_factory.mktemp("llama"), BUILDS, OPERATORS, PEAKS, CONVERTED)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield

@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from optigpu.backends.llama_cpp.gguf_header import read_header
+from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.bundled import BUNDLED
 from optigpu.models.held import MODELS_DIR, held_models
 from optigpu.techniques.base import LlamaCppType
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.llama
 prepared = partial(converted_engines.prepared, "llama_cpp")
 FAR = {"IQ1_S": 3.0, "IQ1_M": 3.0, "TQ1_0": 3.0, "TQ2_0": 3.0, "Q1_0": 3.0, "Q2_0": 3.0}
 """The largest error of a logit over the largest logit, of types of two bits and fewer; 1 for all others."""
+Logits = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,30 +49,37 @@ def models() -> Path:
     return Path(os.environ[MODELS_DIR])
 
 
-def scored(runtime: Any) -> Any:
+def scored(runtime: SteppedRuntime) -> Logits:
     """Logits after a prompt of 16 tokens and each of 32 more, [1, 32, vocabulary]."""
-    return converted_engines.scored(runtime, prompts(1, 48), 16)
+    found: Logits = converted_engines.scored(runtime, prompts(1, 48), 16)
+    return found
 
 
-def error_of(runtime: Any, folder: Path) -> float:
-    """Beside what float32 computes."""
-    return error(scored(runtime), scored(prepared(folder)))
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Logits:
+    """What is scored with float32."""
+    return scored(prepared(tmp_path_factory.mktemp("exact")))
+
+
+def error_of(runtime: SteppedRuntime, exact: Logits) -> float:
+    """The largest error of a logit, over the largest logit."""
+    return float(error(scored(runtime), exact))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(LlamaCppType))
-def test_every_type_is_written_and_read(tmp_path: Path, kind: LlamaCppType) -> None:
+def test_every_type_is_written_and_read(tmp_path: Path, exact: Logits, kind: LlamaCppType) -> None:
     runtime = prepared(tmp_path, Gguf(type=kind))
     facts = runtime.notes.facts
     assert facts["gguf_type"] == kind
     assert not any(name.startswith("type ") for name in facts["gguf_tensor_types"])
-    assert 0 < error_of(runtime, tmp_path) < FAR.get(kind, 1.0)
+    assert 0 < error_of(runtime, exact) < FAR.get(kind, 1.0)
 
 
-def test_what_matters_makes_few_bits_better(tmp_path: Path) -> None:
+def test_what_matters_makes_few_bits_better(tmp_path: Path, exact: Logits) -> None:
     """Q2_K without, and with the importance that Q2_K_S asks for: the same type of numbers in each matrix, or fewer."""
     runtime = prepared(tmp_path, Gguf(type="IQ3_XXS"))
-    assert error_of(runtime, tmp_path) < error_of(prepared(tmp_path, Gguf(type="Q2_K")), tmp_path)
+    assert error_of(runtime, exact) < error_of(prepared(tmp_path, Gguf(type="Q2_K")), exact)
 
 
 def test_a_pure_file_has_one_type_of_matrices_and_fewer_bytes(tmp_path: Path) -> None:
@@ -81,29 +91,29 @@ def test_a_pure_file_has_one_type_of_matrices_and_fewer_bytes(tmp_path: Path) ->
     assert sizes[0] < sizes[1]
 
 
-def test_flash_attention_computes_the_same(tmp_path: Path) -> None:
+def test_flash_attention_computes_the_same(tmp_path: Path, exact: Logits) -> None:
     fused, plain = (prepared(tmp_path, LlamaFlashAttention(enabled=enabled)) for enabled in (True, False))
     assert (fused.notes.facts["flash_attention"], plain.notes.facts["flash_attention"]) == (True, False)
-    assert error_of(plain, tmp_path) == 0
-    assert 0 < error_of(fused, tmp_path) < 1e-3
+    assert error_of(plain, exact) == 0
+    assert 0 < error_of(fused, exact) < 1e-3
 
 
 @pytest.mark.parametrize(
     ("kind", "bound", "width"), [("F16", 1e-2, 2.0), ("Q8_0", 0.1, 34 / 32), ("Q4_0", 0.5, 18 / 32)]
 )
 def test_a_cache_of_fewer_bits_rounds_keys_and_values(
-    tmp_path: Path, kind: str, bound: float, width: float
+    tmp_path: Path, exact: Logits, kind: str, bound: float, width: float
 ) -> None:
     technique = LlamaKvCache.model_validate({"keys": kind, "values": kind})
     runtime = prepared(tmp_path, technique)
     assert runtime.notes.facts["kv_cache_bytes_per_token"] == 2 * 4 * 256 * width
-    assert 0 < error_of(runtime, tmp_path) < bound
+    assert 0 < error_of(runtime, exact) < bound
 
 
-def test_a_prompt_in_passes_leaves_the_same(tmp_path: Path) -> None:
+def test_a_prompt_in_passes_leaves_the_same(tmp_path: Path, exact: Logits) -> None:
     runtime = prepared(tmp_path, LlamaPromptBatch(tokens=5))
     assert runtime.notes.facts["prompt_tokens_together"] == 5
-    assert error_of(runtime, tmp_path) < 1e-3
+    assert error_of(runtime, exact) < 1e-3
 
 
 def test_a_folder_is_the_model_that_is_in_it(tmp_path: Path, models: Path) -> None:

@@ -13,7 +13,7 @@ from optigpu.documents.result import Result, VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.vocabulary import VariantStatus
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.onnxruntime]
 
@@ -43,7 +43,7 @@ def measured(spec: JobSpec, lock_dir: Path) -> Report:
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every child inherits the variables."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("onnx"), OPERATORS, PEAKS, CONVERTED)
+        folder = cache_with(tmp_path_factory.mktemp("onnx"), BUILDS, OPERATORS, PEAKS, CONVERTED)
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield

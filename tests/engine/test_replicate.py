@@ -33,7 +33,6 @@ from optigpu.child.messages import (
 from optigpu.child.replicate import Subject, metered, refusal
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.variables import child_variables
-from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.meters.base import Reading
@@ -41,6 +40,7 @@ from optigpu.meters.memory import MemoryMeter
 from optigpu.vocabulary import Frozen, ReplicateError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+from tests.engine.here import here
 from tests.engine.in_process import in_process
 from tests.engine.meter_contexts import doing
 from tests.engine.processes import is_alive, wait_until
@@ -55,7 +55,7 @@ def assignment(workload: dict[str, Any], model: str | None, *stack: str, **envir
     spec = JobSpec.model_validate({"workload": workload, "model": model, "stack": names})
     return Assignment(
         variant=variants_of(spec)[0],
-        environment=probe().model_copy(update=environment),
+        environment=here().model_copy(update=environment),
         measure=spec.measure,
         seed=0,
         replicate=0,

@@ -12,8 +12,9 @@ import pytest
 from optigpu.conductor.selftest import SELFTEST, SelfTester
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.hardware import probe
+from optigpu.paths import data_dir
 from optigpu.vocabulary import CancelledError, DeviceKind, SpecError
-from tests.engine.processes import program
+from tests.engine.processes import STARTED, program
 
 pytestmark = pytest.mark.slow
 CPU = DeviceKind.CPU
@@ -22,6 +23,11 @@ MADE = program("selftest_made")
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data folder of the test's own, but for what TorchInductor keeps, by what it was compiled from."""
+    compiled = data_dir() / "inductor"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "inductor").symlink_to(compiled)
     monkeypatch.setenv("OPTIGPU_DATA_DIR", str(tmp_path / "data"))
 
 
@@ -38,11 +44,15 @@ def reasons(found: dict[str, CheckResult]) -> dict[str, tuple[CheckStatus, str]]
     return {name: (result.status, result.reason or "") for name, result in found.items()}
 
 
-def test_a_technique_that_is_wrong_or_idle_fails_and_the_others_go_on() -> None:
+def test_a_technique_that_is_wrong_or_idle_fails_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five end their process, or are ended with it; the one that must be alone leaves it to the next."""
+    monkeypatch.setenv(STARTED, str(tmp_path / "started"))
     found = reasons(
         results_of(
-            *("made_idle", "made_wrong", "made_rounding", "made_nan", "made_raising", "made_refusing"),
-            *("made_hungry", "made_dying", "made_right"),
+            *("made_idle", "made_wrong", "made_lone", "made_rounding", "made_nan", "made_raising"),
+            *("made_refusing", "made_hungry", "made_dying", "made_right"),
         )
     )
     failed = {name: why for name, (status, why) in found.items() if status is CheckStatus.FAILED}
@@ -57,7 +67,9 @@ def test_a_technique_that_is_wrong_or_idle_fails_and_the_others_go_on() -> None:
     assert "out of memory" in failed["made_hungry"]
     assert "killed by signal 11" in failed["made_dying"]
     assert found["made_refusing"] == (CheckStatus.NOT_POSSIBLE, "It needs another machine.")
-    assert found["made_right"] == (CheckStatus.OK, "")
+    assert found["made_lone"] == found["made_right"] == (CheckStatus.OK, "")
+    started = (tmp_path / "started").read_text().split()
+    assert len(started) == 1 + 1 + (5 + 1), "to list the checks, for the one alone, and for the others"
 
 
 def test_a_check_that_hangs_is_killed_and_named() -> None:

@@ -18,7 +18,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.techniques.quantization.vllm_bf16 import VllmBf16
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
-from tests.engine.caches import CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 from tests.engine.converted_engines import TINY, ordered
 from tests.engine.own_environments import PREFILL, Answers, answers_of, expected_logits, expected_tokens
 
@@ -129,7 +129,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "limits": {"wait_for_quiet_s": 0, "timeout_s": 1500},
     }
     with pytest.MonkeyPatch.context() as patch:
-        folder = cache_with(tmp_path_factory.mktemp("vllm"), OPERATORS, PEAKS, CONVERTED, "engines")
+        folder = cache_with(tmp_path_factory.mktemp("vllm"), BUILDS, OPERATORS, PEAKS, CONVERTED, "engines")
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         patch.setenv("OPTIGPU_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         locks = tmp_path_factory.mktemp("locks")

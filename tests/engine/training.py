@@ -11,12 +11,12 @@ from optigpu.backends.torch.prepare import prepare
 from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
 from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
 from optigpu.documents.shapes import ImageFacts
-from optigpu.hardware import probe
 from optigpu.job.spec import resolve
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.requests.training import DrawnImages, DrawnTexts
 from optigpu.workloads.train_step import TrainStep
+from tests.engine.here import here
 from tests.engine.tiny_models import ignore
 
 LLAMA, GPT2 = "preset:tiny-llama-test", "preset:tiny-gpt2-test"
@@ -37,7 +37,7 @@ def trained(
         seed=0,
         threads=1,
         folder=Path("unused"),
-        environment=probe(),
+        environment=here(),
     )
     runtime = prepare(order, model, ignore)
     assert isinstance(runtime, TorchTrainingRuntime)

@@ -11,6 +11,7 @@ Tail = Literal["normal", "lognormal", "t3"]
 TRUE = 100.0
 TAILS: tuple[Tail, ...] = ("normal", "lognormal", "t3")
 _BURN_IN = 60
+"""Of heavy tails; a normal autoregression may begin as it goes on."""
 
 
 def noise(rng: np.random.Generator, tail: Tail, shape: tuple[int, ...]) -> Array:
@@ -22,12 +23,13 @@ def series(rng: np.random.Generator, tail: Tail, draws: int, requests: int, corr
     """First-order autoregressions, [draws, requests], with the spread of independent noise."""
     if correlation == 0:
         return noise(rng, tail, (draws, requests))
-    shocks = noise(rng, tail, (requests + _BURN_IN, draws))
+    burn_in = _BURN_IN if tail == "t3" else 0
+    shocks = noise(rng, tail, (requests + burn_in, draws))
     values = np.empty_like(shocks)
     values[0] = shocks[0] / np.sqrt(1 - correlation**2)
     for i in range(1, len(shocks)):
         values[i] = correlation * values[i - 1] + shocks[i]
-    return np.asarray(values[_BURN_IN:].T * np.sqrt(1 - correlation**2))
+    return np.asarray(values[burn_in:].T * np.sqrt(1 - correlation**2))
 
 
 def positive(tail: Tail, deviations: Array) -> Array:

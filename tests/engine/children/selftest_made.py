@@ -1,17 +1,19 @@
 """The self-test's child with techniques of the test's own, which it registers before it lists or runs a check.
 
-They do nothing, compute something else, raise, die, hang, and are right, in the order of their names.
+They do nothing, compute something else, want a process of their own, raise, die, hang, and are right.
 """
 
 import ctypes
 import os
 import signal
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from optigpu.child.selftest import main
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import ModeOptions, Notes, Phase, Technique
 from optigpu.vocabulary import Layer, UnsupportedError
+from tests.engine.processes import STARTED
 
 
 class Made(Technique):
@@ -100,11 +102,23 @@ class Right(Made):
         return options.but(autograd="inference")
 
 
+class Lone(Made):
+    process_wide: ClassVar[bool] = True
+
+    name: Literal["made_lone"] = "made_lone"
+
+    def execution(self, options: ModeOptions) -> ModeOptions:
+        return options.but(autograd="inference")
+
+
 MADE: tuple[type[Made], ...] = (
-    *(Idle, Wrong, Rounding, NotANumber, Raising, Refusing),
+    *(Idle, Wrong, Lone, Rounding, NotANumber, Raising, Refusing),
     *(Hungry, Dying, Hanging, Right),
 )
 
 if __name__ == "__main__":
+    if STARTED in os.environ:
+        with Path(os.environ[STARTED]).open("a") as started:
+            print(os.getpid(), file=started)
     TECHNIQUES.update({str(kind.model_fields["name"].default): kind for kind in MADE})
     main()
