@@ -1,6 +1,5 @@
 """The embedded service as a user starts it: one command, a separate worker, and nothing left when it ends."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -63,9 +62,10 @@ def test_a_worker_that_dies_is_started_again_and_ctrl_c_while_it_measures_leaves
 ) -> None:
     process = processes.start("api", "--port", "0")
     address(processes)
-    first = worker_of(process.pid)
-    os.kill(first, signal.SIGKILL)
-    assert eventually(lambda: worker_of(process.pid) not in (0, first))
+    first = eventually(lambda: worker_of(process.pid))
+    assert first is not None
+    first.kill()
+    assert eventually(lambda: worker_of(process.pid) not in (None, first))
     begin_to_measure(processes)
     interrupt(process)
 
@@ -91,10 +91,9 @@ def begin_to_measure(processes: Processes) -> None:
     assert eventually(lambda: len(processes.alive()) >= 3), "the service, its worker, and what measures"
 
 
-def worker_of(pid: int) -> int:
-    """The process id of the service's worker, or 0."""
-    children = psutil.Process(pid).children()
-    return next((child.pid for child in children if is_worker(child)), 0)
+def worker_of(pid: int) -> psutil.Process | None:
+    """The service's worker; None while there is none, as before it has become another program than the service."""
+    return next(filter(is_worker, psutil.Process(pid).children()), None)
 
 
 def is_worker(child: psutil.Process) -> bool:
