@@ -131,19 +131,14 @@ def _said(figure: Document) -> str:
     return ", ".join(parts)
 
 
-def measured(rows: Sequence[Row], replicates: int) -> list[Document]:
-    """The rows as JSON."""
+def measured(rows: Sequence[Row], replicates: int) -> Iterator[Document]:
+    """The rows as JSON, each when it is measured."""
     with tempfile.TemporaryDirectory(prefix="optigpu-impact-") as folder:
         asked = Asked(replicates, Path(folder))
         prepare(asked)
-        return [
-            {
-                "name": row.name,
-                "claims": row.claims,
-                "figures": [asdict(figure) for figure in figures_of(row, asked)],
-            }
-            for row in track(rows, "measuring", console=console(stderr=True))
-        ]
+        for row in track(rows, "measuring", console=console(stderr=True)):
+            figures = [asdict(figure) for figure in figures_of(row, asked)]
+            yield {"name": row.name, "claims": row.claims, "figures": figures}
 
 
 def main() -> int:
@@ -160,9 +155,11 @@ def main() -> int:
         return 0
     load = os.getloadavg()[0]
     wanted = [row for row in ROWS if row.claims.removeprefix("impact-") in options.rows]
-    rows = measured(wanted, options.replicates)
-    if options.output:
-        write(options.output, "expected_impact", {"load_before": load, "rows": rows})
+    rows: list[Document] = []
+    for row in measured(wanted, options.replicates):
+        rows.append(row)
+        if options.output:  # after each, so that an interruption loses one row
+            write(options.output, "expected_impact", {"load_before": load, "rows": rows})
     print(markdown({"rows": rows}), end="")
     held = [any(each["ratio"] and not each["reasons"] for each in row["figures"]) for row in rows]
     return 0 if all(held) else 1
