@@ -45,6 +45,15 @@ class _OneRun:
     async def run(self) -> Run:
         self.began = time.perf_counter()
         self.ahead = deque(self.load.queries)
+        try:
+            await self._send_all()
+        except ExceptionGroup as group:  # the first error ended the other tasks
+            raise group.exceptions[0] from group
+        seconds = self._now_s
+        served = sorted(self.served, key=lambda each: (each.intended_s, each.query.number))
+        return Run(tuple(served), tuple(self.seen), seconds)
+
+    async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             if self.load.clients is None:
                 for query in self.load.queries:
@@ -52,9 +61,6 @@ class _OneRun:
             else:
                 for _ in range(min(self.load.clients, len(self.ahead))):
                     tasks.create_task(self._client())
-        seconds = self._now_s
-        served = sorted(self.served, key=lambda each: (each.intended_s, each.query.number))
-        return Run(tuple(served), tuple(self.seen), seconds)
 
     @property
     def _now_s(self) -> float:

@@ -11,8 +11,8 @@ from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import UnsupportedError
 
 FILE = "tokenizer.json"
-ATTEMPTS = 50
-"""How often a text is changed at most; each change moves its length by a token or two."""
+CHANGES = 8
+"""How often a text is changed before another beginning is tried; each change moves its length by a token or two."""
 
 
 def tokenizer_of(reference: ModelReference) -> Tokenizer | None:
@@ -29,20 +29,29 @@ class Speller:
 
     def __call__(self, ids: Sequence[int]) -> str:
         """Raises UnsupportedError where no such text is found."""
-        wanted, tried = len(ids), list(ids)
-        for _ in range(ATTEMPTS):
-            text = self._tokenizer.decode(tried, skip_special_tokens=False)
-            difference = wanted - len(self._tokenizer.encode(text).ids)
+        wanted = len(ids)
+        for start in range(wanted):
+            text = self._text_of([*ids[start:], *ids[:start]])
+            if text is not None:
+                return text
+        raise UnsupportedError(
+            f"OptiGPU found no text of exactly {wanted} tokens, and this server takes no token ids; ask for longer "
+            "prompts."
+        )
+
+    def _text_of(self, ids: list[int]) -> str | None:
+        """A text of as many tokens, made of these; None where each change goes past that."""
+        tried = ids
+        for _ in range(CHANGES):
+            text: str = self._tokenizer.decode(tried, skip_special_tokens=False)
+            difference = len(ids) - len(self._tokenizer.encode(text).ids)
             if difference == 0:
                 return text
             # More ids than before from the beginning of the same prompt, or fewer of its end.
             tried = tried + tried[:difference] if difference > 0 else tried[:difference]
             if not tried:
-                break
-        raise UnsupportedError(
-            f"OptiGPU found no text of exactly {wanted} tokens, and this server takes no token ids; ask for longer "
-            "prompts."
-        )
+                return None
+        return None
 
 
 def _file_of(reference: ModelReference) -> Path | None:
