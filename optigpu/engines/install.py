@@ -1,6 +1,5 @@
 """Makes the environment of an engine as its recipe says."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 from filelock import FileLock
@@ -67,7 +66,8 @@ def _require(recipe: Recipe) -> None:
             f"{recipe.name} is compiled here, and {' and '.join(absent)} cannot be found; install a C++ compiler with "
             "make (on Debian and Ubuntu: apt-get install build-essential), then run the command again."
         )
-    if importlib.util.find_spec("pip") is None:
+    # To look for the module pip would have setuptools give up its distutils in this process, which TorchInductor needs.
+    if not any(distributions(name="pip")):
         raise UnsupportedError("pip is not in this environment; add it with: python -m ensurepip")
     place = EngineEnvironment(recipe).folder
     there = next(parent for parent in place.parents if parent.exists())

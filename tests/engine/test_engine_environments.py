@@ -5,6 +5,7 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,8 @@ def test_what_must_be_there_before_is_asked_for_first(recipe: Recipe) -> None:
     with pytest.raises(UnsupportedError, match=r"takes about 1048576\.0 GiB"):
         install(replace(recipe, bytes=2**50), lambda _: None, jobs=1)
     assert not EngineEnvironment(recipe).folder.exists()
+    if sys.version_info < (3, 12):
+        assert "_distutils" in str(import_module("distutils").__file__), "setuptools' own is still the one"
 
 
 @pytest.mark.llama

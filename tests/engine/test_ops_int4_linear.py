@@ -236,6 +236,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
 @pytest.mark.slow
 @pytest.mark.slow  # Inductor starts its compiler
 def test_compiles_into_one_graph_with_the_same_result() -> None:
+    assert native_reason() is None
     weights, bias = numbers(64, 48, 32, False), some_bias(48)
     packed, inputs = native(weights), [activations(1, 64, dtype=dtype) for dtype in TYPES]
 
