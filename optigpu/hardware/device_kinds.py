@@ -69,6 +69,15 @@ _NOT_VLLM = "vLLM's environment is made for CPUs and NVIDIA's GPUs here"
 _NO_SENSOR = "NVML tells of NVIDIA's GPUs alone"
 _FIRST_CHOICE = "torch alone chooses the attention kernel there"
 
+_NOT_NVIDIA = {
+    Ability.CPU_ENGINE: _CPU_ALONE,
+    Ability.OWN_KERNELS: _KERNELS,
+    Ability.ATTENTION_KERNELS: _FIRST_CHOICE,
+    Ability.VLLM: _NOT_VLLM,
+    Ability.SENSORS: _NO_SENSOR,
+}
+"""What no other GPU than NVIDIA's has here."""
+
 KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
     {
         DeviceKind.CPU: KindFacts(
@@ -102,13 +111,9 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             built="torch_hip",
             sources=(_HIP, _BITSANDBYTES),
             lacks={
-                Ability.CPU_ENGINE: _CPU_ALONE,
-                Ability.OWN_KERNELS: _KERNELS,
+                **_NOT_NVIDIA,
                 Ability.TF32: "PyTorch has tf32 on the MI300 alone, with other numbers than NVIDIA's",
                 Ability.FP8: "the MI300 has another format of fp8 (fnuz), and the layers here are for NVIDIA's",
-                Ability.ATTENTION_KERNELS: _FIRST_CHOICE,
-                Ability.VLLM: _NOT_VLLM,
-                Ability.SENSORS: _NO_SENSOR,
             },
         ),
         DeviceKind.XPU: KindFacts(
@@ -119,17 +124,13 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             built="torch_xpu",
             sources=(_XPU, _BITSANDBYTES),
             lacks={
-                Ability.CPU_ENGINE: _CPU_ALONE,
-                Ability.OWN_KERNELS: _KERNELS,
+                **_NOT_NVIDIA,
                 Ability.FLOAT64: "the Arc A-Series has no float64",
                 Ability.TF32: "the switch that it sets is CUDA's",
                 Ability.FP8: "the layers here call torch._scaled_mm as NVIDIA's GPUs take it",
                 Ability.SCALED_LOSS: "PyTorch's GradScaler needs float64, which the Arc A-Series has not",
                 Ability.GRAPHS: "it records with torch.cuda.CUDAGraph, and Intel's are torch.xpu.XPUGraph",
                 Ability.LANE: "the lane from the host is written with torch.cuda's streams",
-                Ability.ATTENTION_KERNELS: _FIRST_CHOICE,
-                Ability.VLLM: _NOT_VLLM,
-                Ability.SENSORS: _NO_SENSOR,
             },
         ),
         DeviceKind.MPS: KindFacts(
@@ -138,8 +139,7 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
             tool="Activity Monitor",
             sources=(_MPS, _BITSANDBYTES),
             lacks={
-                Ability.CPU_ENGINE: _CPU_ALONE,
-                Ability.OWN_KERNELS: _KERNELS,
+                **_NOT_NVIDIA,
                 Ability.FLOAT64: "Metal has no float64",
                 Ability.TF32: "tf32 is a mode of NVIDIA's tensor cores",
                 Ability.FP8: "Metal's matrix products take no fp8",
@@ -147,13 +147,10 @@ KINDS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
                 Ability.GRAPHS: "torch records no graphs of Metal's kernels",
                 Ability.LANE: "its memory is the host's",
                 Ability.OWN_MEMORY: "its memory is the host's",
-                Ability.ATTENTION_KERNELS: _FIRST_CHOICE,
                 Ability.OPTIMIZER_8BIT: "bitsandbytes 0.50 has no 8-bit optimizers for Metal yet",
-                Ability.VLLM: _NOT_VLLM,
                 Ability.MEMORY_PEAKS: "torch.mps counts what is allocated now and keeps no peak; see host_peak_bytes",
                 Ability.PROFILE: "torch's profiler records no kernels of Metal's",
                 Ability.ENERGY: "macOS tells what it draws to administrators alone",
-                Ability.SENSORS: _NO_SENSOR,
             },
         ),
     }
