@@ -1,5 +1,7 @@
 """What the tests of engines beside torch share: orders, prompts, and transformers' own answers. Imports no torch."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +104,27 @@ def scored(runtime: Any, tokens: Any, prefill: int = 0) -> Any:
 def error(found: Any, expected: Any) -> float:
     """The largest difference of a logit over the largest logit."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def loaded_by_measuring(backend: str, folder: Path, *names: str) -> str:
+    """Which of these modules are in a process of their own that measures a model that is kept already, as a list."""
+    program = f"""
+import sys
+from pathlib import Path
+from optigpu.backends import BACKENDS
+from optigpu.backends.base import Order
+from optigpu.hardware import probe
+from optigpu.vocabulary import DeviceKind
+from optigpu.workloads.generate import Generate
+
+folder = Path({str(folder)!r})
+order = Order({TINY!r}, (), Generate(), DeviceKind.CPU, 0, 1, folder, probe())
+runtime = BACKENDS[{backend!r}].prepare(order, lambda _: None)
+request = Generate(prompt_tokens=4, new_tokens=4).prepare(runtime)
+assert request.run()["tokens_per_s"] > 0
+assert runtime.weights().hash
+print(sorted(set({names!r}) & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()

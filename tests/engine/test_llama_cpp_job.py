@@ -1,8 +1,6 @@
 """Jobs of llama.cpp from the request to the results: beside torch, by itself, and where it is not installed."""
 
 import hashlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from optigpu.measure import Report, run
 from optigpu.models.bundled import BUNDLED
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.converted_engines import loaded_by_measuring
 
 pytestmark = pytest.mark.slow
 
@@ -191,23 +190,4 @@ def _without_llama_cpp(environment: Environment) -> Environment:
 @pytest.mark.llama
 def test_its_measuring_process_loads_no_torch(report: Report, tmp_path: Path) -> None:
     """The file is kept already; writing one is another process's affair."""
-    program = f"""
-import sys
-from pathlib import Path
-from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
-from optigpu.hardware import probe
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.generate import Generate
-
-folder = Path({str(tmp_path)!r})
-order = Order("bundled:tiny", (), Generate(), DeviceKind.CPU, 0, 1, folder, probe())
-runtime = BACKENDS["llama_cpp"].prepare(order, lambda _: None)
-request = Generate(prompt_tokens=4, new_tokens=4).prepare(runtime)
-assert request.run()["tokens_per_s"] > 0
-assert runtime.weights().hash
-print(sorted({{"torch", "transformers"}} & set(sys.modules)))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "[]"
+    assert loaded_by_measuring("llama_cpp", tmp_path, "torch", "transformers") == "[]"

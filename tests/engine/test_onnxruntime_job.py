@@ -1,7 +1,5 @@
 """Jobs that measure ONNX Runtime beside torch."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.vocabulary import VariantStatus
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
+from tests.engine.converted_engines import loaded_by_measuring
 
 pytestmark = [pytest.mark.slow, pytest.mark.onnxruntime]
 
@@ -138,23 +137,4 @@ def test_a_family_that_is_not_written_ends_its_variant_alone(tmp_path: Path) -> 
 
 def test_its_measuring_process_loads_no_torch(report: Report, tmp_path: Path) -> None:
     """The model is kept already; writing one is another process's affair."""
-    program = f"""
-import sys
-from pathlib import Path
-from optigpu.backends import BACKENDS
-from optigpu.backends.base import Order
-from optigpu.hardware import probe
-from optigpu.vocabulary import DeviceKind
-from optigpu.workloads.generate import Generate
-
-folder = Path({str(tmp_path)!r})
-order = Order("bundled:tiny", (), Generate(), DeviceKind.CPU, 0, 1, folder, probe())
-runtime = BACKENDS["onnxruntime"].prepare(order, lambda _: None)
-request = Generate(prompt_tokens=4, new_tokens=4).prepare(runtime)
-assert request.run()["tokens_per_s"] > 0
-assert runtime.weights().hash
-print(sorted({{"torch", "transformers", "onnx"}} & set(sys.modules)))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "[]"
+    assert loaded_by_measuring("onnxruntime", tmp_path, "torch", "transformers", "onnx") == "[]"
