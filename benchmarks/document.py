@@ -1,11 +1,12 @@
-"""A benchmark's figures as a file, with when and on what they were measured."""
+"""A benchmark's figures as a file, with when and on what they were measured, and what an earlier file holds."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from optigpu.documents.files import read_json
 from optigpu.hardware import probe
-from optigpu.vocabulary import utc_now
+from optigpu.vocabulary import OptiGPUError, utc_now
 
 
 def write(path: Path, benchmark: str, figures: dict[str, Any]) -> None:
@@ -17,3 +18,19 @@ def write(path: Path, benchmark: str, figures: dict[str, Any]) -> None:
         **figures,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def measured_before(path: Path | None, spec: dict[str, Any], parts: str) -> list[Any]:
+    """What the file of an earlier hour holds under `parts`, for a benchmark that goes on with it.
+
+    Raises OptiGPUError if it cannot be read, or was about another job.
+    """
+    if path is None:
+        raise OptiGPUError("--resume goes on with the file of --output; name it.")
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("spec") != spec or not isinstance(found.get(parts), list):
+        raise OptiGPUError(
+            f"{path} has nothing of the same job; leave out --resume, or give the same options."
+        )
+    measured: list[Any] = found[parts]
+    return measured

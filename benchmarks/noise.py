@@ -2,20 +2,23 @@
 
 The same small ladder is measured quiet, beside 0.2, 0.5 and 1.0 cores of others' work, steady and in bursts, and
 beside one process that never rests at the lowest priority. One run of each, then the next of each, since the speed of
-a machine changes within the hour. The goals are for two cores, and the machine must be quiet otherwise. The exit status
-is 0 if all goals are met, 1 if not, and 2 if nothing could be measured.
+a machine changes within the hour. The goals are for two cores, and the machine must be quiet otherwise. `--resume` adds
+to the runs of an earlier sitting; runs are compared with the quiet ones of their own sitting. The exit status is 0 if
+all goals are met, 1 if not, and 2 if nothing could be measured.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.progress import track
 
-from benchmarks.document import write
+from benchmarks.document import measured_before, write
 from benchmarks.load import PROGRAM, Load, Pattern, beside
 from benchmarks.noise_goals import Figure, Ratio, Run, goals_of, grid_of
 from optigpu.documents.events import Event
@@ -30,12 +33,16 @@ LOADS = (
     *(Load(cores, pattern) for pattern in Pattern for cores in CORES),
     Load(1.0, Pattern.STEADY, nice=19),
 )
+RUNS = TypeAdapter(list[Run])
 
 
 def main(program: Sequence[str] = PROGRAM) -> int:
     """Measures and prints the table and the goals. `program` is the load program's command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.noise", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each load")
+    parser.add_argument(
+        "--minutes", type=float, default=240.0, help="no turn of all loads begins later than that"
+    )
     parser.add_argument("--model", default="preset:gpt2")
     parser.add_argument("--stack", default="int8_weight_only", help="the technique of the ladder")
     parser.add_argument("--new-tokens", type=int, default=8)
@@ -45,14 +52,20 @@ def main(program: Sequence[str] = PROGRAM) -> int:
         "--usual-priority", action="store_true", help="measure as someone without the right to a higher one"
     )
     parser.add_argument("--output", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs of the file of --output")
     options = parser.parse_args()
-    runs: list[Run] = []
+    ends = time.monotonic() + 60 * options.minutes
     try:
+        runs = runs_before(options) if options.resume else []
+        sitting = max((run.sitting for run in runs), default=-1) + 1
         with beside(LOADS[0], 0, program):
             pass  # a load program that cannot start is known before anything is measured
-        for number in track(range(options.runs), "runs of each load", console=console(stderr=True)):
+        turns = range(turns_done(runs), options.runs)
+        for number in track(turns, "runs of each load", console=console(stderr=True)):
+            if time.monotonic() > ends:
+                break
             for load in (None, *LOADS):
-                runs.append(measured(options, load, number, program))
+                runs.append(replace(measured(options, load, number, program), sitting=sitting))
                 if options.output:
                     # After each one: half an hour's figures should not be lost with its last minute.
                     write(options.output, "noise", document_of(options, runs))
@@ -65,6 +78,17 @@ def main(program: Sequence[str] = PROGRAM) -> int:
     for goal in goals:
         screen.print(goal.line(), markup=False, soft_wrap=True)
     return 0 if all(goal.met for goal in goals) else 1
+
+
+def runs_before(options: argparse.Namespace) -> list[Run]:
+    """The runs of the file. Raises OptiGPUError if it cannot be read, or was about another job."""
+    spec = spec_of(options, wait_s=60.0).model_dump(mode="json")
+    return RUNS.validate_python(measured_before(options.output, spec, "runs"))
+
+
+def turns_done(runs: Sequence[Run]) -> int:
+    """How often every load has been measured."""
+    return min(sum(run.load == load for run in runs) for load in (None, *LOADS))
 
 
 def measured(options: argparse.Namespace, load: Load | None, seed: int, program: Sequence[str]) -> Run:

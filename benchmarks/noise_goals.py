@@ -1,7 +1,7 @@
 """What the runs of `benchmarks.noise` must show, and their table."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
@@ -49,12 +49,16 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Run:
-    """One ladder beside a load (None: quiet), which used so many cores. `ratio` is None where none was given."""
+    """One ladder beside a load (None: quiet), which used so many cores. `ratio` is None where none was given.
+
+    Runs of one `sitting` have the same number: the machine may be another one the next time.
+    """
 
     load: Load | None
     used_cores: float
     figures: tuple[Figure, ...]
     ratio: Ratio | None
+    sitting: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,15 @@ class Goal:
 
 @dataclass(frozen=True)
 class Quiet:
-    """The means of the quiet runs."""
+    """The means of a sitting's quiet runs."""
 
     figures: dict[str, float]
     ratio: float | None
 
     @classmethod
-    def of(cls, runs: Iterable[Run]) -> "Quiet":
-        """Of all runs the quiet ones."""
-        quiet = [run for run in runs if run.load is None]
+    def of(cls, runs: Iterable[Run], sitting: int) -> "Quiet":
+        """Of all runs the quiet ones of one sitting."""
+        quiet = [run for run in runs if run.load is None and run.sitting == sitting]
         values: dict[str, list[float]] = {}
         for figure in _figures(quiet):
             values.setdefault(figure.label, []).append(figure.value)
@@ -113,9 +117,21 @@ class Quiet:
         return known is not None and figure.ci is not None and figure.ci[0] <= known <= figure.ci[1]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A figure of a run, with the quiet means that it is compared with."""
+
+    figure: Figure
+    quiet: Quiet
+
+
 def goals_of(runs: Sequence[Run]) -> list[Goal]:
     """All goals, by what the runs showed."""
-    quiet = Quiet.of(runs)
+    quiet = quiet_means(runs)
+
+    def figures(chosen: Iterable[Run]) -> list[Judged]:
+        return [Judged(figure, quiet[run.sitting]) for run in chosen for figure in run.figures]
+
     loaded = [run for run in runs if run.load and not run.load.nice]
     light = [run for run in loaded if run.load and run.load.cores <= RATIO_UP_TO_CORES]
     bursts = [run for run in light if run.load == Load(BURSTS_OF_CORES, Pattern.BURSTS)]
@@ -125,50 +141,56 @@ def goals_of(runs: Sequence[Run]) -> list[Goal]:
         _counted(
             f"ratios within {RATIO_WITHIN:.0%} of the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
             light,
-            lambda run: abs(quiet.ratio_change(run)) <= RATIO_WITHIN,
+            lambda run: abs(quiet[run.sitting].ratio_change(run)) <= RATIO_WITHIN,
         ),
         _counted(
             f"intervals of figures that contain the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
-            _figures(light),
-            quiet.is_inside,
+            figures(light),
+            lambda each: each.quiet.is_inside(each.figure),
             share=COVERED,
         ),
         _counted(
             f"figures within {BURSTS_WITHIN:.0%} of the quiet mean, bursts of {BURSTS_OF_CORES:g} cores",
-            _figures(bursts),
-            lambda figure: abs(quiet.change(figure)) <= BURSTS_WITHIN,
+            figures(bursts),
+            lambda each: abs(each.quiet.change(each.figure)) <= BURSTS_WITHIN,
         ),
         _counted("ratios printed, beyond that", heavy, lambda run: run.ratio is not None),
         _counted(
             "figures beyond that with no wrong reason, and with the right one unless they are right themselves",
-            [figure for run in heavy for figure in run.figures],
-            lambda figure: is_judged_rightly(figure, quiet),
+            figures(heavy),
+            is_judged_rightly,
         ),
         _counted(
             "figures beside a process that never rests that name it",
-            _figures(restless),
-            lambda figure: figure.names_the_load,
+            figures(restless),
+            lambda each: each.figure.names_the_load,
         ),
         _counted(
             "quiet figures without a reason and a warning",
-            _figures(run for run in runs if run.load is None),
-            lambda figure: not figure.reasons and not figure.warnings,
+            figures(run for run in runs if run.load is None),
+            lambda each: not each.figure.reasons and not each.figure.warnings,
         ),
         _counted(
             f"intervals of ratios that contain the quiet mean, up to {RATIO_UP_TO_CORES:g} cores",
             light,
-            quiet.is_ratio_inside,
+            lambda run: quiet[run.sitting].is_ratio_inside(run),
             share=COVERED,
         ),
     ]
 
 
-def is_judged_rightly(figure: Figure, quiet: Quiet) -> bool:
+def quiet_means(runs: Sequence[Run]) -> dict[int, Quiet]:
+    """Of each sitting."""
+    return {sitting: Quiet.of(runs, sitting) for sitting in {run.sitting for run in runs}}
+
+
+def is_judged_rightly(judged: Judged) -> bool:
     """Bursts leave clean rounds, and a high priority keeps a steady load out: what is right then needs no mark."""
+    figure = judged.figure
     if set(figure.reasons) - {VerdictReason.FOREIGN_PROCESS}:
         return False
     unmarked = not figure.reasons and DISTURBED not in figure.warnings
-    return figure.names_the_load or (unmarked and quiet.is_inside(figure))
+    return figure.names_the_load or (unmarked and judged.quiet.is_inside(figure))
 
 
 def _counted(name: str, cases: Iterable[T], holds: Callable[[T], bool], share: float = 1.0) -> Goal:
@@ -182,7 +204,7 @@ def _figures(runs: Iterable[Run]) -> list[Figure]:
 
 def grid_of(runs: Sequence[Run]) -> Grid:
     """A line for each load: the means of its runs, and how far the worst is from quiet."""
-    quiet = Quiet.of(runs)
+    quiet = quiet_means(runs)
     labels = list(dict.fromkeys(figure.label for figure in _figures(runs)))
     loads = dict.fromkeys(run.load for run in runs)
     return Grid(
@@ -196,21 +218,24 @@ def grid_of(runs: Sequence[Run]) -> Grid:
             Column("warnings"),
         ),
         rows=tuple(_cells(load, [run for run in runs if run.load == load], labels, quiet) for load in loads),
-        notes=("In brackets: the farthest of the runs from the mean of the quiet ones.",),
+        notes=("In brackets: the farthest of the runs from the mean of the quiet ones of its sitting.",),
     )
 
 
-def _cells(load: Load | None, runs: Sequence[Run], labels: Sequence[str], quiet: Quiet) -> tuple[str, ...]:
-    by_label = {label: [figure for figure in _figures(runs) if figure.label == label] for label in labels}
+def _cells(
+    load: Load | None, runs: Sequence[Run], labels: Sequence[str], quiet: Mapping[int, Quiet]
+) -> tuple[str, ...]:
+    columns = []
+    for label in labels:
+        found = [(run, figure) for run in runs for figure in run.figures if figure.label == label]
+        values = [figure.value for _, figure in found]
+        columns.append(_mean(values, [quiet[run.sitting].change(figure) for run, figure in found]))
     ratios = [run.ratio.value for run in runs if run.ratio]
     return (
         load.label if load else "quiet",
         f"{fmean(run.used_cores for run in runs):.2f}",
-        *(
-            _mean([each.value for each in found], [quiet.change(each) for each in found])
-            for found in by_label.values()
-        ),
-        _mean(ratios, [quiet.ratio_change(run) for run in runs if run.ratio]),
+        *columns,
+        _mean(ratios, [quiet[run.sitting].ratio_change(run) for run in runs if run.ratio]),
         _tally(reason for figure in _figures(runs) for reason in figure.reasons),
         _tally(warning for figure in _figures(runs) for warning in figure.warnings),
     )

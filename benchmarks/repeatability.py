@@ -12,16 +12,15 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.progress import track
 
-from benchmarks.document import write
+from benchmarks.document import measured_before, write
 from benchmarks.pairs import measure_pair
-from optigpu.documents.files import read_json
 from optigpu.documents.result import Result
 from optigpu.documents.views import Decision
 from optigpu.hardware import probe
@@ -81,7 +80,7 @@ def main() -> int:
     )
     spec = same.model_dump(mode="json")
     try:
-        pairs = measured_before(options.output, spec) if options.resume else []
+        pairs = pairs_of(measured_before(options.output, spec, "measured")) if options.resume else []
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
         return 2
@@ -112,16 +111,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured_before(path: Path | None, spec: dict[str, Any]) -> list[Pair]:
-    """The pairs in a file of an earlier run. Raises OptiGPUError if it cannot be read, or was about another job."""
-    if path is None:
-        raise OptiGPUError("--resume goes on with the file of --output; name it.")
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("spec") != spec or "measured" not in found:
-        raise OptiGPUError(
-            f"{path} holds no pairs of the same job; leave out --resume, or give the same options."
-        )
-    return [Pair(**{**each, "ci": each["ci"] and tuple(each["ci"])}) for each in found["measured"]]
+def pairs_of(documents: Iterable[dict[str, Any]]) -> list[Pair]:
+    """The pairs of a file."""
+    return [Pair(**{**each, "ci": each["ci"] and tuple(each["ci"])}) for each in documents]
 
 
 def _turns(count: int, done: Sequence[str], ends: float) -> Iterator[str]:

@@ -3,12 +3,15 @@ measured."""
 
 import itertools
 import sys
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import noise
+from benchmarks.document import write
 from benchmarks.load import NAME, PERIOD_S, PROGRAM, Load, Pattern, beside, schedule
 from benchmarks.noise_goals import Figure, Goal, Ratio, Run, goals_of, grid_of
 from optigpu.report import markdown
@@ -218,3 +221,34 @@ def test_the_load_has_its_own_priority_whatever_that_of_who_starts_it() -> None:
     start = ["nice", "-n", "5", *PROGRAM]
     with beside(Load(0.2, nice=7), seed=0, program=start) as running:
         assert {process.nice() for process in running.processes} == {7}
+
+
+def test_runs_are_compared_with_the_quiet_ones_of_their_sitting() -> None:
+    """On a machine of half the speed, where the ratio is another one too."""
+
+    def elsewhere(run: Run) -> Run:
+        figures = [
+            replace(each, value=each.value / 2, ci=each.ci and (each.ci[0] / 2, each.ci[1] / 2))
+            for each in run.figures
+        ]
+        ratio = run.ratio and Ratio(run.ratio.value / 2, (2.2, 2.8), run.ratio.reasons)
+        return replace(run, figures=tuple(figures), ratio=ratio, sitting=1)
+
+    both = [*good_runs(), *map(elsewhere, good_runs())]
+    assert missed(both) == []
+    assert 0 in missed([replace(run, sitting=0) for run in both])
+
+
+def test_a_sitting_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    options = Namespace(
+        model="preset:tiny-llama-test", stack="int8_weight_only", new_tokens=8, replicates=2, seconds=0.5,
+        usual_priority=False, output=tmp_path / "noise.json",
+    )  # fmt: skip
+    runs = good_runs()
+    write(options.output, "noise", noise.document_of(options, runs))
+    assert noise.runs_before(options) == runs
+    assert noise.turns_done(runs) == 5
+    assert noise.turns_done([run for run in runs if run.load != LIGHT]) == 0
+    options.seconds = 1.0
+    with pytest.raises(OptiGPUError, match="has nothing of the same job; leave out --resume"):
+        noise.runs_before(options)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.repeatability import Pair, figures_of, measured_before, text_of
+from benchmarks.document import measured_before
+from benchmarks.repeatability import Pair, figures_of, pairs_of, text_of
 from optigpu.documents.views import Decision
 from optigpu.vocabulary import OptiGPUError
 
@@ -54,13 +55,13 @@ def test_without_pairs_nothing_is_claimed() -> None:
 def test_pairs_of_an_earlier_hour_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps({"spec": SPEC, "measured": [asdict(each) for each in PAIRS]}))
-    assert figures_of(measured_before(path, SPEC), "same") == figures_of(PAIRS, "same")
+    assert figures_of(pairs_of(measured_before(path, SPEC, "measured")), "same") == figures_of(PAIRS, "same")
 
 
 def test_pairs_of_another_job_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps({"spec": SPEC | {"model": "preset:gpt2"}, "measured": []}))
-    with pytest.raises(OptiGPUError, match="no pairs of the same job"):
-        measured_before(path, SPEC)
+    with pytest.raises(OptiGPUError, match="has nothing of the same job"):
+        measured_before(path, SPEC, "measured")
     with pytest.raises(OptiGPUError, match="--output"):
-        measured_before(None, SPEC)
+        measured_before(None, SPEC, "measured")
