@@ -28,7 +28,7 @@ _START = (
     "m = u.module_from_spec(s); sys.modules[s.name] = m; s.loader.exec_module(m); "
     "from optigpu_convert.main import main; main(step)"
 )
-_SET = {
+VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",  # the same numbers with and without a GPU
     "KERAS_BACKEND": "tensorflow",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,7 @@ def _start(python: Path, step: str, descriptor: int) -> "subprocess.Popen[bytes]
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=inherited | _SET,
+            env=inherited | VARIABLES,
             pass_fds=(descriptor,),
             start_new_session=True,
             bufsize=0,
@@ -130,7 +130,7 @@ def _listen(process: "subprocess.Popen[bytes]", answers: IO[bytes], watch: Watch
             while (end := received.find(b"\n")) >= 0:
                 line = bytes(received[:end])
                 del received[: end + 1]
-                message = _message(line)
+                message = message_of(line)
                 if "done" in message:
                     return message["done"]
                 last = message["doing"]
@@ -161,7 +161,7 @@ class _Message(TypedDict, total=False):
     done: Document
 
 
-def _message(line: bytes) -> _Message:
+def message_of(line: bytes) -> _Message:
     """An answer on the way, or the last one. Raises what the program refuses."""
     try:
         message = json.loads(line)

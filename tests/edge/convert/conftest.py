@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from optigpu.documents.manifest import ModelManifest, read_manifest
+from tests.edge.convert.resident import Resident
 from tests.edge.tools import edge_python
 from tests.pages import ROOT
 
@@ -94,6 +95,23 @@ def convert(edge: Path, tmp_path_factory: pytest.TempPathFactory) -> Convert:
         command = command_line(*arguments, "--output", output, "--python", python)
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
         return Ran(ran.returncode, ran.stdout, ran.stderr, output)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def resident(edge: Path) -> Iterator[Resident]:
+    with Resident(edge) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def soon(resident: Resident, edge: Path, tmp_path_factory: pytest.TempPathFactory) -> Convert:
+    """As `convert`, in this process, by the one that has TensorFlow loaded."""
+
+    def run(*arguments: object) -> Ran:
+        output = tmp_path_factory.mktemp("converted") / "out"
+        return Ran(*resident.command("convert", *arguments, "--output", output, "--python", edge), output)
 
     return run
 

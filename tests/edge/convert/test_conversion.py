@@ -94,19 +94,17 @@ def test_one_seed_gives_the_same_bytes_and_another_one_does_not(
 
 
 def test_a_saved_model_is_the_same_network(
-    convert: Convert, models: Path, samples: Path, tiny_manifest: ModelManifest
+    soon: Convert, models: Path, samples: Path, tiny_manifest: ModelManifest
 ) -> None:
-    ran = convert("--model", models / "saved", "--npz", samples)
+    ran = soon("--model", models / "saved", "--npz", samples)
     assert ran.status == 0, ran.err
     found = read_manifest(ran.output)
     assert found.operators == tiny_manifest.operators
     assert found.golden.outputs == tiny_manifest.golden.outputs
 
 
-def test_a_network_of_vectors_has_logits_and_random_data_is_not_ranked(
-    convert: Convert, models: Path
-) -> None:
-    ran = convert(models / "vector.keras", "--allow-random-calibration", "--samples", "40")
+def test_a_network_of_vectors_has_logits_and_random_data_is_not_ranked(soon: Convert, models: Path) -> None:
+    ran = soon(models / "vector.keras", "--allow-random-calibration", "--samples", "40")
     assert ran.status == 0, ran.err
     found = read_manifest(ran.output)
     assert (found.network.input, found.macs, found.rankable) == ((6,), 6 * 5 + 5 * 3, False)

@@ -48,22 +48,22 @@ def said(ran: Ran) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "sentence"), REFUSED.items())
 def test_a_network_that_no_device_runs_is_one_sentence(
-    convert: Convert, models: Path, name: str, sentence: str
+    soon: Convert, models: Path, name: str, sentence: str
 ) -> None:
-    ran = convert(models / f"{name}.keras", *RANDOM)
+    ran = soon(models / f"{name}.keras", *RANDOM)
     assert (ran.status, ran.out) == (1, "")
     assert said(ran).startswith(sentence)
     assert leaves_nothing(ran)
 
 
 @pytest.mark.slow
-def test_an_operator_that_is_slow_can_be_accepted(convert: Convert, models: Path) -> None:
-    assert convert(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
+def test_an_operator_that_is_slow_can_be_accepted(soon: Convert, models: Path) -> None:
+    assert soon(models / "transposed.keras", *RANDOM, "--allow-unaccelerated").status == 0
 
 
 @pytest.mark.slow
-def test_an_arena_that_is_too_small_is_one_sentence(convert: Convert, models: Path) -> None:
-    ran = convert(models / "tiny.keras", *RANDOM, "--arena", "2KB")
+def test_an_arena_that_is_too_small_is_one_sentence(soon: Convert, models: Path) -> None:
+    ran = soon(models / "tiny.keras", *RANDOM, "--arena", "2KB")
     assert (ran.status, leaves_nothing(ran)) == (1, True)
     assert said(ran).startswith("The model's tensors do not fit into an arena of 2,000 bytes (")
     assert said(ran).endswith("use a smaller input or width, or a larger --arena.")
@@ -71,11 +71,11 @@ def test_an_arena_that_is_too_small_is_one_sentence(convert: Convert, models: Pa
 
 @pytest.mark.slow
 def test_data_that_does_not_fit_the_network_is_one_sentence(
-    convert: Convert, models: Path, tmp_path: Path
+    soon: Convert, models: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "inputs.npz"
     np.savez(path, inputs=np.zeros((4, 8, 8, 3), np.float32))
-    ran = convert(models / "tiny.keras", "--npz", path)
+    ran = soon(models / "tiny.keras", "--npz", path)
     assert (ran.status, leaves_nothing(ran)) == (2, True)
     assert (
         said(ran) == f"{path}: inputs has the shape [4, 8, 8, 3], and the network takes [samples, 16, 16, 3]."
@@ -83,9 +83,9 @@ def test_data_that_does_not_fit_the_network_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_an_image_that_is_none_is_named(convert: Convert, models: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_none_is_named(soon: Convert, models: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nand nothing more")
-    ran = convert(models / "tiny.keras", "--images", tmp_path, "--pixels", "signed")
+    ran = soon(models / "tiny.keras", "--images", tmp_path, "--pixels", "signed")
     assert (ran.status, leaves_nothing(ran)) == (2, True)
     assert said(ran).startswith(f"{tmp_path / 'a.png'} cannot be read as an image: ")
 
