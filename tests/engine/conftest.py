@@ -1,7 +1,7 @@
 """The models of the engine's tests, torch's threads, and a control group with little memory where one can be made."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +12,8 @@ pytest.register_assert_rewrite(*(f"tests.engine.{name}_models" for name in ("tin
 from tests.engine.biased_models import biased_models as biased_models  # noqa: E402
 from tests.engine.brief_jobs import own_lock as own_lock  # noqa: E402
 from tests.engine.normed_models import normed_models as normed_models  # noqa: E402
+from tests.engine.processes import children  # noqa: E402
+from tests.engine.resident_converter import resident_converter  # noqa: E402
 from tests.engine.tiny_models import models_dir as models_dir  # noqa: E402
 from tests.engine.trained_model import language_dir as language_dir  # noqa: E402
 from tests.engine.trained_model import trained_model as trained_model  # noqa: E402
@@ -61,6 +63,20 @@ def _make(name: str) -> Path | None:
 def _remove(name: str) -> None:
     with suppress(OSError):
         _folder(name).rmdir()
+
+
+@pytest.fixture
+def started() -> Callable[[], frozenset[int]]:
+    """Which processes this one has started since the test began, and that run."""
+    before = children()
+    return lambda: children() - before
+
+
+@pytest.fixture
+def converter_at_hand() -> Iterator[None]:
+    """What this process converts is written by the resident converter."""
+    with resident_converter():
+        yield
 
 
 @contextmanager

@@ -19,14 +19,15 @@ from optigpu.workloads.base import Workload
 from optigpu.workloads.generate import Generate
 from tests.engine.caches import BUILDS, CONVERTED, OPERATORS, PEAKS, cache_with
 from tests.engine.here import here
+from tests.engine.resident_converter import resident_converter
 
 TINY = "bundled:tiny"
 PROMPT, NEW = 24, 40
 
 
 def own_cache(made: Path) -> Iterator[None]:
-    """A cache folder that shares converted models with this user's."""
-    with pytest.MonkeyPatch.context() as patch:
+    """A cache folder that shares converted models with this user's; they are written by the resident converter."""
+    with resident_converter(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache_with(made, BUILDS, OPERATORS, PEAKS, CONVERTED).parent))
         yield
 

@@ -35,6 +35,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def children() -> frozenset[int]:
+    """The processes that this one has started and that run."""
+    return frozenset(child.pid for child in psutil.Process().children() if is_alive(child.pid))
+
+
 def may_come_first() -> bool:
     """Whether a process of ours may have the highest priority."""
     ask = f"import os; os.setpriority(os.PRIO_PROCESS, 0, {HIGHEST})"

@@ -16,6 +16,7 @@ from optigpu.workloads.generate import Generate
 from tests.engine import converted_engines
 from tests.engine.caches import cache_with
 from tests.engine.converted_engines import TINY, error, transformers_classes, transformers_classifier
+from tests.engine.resident_converter import resident_converter
 
 pytestmark = [pytest.mark.onnxruntime, pytest.mark.slow]
 
@@ -26,7 +27,7 @@ TINY_CLASSIFIERS = ("tiny-resnet-test", "tiny-mobilenet-test", "tiny-vit-test")
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with resident_converter(), pytest.MonkeyPatch.context() as patch:
         folder = cache_with(tmp_path_factory.mktemp("onnx"))
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
         yield

@@ -42,6 +42,7 @@ def small_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.usefixtures("converter_at_hand")
 def test_a_model_is_written_once_for_each_format(tmp_path: Path, kept: Path) -> None:
     said: list[str] = []
     for stack in ((), (), (OnnxInt4(),), (OnnxInt8(),), (OnnxInt4(),)):
@@ -50,6 +51,7 @@ def test_a_model_is_written_once_for_each_format(tmp_path: Path, kept: Path) -> 
     assert len(list(kept.glob("preset-tiny-llama-test-*.onnx"))) == 3
 
 
+@pytest.mark.usefixtures("converter_at_hand")
 @pytest.mark.parametrize("file", [MODEL, DATA])
 @pytest.mark.parametrize("shorter", [True, False])
 def test_a_damaged_model_is_removed_and_written_anew(

@@ -1,8 +1,8 @@
 """One turn: who is measured, who fails, who waits, and what is left behind."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from optigpu.conductor.processes.residents import MOST_RESIDENT, Residents
@@ -10,8 +10,9 @@ from optigpu.documents.events import Event, Progressed, VariantStarted
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import CancelledError, OutOfMemoryError, ReplicateError, UnsupportedError
-from tests.engine.processes import is_alive
 from tests.engine.sessions import session_with
+
+Started = Callable[[], frozenset[int]]
 
 MEASURE = {"replicates": 2, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
 
@@ -23,11 +24,7 @@ def grid(*stack: str) -> JobSpec:
     )
 
 
-def children() -> list[int]:
-    return [child.pid for child in psutil.Process().children() if is_alive(child.pid)]
-
-
-def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path) -> None:
+def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path, started: Started) -> None:
     spec = grid("bf16", "no_kv_cache", "eager_attention")
     session, _ = session_with(spec, tmp_path, "moody", space=(3,))
     turn = Residents(session, 0).measure(variants_of(spec))
@@ -38,7 +35,7 @@ def test_each_variant_is_measured_or_failed_or_waiting(tmp_path: Path) -> None:
     }
     assert list(turn.replicates) == [0, 3, 4]
     assert [variant.index for variant in turn.waiting] == [5, 6, 7]
-    assert not children()
+    assert not started()
 
 
 def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_one_is_started_even_where_the_memory_has_no_space(tmp_path: Path) -> No
     ids=["two cores", "one core", "no memory for a third"],
 )
 def test_libraries_are_imported_side_by_side_and_models_loaded_one_by_one(
-    tmp_path: Path, threads: int, space: tuple[int, ...], told: list[str]
+    tmp_path: Path, started: Started, threads: int, space: tuple[int, ...], told: list[str]
 ) -> None:
     spec = grid("bf16", "eager_attention")
     notes = tmp_path / "notes"
@@ -68,7 +65,7 @@ def test_libraries_are_imported_side_by_side_and_models_loaded_one_by_one(
     session.threads = threads
     Residents(session, 0).measure(variants_of(spec)[:3])
     assert notes.read_text().split() == told
-    assert not children()
+    assert not started()
 
 
 @pytest.mark.slow
@@ -91,7 +88,7 @@ def test_a_process_that_dies_in_a_round_leaves_the_others_to_go_on(tmp_path: Pat
     assert set(turn.errors) == {0, 1}
 
 
-def test_cancelling_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_cancelling_leaves_no_process_behind(tmp_path: Path, started: Started) -> None:
     def cancelled(events: list[Event]) -> str | None:
         hangs = any(isinstance(event, Progressed) and event.doing == "hanging" for event in events)
         return "enough" if hangs else None
@@ -100,7 +97,7 @@ def test_cancelling_leaves_no_process_behind(tmp_path: Path) -> None:
     session, _ = session_with(spec, tmp_path, "hanging", cancelled=cancelled)
     with pytest.raises(CancelledError, match="enough"):
         Residents(session, 0).measure(variants_of(spec))
-    assert not children()
+    assert not started()
 
 
 def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path) -> None:
@@ -118,7 +115,7 @@ def test_a_meter_that_is_read_once_is_read_in_the_first_replicate(tmp_path: Path
     assert meters_read() == ["reading the memory meter"]
 
 
-def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path) -> None:
+def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path, started: Started) -> None:
     spec = grid("bf16")
     notes = tmp_path / "notes"
     session, events = session_with(spec, tmp_path, "noted", notes)
@@ -128,7 +125,7 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path) 
         first = residents.replicates[1]
         assert residents.indexes == {0, 1}
         residents.keep({1})
-        assert len(children()) == 1
+        assert len(started()) == 1
         residents.go_on(session)
         residents.measure_on(variants[1:])
         second = residents.replicates[1]
@@ -139,7 +136,7 @@ def test_processes_that_are_kept_measure_on_without_a_new_start(tmp_path: Path) 
     assert read == [0, 1]
     assert len(second.rounds) == len(first.rounds), "what was timed before is no part of it"
     assert second.audit is not None
-    assert not children()
+    assert not started()
 
 
 def test_one_that_fails_while_others_stay_is_not_resident_any_more(tmp_path: Path) -> None:

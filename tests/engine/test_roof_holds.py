@@ -35,7 +35,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def measured(tmp_path: Path, **spec: Any) -> tuple[Result, ...]:
-    whole = JobSpec.model_validate({"device": "cpu", "measure": QUICK} | spec)
+    rest = {"device": "cpu", "measure": QUICK, "limits": {"wait_for_quiet_s": 0}}
+    whole = JobSpec.model_validate(rest | spec)
     return run(whole, lambda _: None, lock_dir=tmp_path, threads=THREADS).results
 
 

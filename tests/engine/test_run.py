@@ -4,12 +4,11 @@ import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from optigpu.child.priority import HIGHEST
@@ -242,7 +241,9 @@ def test_the_deadline_ends_the_rest_and_keeps_what_was_measured(conductor: Condu
     assert len(asked) > 5, "asked at least once a second while the process is silent"
 
 
-def test_cancelling_ends_a_silent_process(conductor: Conductor) -> None:
+def test_cancelling_ends_a_silent_process(
+    conductor: Conductor, started: Callable[[], frozenset[int]]
+) -> None:
     def cancelled() -> str | None:
         return "changed my mind" if any(event.doing == "hanging" for event in conductor.progress) else None
 
@@ -250,7 +251,7 @@ def test_cancelling_ends_a_silent_process(conductor: Conductor) -> None:
     assert report.cancelled
     assert [outcome.status for outcome in conductor.outcomes] == [VariantStatus.CANCELLED] * 2
     assert all((outcome.reason or "").startswith("changed my mind") for outcome in conductor.outcomes)
-    assert not children_of(os.getpid())
+    assert not started()
 
 
 @pytest.mark.slow
@@ -428,10 +429,6 @@ def test_the_real_measuring_process(tmp_path: Path) -> None:
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         assert result.facts.nice == (HIGHEST if may_come_first() else usual)
     assert report.attribution.best is None
-
-
-def children_of(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children() if is_alive(child.pid)]
 
 
 def start_conductor(folder: Path, child: str, *arguments: object) -> "subprocess.Popen[bytes]":

@@ -1,10 +1,10 @@
 """A job that is cancelled, or whose time is up, in the middle: what is whole is kept, and no process is left behind."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from optigpu.conductor import progress as progress_module
@@ -13,7 +13,9 @@ from optigpu.documents.result import Outcome, VerdictWarning
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
 from optigpu.vocabulary import AttemptEndedError, VariantStatus
-from tests.engine.processes import is_alive, program
+from tests.engine.processes import program
+
+Started = Callable[[], frozenset[int]]
 
 MEASURE = {"replicates": 3, "min_seconds": 0.01, "max_seconds": 1, "meters": ["latency", "memory"]}
 SPEC: dict[str, Any] = {
@@ -84,11 +86,7 @@ def warnings(report: Report) -> list[tuple[VerdictWarning, ...]]:
     ]
 
 
-def no_process_is_left() -> bool:
-    return not [child for child in psutil.Process().children() if is_alive(child.pid)]
-
-
-def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story) -> None:
+def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story, started: Started) -> None:
     report = story.cancelled(1, "run_meter")
     assert replicates(report) == [2, 1], "the second one's meter was still to come"
     assert [outcome.status for outcome in report.outcomes] == [VariantStatus.SUCCEEDED] * 2
@@ -100,7 +98,7 @@ def test_a_cancelled_job_keeps_whole_replicates_as_results(story: Story) -> None
     assert report.stopped == "Enough. Variants with all replicates: 0, with fewer: 2, with no result: 0."
     assert story.told == list(report.outcomes)
     assert story.events[-1] == Finished(attribution=report.attribution)
-    assert no_process_is_left()
+    assert not started()
 
 
 @pytest.mark.slow
@@ -122,7 +120,9 @@ def test_a_variant_with_all_its_replicates_has_no_warning(story: Story) -> None:
     assert report.stopped == "Enough. Variants with all replicates: 1, with fewer: 1, with no result: 0."
 
 
-def test_a_time_limit_keeps_whole_replicates_too(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_keeps_whole_replicates_too(
+    story: Story, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = story.out_of_time(1, "run_round", monkeypatch)
     assert replicates(report) == [1, 1], "while rounds take turns neither is whole"
     assert warnings(report) == [(SINGLE, INCOMPLETE)] * 2
@@ -131,7 +131,7 @@ def test_a_time_limit_keeps_whole_replicates_too(story: Story, monkeypatch: pyte
     assert report.attribution.rows[1].speedup is not None
     assert not report.cancelled
     assert (report.stopped or "").startswith(limit)
-    assert no_process_is_left()
+    assert not started()
 
 
 def test_a_variant_without_a_whole_replicate_ends_with_the_reason(
@@ -170,7 +170,7 @@ def test_a_process_that_takes_too_long_to_be_ready_leaves_the_earlier_replicates
     assert report.stopped is None
 
 
-def test_an_attempt_that_ends_leaves_no_outcome(story: Story) -> None:
+def test_an_attempt_that_ends_leaves_no_outcome(story: Story, started: Started) -> None:
     """Another attempt follows, which measures all replicates."""
 
     def ended() -> str | None:
@@ -181,4 +181,4 @@ def test_an_attempt_that_ends_leaves_no_outcome(story: Story) -> None:
     with pytest.raises(AttemptEndedError):
         story.run(1, "run_audit", cancelled=ended)
     assert story.told == []
-    assert no_process_is_left()
+    assert not started()
