@@ -13,6 +13,7 @@ from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.provenance import measured, provenance_of
 from optigpu.conductor.session import Session
+from optigpu.conductor.verdicts import meters
 from optigpu.conductor.verdicts.cost import Evidence, widened
 from optigpu.conductor.verdicts.judge import judge
 from optigpu.conductor.verdicts.marks import Yardstick
@@ -47,7 +48,8 @@ def outcome_of(
     metrics = _metrics(evidence, measurements)
     verdict = judge(spec, variant, evidence, metrics, builds)
     of_requests = (*replicates[0].samples, *(each.name for each in of_load))
-    metrics = with_windows(widened(metrics, of_requests, verdict.cost_bound), facts.quality)
+    bounds = dict.fromkeys(of_requests, verdict.cost_bound) | meters.bounds(evidence)
+    metrics = with_windows(widened(metrics, bounds), facts.quality)
     published = find_class(session.environment.hardware_class)
     roofline = preparation.roofline(variant.workload, metrics, facts, published)
     environment = session.environment_of(variant)

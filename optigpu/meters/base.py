@@ -98,10 +98,12 @@ class Meter(Protocol):
     """Reads something of a prepared request.
 
     `once` means that one process of a variant is enough (for what it computes, not how fast): only the first is read.
-    `metrics` are the names that it gives a number or a reason for.
+    `timed` means that its values depend on how fast the machine is meanwhile: what disturbs a reading is then watched,
+    as in the timed rounds. `metrics` are the names that it gives a number or a reason for.
     """
 
     once: ClassVar[bool]
+    timed: ClassVar[bool]
     metrics: ClassVar[tuple[str, ...]]
 
     def read(self, context: MeterContext) -> Reading:

@@ -50,6 +50,7 @@ class EnergyMeter:
     """
 
     once: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (
         "energy_j",
         "j_per_token",

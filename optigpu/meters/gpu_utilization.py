@@ -20,6 +20,7 @@ class GpuUtilizationMeter:
     """Samples while requests run for `window_s`, after `lead_s`, since a sample tells of up to a second before it."""
 
     once: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("gpu_utilization",)
 
     lead_s: float = 1.0

@@ -31,6 +31,7 @@ class HighestRateMeter:
     """Searches from the workload's own rate."""
 
     once: ClassVar[bool] = False
+    timed: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = (NAME,)
 
     def read(self, context: MeterContext) -> Reading:

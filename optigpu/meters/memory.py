@@ -27,6 +27,7 @@ class MemoryMeter:
     """Weights and peaks; one request is run for the peaks."""
 
     once: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (
         "weight_bytes",
         "params_total",

@@ -30,6 +30,7 @@ class ProfileMeter:
     """
 
     once: ClassVar[bool] = True
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ("memory_bound_share", "compute_bound_share", "launches_per_step")
 
     steps: int = 8

@@ -76,6 +76,7 @@ class QualityMeter:
     """Divergence from fp32 on any text, perplexity of a text, accuracy of a multiple-choice test."""
 
     once: ClassVar[bool] = True
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = (*_PREDICTIONS, *_LOSSES, _ALONE)
 
     def read(self, context: MeterContext) -> Reading:

@@ -29,6 +29,7 @@ class TelemetryMeter:
     """Looks at every probe while requests run for `window_s`: the CPU's, and the GPU's for a job on one."""
 
     once: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]] = ()
 
     window_s: float = 5.0

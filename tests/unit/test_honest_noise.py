@@ -53,7 +53,7 @@ def reach(replicates: list[Replicate], bound: float | None) -> float:
     found = evidence(replicates, spec())
     measured = tuple(each.selection.of(each.replicate.samples["latency_s"]) for each in found)
     summary = summarise(Measurement(name="latency_s", samples=measured))
-    (latency,) = widened({"latency_s": summary}, ["latency_s"], bound).values()
+    (latency,) = widened({"latency_s": summary}, {"latency_s": bound}).values()
     assert latency.ci is not None
     return latency.ci[0]
 

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from optigpu.child.messages import Metered
+from optigpu.conductor.processes.metering import MeterReading
 from optigpu.documents.facts import LossQuality, MeterFacts, RunFacts
 from optigpu.documents.result import VerdictReason
 from optigpu.job.spec import JobSpec
@@ -120,7 +121,8 @@ def test_limits_of_predictions_are_refused_for_training() -> None:
 
 def judged(found: NDArray[np.float64]) -> Any:
     quality = quality_of(found, CURVES)
-    return verdict(replicate(metered=(Metered(meter="quality", facts=MeterFacts(quality=quality)),)))
+    metered = Metered(meter="quality", facts=MeterFacts(quality=quality))
+    return verdict(replicate(readings=(MeterReading(metered),)))
 
 
 def test_a_variant_outside_of_the_band_is_not_ranked() -> None:

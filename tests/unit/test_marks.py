@@ -111,13 +111,13 @@ def test_an_interval_reaches_to_the_undisturbed_side_alone() -> None:
         "few": summary(Better.LOWER, None),
         "load": summary(Better.LOWER, (9.0, 11.0)),
     }
-    wider = widened(metrics, ("time", "rate", "few"), 0.2)
+    wider = widened(metrics, dict.fromkeys(("time", "rate", "few"), 0.2))
     assert wider["time"].ci == pytest.approx((7.2, 11.0))
     assert wider["rate"].ci == pytest.approx((9.0, 13.75))
     assert wider["few"].ci is None
     assert wider["load"] == metrics["load"], "it is not one of the requests' metrics"
-    assert widened(metrics, metrics, 0.0) == metrics
-    assert widened(metrics, ("time",), None)["time"].ci is None, "what has no bound has no interval"
+    assert widened(metrics, dict.fromkeys(metrics, 0.0)) == metrics
+    assert widened(metrics, {"time": None})["time"].ci is None, "what has no bound has no interval"
 
 
 def test_the_bound_of_several_processes_is_that_of_their_mean() -> None:

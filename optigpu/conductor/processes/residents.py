@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from optigpu.child.messages import Begin, Metered, Ready, Started
+from optigpu.child.messages import Begin, Ready, Started
 from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit, read_meters
+from optigpu.conductor.processes.metering import Metering, MeterReading
+from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
 from optigpu.conductor.saturation import Watched, watched_round
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantStarted
@@ -56,7 +57,7 @@ class Residents:
         self._ready: list[_Resident] = []
         self._ends: dict[int, ExitStack] = {}
         # What each resident process's meters have read, in the rounds of a search before this one too.
-        self._metered: dict[int, tuple[Metered, ...]] = {}
+        self._readings: dict[int, tuple[MeterReading, ...]] = {}
         self._processes = ExitStack()
 
     def measure(self, variants: Sequence[Variant]) -> Self:
@@ -99,7 +100,7 @@ class Residents:
         for resident in self._ready:
             if resident.variant.index not in indexes:
                 self._ends[resident.variant.index].close()
-                self._metered.pop(resident.variant.index, None)
+                self._readings.pop(resident.variant.index, None)
         self._ready = [resident for resident in self._ready if resident.variant.index in indexes]
 
     def go_on(self, session: Session) -> None:
@@ -223,17 +224,18 @@ class Residents:
         progress.begin(variant.index, self._number, "checking")
         with self._failing_alone(variant):
             audited, during = audit(resident.child, resident.ready, self._session.monitor, progress)
-            before = self._metered.get(variant.index, ())
-            metered = (*before, *read_meters(resident.child, self._meters(before), progress))
-            self._metered[variant.index] = metered
+            before = self._readings.get(variant.index, ())
+            metering = Metering(resident.child, variant.device, self._session.monitor, progress)
+            readings = (*before, *metering.read(self._meters(before)))
+            self._readings[variant.index] = readings
             self.replicates[variant.index] = replace(
-                resident.rounds.replicate(), audit=audited, audit_sample=during, metered=metered
+                resident.rounds.replicate(), audit=audited, audit_sample=during, readings=readings
             )
             progress.end()
 
-    def _meters(self, before: Sequence[Metered]) -> list[str]:
+    def _meters(self, before: Sequence[MeterReading]) -> list[str]:
         """The meters to read: not what the process has read before, and some only in the first replicate."""
-        done = {"latency", *(metered.meter for metered in before)}
+        done = {"latency", *(reading.metered.meter for reading in before)}
         names = [name for name in self._session.spec.measure.meters if name not in done]
         return [name for name in names if self._number == 0 or not METERS[name].once]
 

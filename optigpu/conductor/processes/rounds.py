@@ -6,12 +6,12 @@ disturbed is set aside, and another one measured in its place.
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
+from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunRound
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
@@ -19,7 +19,7 @@ from optigpu.conductor.verdicts.selection import Goal, Selection, select
 from optigpu.documents.load import LoadRun
 from optigpu.job.estimate import AUDIT, SAMPLE
 from optigpu.statistics.intervals import relative_width
-from optigpu.vocabulary import METRICS, ReplicateError
+from optigpu.vocabulary import ReplicateError
 
 MOST_REQUESTS = 100_000
 """Of one replicate: more would fill memory and database without making an interval noticeably shorter."""
@@ -62,7 +62,12 @@ class Replicate:
     audit: Audited | None = None
     # What other processes did during the audit.
     audit_sample: HostSample | None = None
-    metered: tuple[Metered, ...] = ()
+    readings: tuple[MeterReading, ...] = ()
+
+    @property
+    def metered(self) -> tuple[Metered, ...]:
+        """What the meters read."""
+        return tuple(reading.metered for reading in self.readings)
 
     def selection(self, yardstick: Yardstick, goal: Goal) -> Selection:
         """The rounds that figures come from."""
@@ -201,20 +206,3 @@ def _audit_order(request_s: float) -> RunAudit:
         return RunAudit(requests=pairs, repeat=True)
     few = AUDIT_REQUESTS * request_s > AUDIT_SECONDS
     return RunAudit(requests=AUDIT_REQUESTS - few)
-
-
-def read_meters(child: Child, meters: Sequence[str], progress: JobProgress) -> tuple[Metered, ...]:
-    """One reading of each meter, in the given order."""
-    readings = []
-    for meter in meters:
-        progress.show(f"reading the {meter} meter")
-        with progress.advance(meter):
-            readings.append(_checked(ask(child, RunMeter(meter=meter), Metered, progress)))
-    return tuple(readings)
-
-
-def _checked(metered: Metered) -> Metered:
-    unknown = sorted({*metered.values, *metered.reasons} - set(METRICS))
-    if unknown:
-        raise ReplicateError(f"The meter {metered.meter} gave unknown metrics: {', '.join(unknown)}.")
-    return metered

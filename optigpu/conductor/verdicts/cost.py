@@ -136,15 +136,17 @@ def together(bounds: Sequence[float]) -> float:
 
 
 def widened(
-    metrics: Mapping[str, MetricSummary], names: Iterable[str], bound: float | None
+    metrics: Mapping[str, MetricSummary], bounds: Mapping[str, float | None]
 ) -> dict[str, MetricSummary]:
-    """The summaries, of which those of the requests' metrics reach to where they would be undisturbed.
+    """The summaries, of which those with a bound reach to where they would be undisturbed.
 
-    Without a bound, these have no interval.
+    One whose bound is None, so that nothing is known of its cost, has no interval.
     """
-    if bound == 0:
-        return dict(metrics)
-    changed = {name: _widened(metrics[name], bound) for name in names if name in metrics}
+    changed = {
+        name: _widened(metrics[name], bound)
+        for name, bound in bounds.items()
+        if name in metrics and bound != 0
+    }
     return {**metrics, **changed}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from optigpu.conductor.verdicts import detectors, disturbance, load, training
+from optigpu.conductor.verdicts import detectors, disturbance, load, meters, training
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
 from optigpu.documents.facts import BuildFacts
@@ -59,7 +59,7 @@ def _marks(evidence: Sequence[Evidence], outside: Outside) -> dict[VerdictWarnin
     if not shared and not outside.says_stolen:
         shared = first(lambda each: disturbance.stolen(each.samples), evidence)
     found = {
-        VerdictWarning.DISTURBED: _disturbed(outside),
+        VerdictWarning.DISTURBED: " ".join(filter(None, [_disturbed(outside), meters.disturbed(evidence)])),
         VerdictWarning.CLOCK_UNSTABLE: first(lambda each: disturbance.unstable(each.samples), evidence),
         VerdictWarning.SHARED_HOST: shared,
         VerdictWarning.SATURATED: load.saturated(evidence),
