@@ -11,7 +11,7 @@ WORKDIR /src
 # bitsandbytes is what `nf4` and `llm_int8` run; torch brings triton.
 COPY pyproject.toml constraints.txt LICENSE ./
 RUN mkdir optigpu && touch optigpu/__init__.py \
-    && /opt/optigpu/bin/pip install -c constraints.txt ".[service]" bitsandbytes
+    && /opt/optigpu/bin/pip install -c constraints.txt ".[service,otel]" bitsandbytes
 COPY optigpu optigpu
 COPY names names
 RUN /opt/optigpu/bin/pip install --no-deps --force-reinstall .

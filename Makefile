@@ -12,7 +12,7 @@ TOOLS := .venv/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tools llama engines demo check quick test lint docs serve migrate up workers down clean
+.PHONY: help setup tools llama engines demo check quick test chaos lint docs serve migrate up workers down clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ quick: tools
 
 test: tools ## run the tests; PostgreSQL and Redis are found, started or installed
 	@exec $(BIN)/python -m tests $(ARGS)
+
+chaos: tools ## 300 jobs while workers, APIs, Redis, PostgreSQL and the network fail; under 5 minutes
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
 lint: tools ## check style, types, who imports whom, what is counted, and that migrations match the tables
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""python -m api: runs the service until it receives SIGINT or SIGTERM. python -m api devices: api/device_command.py."""
+"""python -m api: runs the service until it receives SIGINT or SIGTERM. `python -m api keys` and others: COMMANDS."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from api import device_command, logs
+from api import audit_command, backup_command, device_command, key_command, logs
 from api.app import create_app
 from api.auth import has_key
 from api.settings import ServiceSettings, SettingsError, read_settings
@@ -21,7 +21,13 @@ from optigpu.vocabulary import StoreError
 
 EXIT_REFUSED = 2
 EXIT_FAILED = 1
-DEVICES = "devices"
+COMMANDS = {
+    "keys": key_command.main,
+    "devices": device_command.main,
+    "audit": audit_command.main,
+    "backup": backup_command.backup,
+    "restore": backup_command.restore,
+}
 DRAIN_S = 5
 logger = structlog.stdlib.get_logger("api.settings")
 
@@ -43,8 +49,8 @@ class Server(uvicorn.Server):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a request to stop, 2 if the settings do not allow a start, 1 after an error."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == [DEVICES]:
-        return device_command.main(given[1:])
+    if given and given[0] in COMMANDS:
+        return COMMANDS[given[0]](given[1:])
     try:
         settings = _settings(given)
         logs.configure(settings.log_level, as_json=not settings.embedded)
@@ -62,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _settings(arguments: Sequence[str]) -> ServiceSettings:
     parser = argparse.ArgumentParser(
         prog="python -m api",
-        description="The OptiGPU service. `python -m api devices` has its edge devices, `python -m api.keys` its keys.",
+        description="The OptiGPU service. Commands of their own: `python -m api keys`, `devices`, `audit`, `backup`, "
+        "`restore`.",
     )
     parser.add_argument("--host", help="address to listen on (OPTIGPU_HOST; 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (OPTIGPU_PORT; 8000)")
@@ -91,7 +98,7 @@ def _prepare(settings: ServiceSettings) -> None:
         if not has_key(settings, database):
             raise SettingsError(
                 f"Others can reach a service on {settings.host}, so it needs a key: set OPTIGPU_API_KEY, create one "
-                "with `python -m api.keys create NAME --scope submit`, or listen on 127.0.0.1."
+                "with `python -m api keys create NAME --scope submit`, or listen on 127.0.0.1."
             )
 
 

@@ -1,5 +1,7 @@
 """Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeVar
 
@@ -13,12 +15,17 @@ from api.service import ServiceDep
 from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line, refusing
 from optigpu.documents.files import parse_json
 from optigpu.documents.runs import RUN_FORMAT, RunDocument
+from optigpu.hub_organisations import hub_refusal
 from optigpu.job.foreseen import foreseen
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.vocabulary import SpecError
 
 Model = TypeVar("Model", bound=BaseModel)
+BODY_WITHIN_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+"""How long a body may take: the first, and for each byte of the limit more. Without an end a client that sends a byte a
+second would hold its connection for ever."""
 
 
 async def job_body(request: Request, service: ServiceDep, _: Submitter) -> bytes:
@@ -31,14 +38,26 @@ async def run_body(request: Request, service: ServiceDep, _: Administrator) -> b
     return await json_body(request, service.settings.max_import_bytes)
 
 
+async def admin_body(request: Request, service: ServiceDep, _: Administrator) -> bytes:
+    """The body of a call that only an administrator may make."""
+    return await json_body(request, service.settings.max_body_bytes)
+
+
 async def json_body(request: Request, limit: int) -> bytes:
-    """Refuses other media types (415) and bodies that are too long (413)."""
+    """Refuses other media types (415), bodies that are too long (413) and those that take too long (408)."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(415, "Send the body as JSON with the header Content-Type: application/json.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ProblemError(415, "Send the body uncompressed, without the header Content-Encoding.")
-    return await _read(request, limit)
+    within_s = BODY_WITHIN_S + limit / SLOWEST_BYTES_PER_S
+    try:
+        async with asyncio.timeout(within_s):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise ProblemError(
+            408, f"The body did not arrive within {within_s:.0f} s.", headers={"Connection": "close"}
+        ) from None
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -56,12 +75,14 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
+def posted_spec(body: bytes) -> JobSpec:
     """The job that was posted. Raises ProblemError 400 for invalid JSON, 422 for a job that can never run."""
     _check_json(body)
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
-        foreseen(spec, variants_of(spec))
+        variants = variants_of(spec)
+        _require_allowed(variants)
+        foreseen(spec, variants)
     except FieldsError as error:
         raise ProblemError(422, summary(error.entries), error.entries) from None
     except SpecError as error:
@@ -70,7 +91,15 @@ def posted_spec(body: Annotated[bytes, Depends(job_body)]) -> JobSpec:
     return spec
 
 
-PostedSpec = Annotated[JobSpec, Depends(posted_spec)]
+JobBody = Annotated[bytes, Depends(job_body)]
+
+
+def _require_allowed(variants: Sequence[Variant]) -> None:
+    """Raises SpecError for a model of the hub that the service's settings do not allow."""
+    for variant in variants:
+        for repository in variant.hub_repositories:
+            if refusal := hub_refusal(repository):
+                raise SpecError(f"model: {refusal}")
 
 
 @dataclass(frozen=True)

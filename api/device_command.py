@@ -1,19 +1,18 @@
 """python -m api devices: invites devices, lists them, revokes them, asks them for new keys."""
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
-from api.commands import run_command
+from api.commands import duration, operator, printable_name, run_command
+from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DeviceSource, DeviceView
 from optigpu.edge.codes import InviteCode, new_code
-from optigpu.store import device_invites, devices
+from optigpu.store import audit, device_invites, devices
 from optigpu.store.database import Database
 from optigpu.vocabulary import StoreError
 
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 LONGEST = timedelta(days=7)
 ATTEMPTS = 20
 MOST_INVITES = 5000
@@ -25,26 +24,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(_parser(), arguments)
 
 
-def duration(text: str) -> timedelta:
-    """15m, 2h, 1d. Raises argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
-    lasts = timedelta(**{UNITS[match[2]]: int(match[1])}) if match else LONGEST * 2
-    if lasts > LONGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not a time such as 15m, 2h or 1d, of 7 days at the most")
-    return lasts
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m api devices", description="The edge devices of an OptiGPU service."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     invite = commands.add_parser("invite", help="let one device enrol, with a code that is shown once")
-    invite.add_argument("--name", type=_name, help="a name for the device, to show in lists")
+    invite.add_argument("--name", type=printable_name, help="a name for the device, to show in lists")
     invite.add_argument("--simulator", action="store_true", help="its reports are simulated and never rank")
     invite.add_argument(
         "--expires",
-        type=duration,
+        type=duration(LONGEST),
         default="15m",
         help="how long the code is valid: 15m (the default), 2h, 1d",
     )
@@ -69,12 +59,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[ -~]{1,64}", text):
-        raise argparse.ArgumentTypeError("a name has 1 to 64 printable ASCII characters")
-    return text
-
-
 def _invite(database: Database, given: argparse.Namespace) -> None:
     source = DeviceSource.SIMULATOR if given.simulator else DeviceSource.DEVICE
     expires = ""
@@ -95,6 +79,9 @@ def invite(
             made = device_invites.add(
                 session, code.public, code.verifier.hex(), name=name, source=source, lasts=lasts
             )
+            if made is not None:
+                details = {"source": source.value, "name": name, "expires_at": made.expires_at.isoformat()}
+                audit.write(session, operator(), AuditAction.DEVICE_INVITED, code.public, details)
         if made is not None:
             return code, f"{made.expires_at:%Y-%m-%d %H:%M:%S} UTC"
     raise StoreError("Too many invitations are kept; try again when some have expired.")
@@ -131,8 +118,10 @@ def _line(device: DeviceView) -> str:
 def _revoke(database: Database, given: argparse.Namespace) -> None:
     with database.write() as session:
         devices.revoke(session, given.id)
+        audit.write(session, operator(), AuditAction.DEVICE_REVOKED, given.id)
 
 
 def _rotate(database: Database, given: argparse.Namespace) -> None:
     with database.write() as session:
         devices.request_rotation(session, given.id)
+        audit.write(session, operator(), AuditAction.DEVICE_KEY_REQUESTED, given.id)

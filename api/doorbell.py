@@ -1,19 +1,26 @@
-"""Notifies workers through Redis that a job is queued. The message holds no job: workers read the database."""
+"""Sends workers a message for each queued job, through Redis, from a thread of its own: no answer waits for it."""
 
+import queue
 import threading
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import structlog
 
-from optigpu.store.doorbell import LOOK_TASK, broker_url, queue_for
+from optigpu.store.doorbell import broker_url, message
 from optigpu.vocabulary import DeviceKind
 
 if TYPE_CHECKING:
     from celery import Celery
 
 REDIS_WAIT_S = 1.0
+CLOSE_WAIT_S = 5.0
+MOST_WAITING = 10_000
+"""How many messages wait in memory at most; the sweepers of workers send what is dropped."""
 logger = structlog.stdlib.get_logger("api.doorbell")
+
+Ring = tuple[str, DeviceKind]
 
 
 class Doorbell:
@@ -21,18 +28,20 @@ class Doorbell:
 
     def __init__(self, redis_url: str | None) -> None:
         self._url = redis_url
-        self._making = threading.Lock()
+        self._waiting: queue.Queue[Ring | None] = queue.Queue(MOST_WAITING)
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
 
-    def ring(self, device: DeviceKind) -> None:
-        """Sends one notification, in at most about two seconds. A failure is logged: the sweeper sends another one."""
+    def ring(self, job_id: str, device: DeviceKind) -> None:
+        """Has a message sent soon. What cannot be sent is logged, and sent by a worker's sweeper later."""
         if self._url is None:
             return
-        try:
-            with self._making:
-                celery = self._celery
-            celery.send_task(LOOK_TASK, queue=queue_for(device), ignore_result=True, retry=False)
-        except Exception as error:
-            logger.warning("ring_failed", queue=queue_for(device), reason=str(error))
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_all, name="doorbell", daemon=True)
+                self._thread.start()
+        with suppress(queue.Full):
+            self._waiting.put_nowait((job_id, device))
 
     def ping(self) -> None:
         """Raises an error of the redis package when the broker does not answer."""
@@ -46,9 +55,39 @@ class Doorbell:
             client.ping()
 
     def close(self) -> None:
-        """Closes the connections to the broker."""
+        """Sends what waits, for some seconds at most, and closes the connections to the broker."""
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+            self._thread.join(CLOSE_WAIT_S)
         if "_celery" in self.__dict__:
             self._celery.close()
+
+    def _send_all(self) -> None:
+        while (first := self._waiting.get()) is not None:
+            batch = [first]
+            closing = False
+            with suppress(queue.Empty):
+                while not closing:
+                    following = self._waiting.get_nowait()
+                    closing = following is None
+                    if following is not None:
+                        batch.append(following)
+            self._send(batch)
+            if closing:
+                return
+
+    def _send(self, batch: list[Ring]) -> None:
+        """One connection for the whole batch, and one refusal ends it: a broker that is away takes no other either."""
+        sent = 0
+        try:
+            with self._celery.producer_or_acquire() as producer:
+                for job_id, device in batch:
+                    told = message(job_id, device)
+                    self._celery.send_task(**told, producer=producer, ignore_result=True, retry=False)
+                    sent += 1
+        except Exception as error:  # without its thread no later message would be sent
+            logger.warning("ring_failed", jobs=len(batch) - sent, reason=str(error))
 
     @cached_property
     def _celery(self) -> "Celery":

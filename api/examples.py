@@ -131,3 +131,9 @@ MANIFESTS = {
         },
     ),
 }
+WEBHOOKS = {
+    "chat": Example(
+        "Every job that ends, and every regression",
+        {"url": "https://hooks.example.org/optigpu", "events": ["job.finished", "regression.found"]},
+    ),
+}

@@ -34,32 +34,44 @@ class RateLimiter:
 
     def count(self, identity: str) -> None:
         """Counts one call. Raises ProblemError 429, with the time to wait, if the limit is exceeded."""
+        if not self.admit(identity, 1):
+            raise self.refusal(identity)
+
+    def admit(self, identity: str, calls: int) -> int:
+        """Counts so many calls at once; returns how many of them are within the limit."""
         limiter = self._limiter()
         try:
-            self._count(limiter, identity)
-        except ProblemError:
-            raise
+            return self._admit(limiter, identity, calls)
         except Exception as error:
             if limiter is self._own:
                 raise
             logger.warning("rate_limit_counts_in_memory", reason=str(error), seconds=BROKEN_FOR_S)
             self._shared_again_at = time.monotonic() + BROKEN_FOR_S
-            self._count(self._own, identity)
+            return self._admit(self._own, identity, calls)
+
+    def refusal(self, identity: str) -> ProblemError:
+        """429, with the time to wait."""
+        try:
+            reset_s = self._limiter().get_window_stats(self._rate, identity).reset_time - time.time()
+        except Exception:  # Redis went away after it had counted
+            reset_s = self._rate.get_expiry()
+        wait_s = max(1, round(reset_s))
+        return ProblemError(
+            429,
+            f"More than {self._rate.amount} calls in {self._rate.get_expiry()} s; try again in {wait_s} s.",
+            headers={"Retry-After": str(wait_s)},
+        )
 
     def _limiter(self) -> "Strategy":
         if self._shared is None or time.monotonic() < self._shared_again_at:
             return self._own
         return self._shared
 
-    def _count(self, limiter: "Strategy", identity: str) -> None:
-        if limiter.hit(self._rate, identity):
-            return
-        wait_s = max(1, round(limiter.get_window_stats(self._rate, identity).reset_time - time.time()))
-        raise ProblemError(
-            429,
-            f"More than {self._rate.amount} calls in {self._rate.get_expiry()} s; try again in {wait_s} s.",
-            headers={"Retry-After": str(wait_s)},
-        )
+    def _admit(self, limiter: "Strategy", identity: str, calls: int) -> int:
+        if limiter.hit(self._rate, identity, cost=calls):
+            return calls
+        # Together they are too many: as many as there is room for.
+        return next((number for number in range(calls) if not limiter.hit(self._rate, identity)), calls)
 
 
 def _redis_storage(url: str) -> "RedisStorage":

@@ -1,4 +1,4 @@
-"""Middleware: request identifiers, log lines, metrics, unhandled errors, and the check of the Host header."""
+"""Middleware: request identifiers, headers for browsers, log lines, metrics, unhandled errors, the check of Host."""
 
 import time
 from collections.abc import Collection
@@ -8,24 +8,43 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.kept_pages import FROM_MEMORY
 from api.metrics import Metrics
 from api.problems import ProblemError, problem_response
 from api.settings import is_loopback
+from optigpu.tracing import Span, SpanKind, Tracing
 from optigpu.vocabulary import new_id
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+STRICT = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Headers of every answer. `same-origin` and not `no-referrer`, with which browsers send no origin with a form."""
+NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
+"""The content security policy of what is no page; a page has its own."""
 logger = structlog.stdlib.get_logger("api.requests")
 
 
 class RequestContext:
-    """The outermost layer. An unhandled error is logged and answered with status 500, without a traceback."""
+    """The outermost layer. An unhandled error is logged and answered with status 500, without a traceback.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, prefix: str = "") -> None:
+    Every log line of a request has its id, and those of a request about a job the job's.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracing: Tracing, prefix: str = "", hsts_s: int = 0
+    ) -> None:
         self.app = app
         self.metrics = metrics
+        self.tracing = tracing
         self.prefix = prefix
+        self.hsts_s = hsts_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,10 +53,14 @@ class RequestContext:
         # With or without its prefix a path finds its route, as proxies either keep or remove it.
         scope["root_path"] = self.prefix
         scope.setdefault("state", {})["request_id"] = new_id()
-        with structlog.contextvars.bound_contextvars(request_id=scope["state"]["request_id"]):
-            await self._serve(scope, receive, send)
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=scope["state"]["request_id"])
+        parent = Headers(scope=scope).get("traceparent")
+        with self.tracing.span("request", SpanKind.SERVER, parent) as span:
+            scope["state"]["span"] = span.address
+            await self._serve(scope, receive, send, span)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, span: Span) -> None:
         begun = time.perf_counter()
         status: int | None = None
 
@@ -45,8 +68,8 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                _add_headers(scope, MutableHeaders(scope=message))
-                self._record(scope, message["status"], time.perf_counter() - begun)
+                self._add_headers(scope, MutableHeaders(scope=message))
+                self._record(scope, message["status"], time.perf_counter() - begun, span)
             await send(message)
 
         try:
@@ -58,12 +81,40 @@ class RequestContext:
             detail = "Internal error; the service's log has the details under the identifier in `instance`."
             await problem_response(scope, ProblemError(500, detail))(scope, receive, send_with_headers)
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+    def _add_headers(self, scope: Scope, headers: MutableHeaders) -> None:
+        headers["X-Request-ID"] = scope["state"]["request_id"]
+        headers.update(STRICT)
+        headers.setdefault("Content-Security-Policy", NO_PAGE)
+        if self.hsts_s:
+            headers["Strict-Transport-Security"] = f"max-age={self.hsts_s}"
+        if scope["path"].removeprefix(scope["root_path"]).startswith("/v1/"):
+            headers.setdefault("Cache-Control", "no-store")
+
+    def _record(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self.metrics.served(method, route, status, seconds)
-        log = logger.debug if route in QUIET_ROUTES else logger.info
+        _trace(span, scope, method, route, status)
+        if job_id := scope["state"].get("job_id"):  # of a job that this request has made
+            structlog.contextvars.bind_contextvars(job_id=job_id)
+        log = logger.debug if route in QUIET_ROUTES or scope["state"].get(FROM_MEMORY) else logger.info
         log("request", method=method, path=_shown(scope), status=status, seconds=round(seconds, 4))
+
+
+def _trace(span: Span, scope: Scope, method: str, route: str, status: int) -> None:
+    """Names the span as OpenTelemetry's conventions for HTTP servers have it."""
+    span.rename(f"{method} {route}")
+    span.note(
+        {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "url.path": _shown(scope),
+            "request.id": scope["state"]["request_id"],
+        }
+    )
+    if status >= 500:
+        span.fail(f"status {status}")
 
 
 def _shown(scope: Scope) -> str:
@@ -71,22 +122,17 @@ def _shown(scope: Scope) -> str:
     return ascii(scope["path"][:200])[1:-1]
 
 
-def _add_headers(scope: Scope, headers: MutableHeaders) -> None:
-    headers["X-Request-ID"] = scope["state"]["request_id"]
-    headers["X-Content-Type-Options"] = "nosniff"
-    if scope["path"].removeprefix(scope["root_path"]).startswith("/v1/"):
-        headers["Cache-Control"] = "no-store"
-
-
 class HostGuard:
     """Refuses requests from pages of other origins, which a browser on this machine sends to loopback.
 
-    A name that resolves to 127.0.0.1 is refused by the header Host (DNS rebinding), a form on another page by Origin.
+    A name that resolves to 127.0.0.1 is refused by the header Host (DNS rebinding), a form on another page by Origin,
+    unless it is one of `origins`.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str], origins: Collection[str] = ()) -> None:
         self.app = app
         self.allowed = frozenset(name.lower() for name in allowed)
+        self.origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
@@ -102,7 +148,8 @@ class HostGuard:
         if not is_loopback(name) and name not in self.allowed:
             detail = "This service answers only to loopback names; add other names to OPTIGPU_ALLOWED_HOSTS."
             return ProblemError(400, detail, [{"field": "Host", "message": "This name is not allowed."}])
-        if scope["method"] not in SAFE_METHODS and _from_elsewhere(headers, host):
+        welcome = headers.get("origin") in self.origins
+        if scope["method"] not in SAFE_METHODS and not welcome and _from_elsewhere(headers, host):
             return ProblemError(403, "A page from another origin may not change anything here.")
         return None
 

@@ -9,8 +9,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from api.examples import JOBS, Example
+from api.links import links_of
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
+from optigpu.documents.administration import WebhookRequest
 from optigpu.documents.devices import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.views import EventView, Problem
@@ -23,6 +25,7 @@ TAGS = [
     {"name": "leaderboard", "description": "The current results, ranked."},
     {"name": "devices", "description": "Edge devices, their signed reports, and the models they report on."},
     {"name": "workers", "description": "The workers and what they can run."},
+    {"name": "administration", "description": "The audit log, and webhooks."},
     {"name": "schema", "description": "What a job can contain."},
     {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
 ]
@@ -32,7 +35,7 @@ DESCRIPTION = (
 )
 OURS = (
     *(JobSpec, Problem, EventView),
-    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest),
+    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest, WebhookRequest),
 )
 """Schemas that FastAPI cannot derive: bodies that are read by themselves, errors, messages of a stream."""
 
@@ -88,4 +91,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template=REFERENCE)
         for name, definition in (schema.pop("$defs", {}) | {model.__name__: schema}).items():
             schemas.setdefault(name, definition)
+    for operation in (each for methods in document["paths"].values() for each in methods.values()):
+        for status, answer in operation["responses"].items():
+            if links := links_of(operation["operationId"], status):
+                answer["links"] = links
     return document

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import Path, Request
+import structlog
+from fastapi import Depends, Path, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
-from api.auth import Caller
+from api.callers import Caller
 from api.problems import ProblemError, summary
 from optigpu.documents.fields import MOST_ERRORS, unknown
 from optigpu.store.withdrawals import Withdrawal
@@ -22,6 +23,16 @@ def _canonical(text: str) -> str:
 
 Uuid = Annotated[str, AfterValidator(_canonical), WithJsonSchema({"type": "string", "format": "uuid"})]
 Id = Annotated[Uuid, Path(alias="id", description="A UUID, as the call that made it returned it.")]
+
+
+async def _of_the_log(job_id: Id) -> str:
+    """Notes the job in every later log line of the request."""
+    structlog.contextvars.bind_contextvars(job_id=job_id)
+    return job_id
+
+
+JobId = Annotated[str, Depends(_of_the_log)]
+"""The id of a job."""
 
 PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
 Text = Annotated[str, Field(max_length=200, pattern=PRINTABLE)]

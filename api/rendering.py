@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
 def page(template: str, **shown: object) -> HTMLResponse:

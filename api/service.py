@@ -5,13 +5,17 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.feeds import Feeds
+from api.gate import Gate
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.settings import ServiceSettings
 from optigpu.store.database import Database
+from optigpu.store.prospects import KnownProspects
+from optigpu.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -21,15 +25,19 @@ class Service:
     settings: ServiceSettings
     database: Database
     doorbell: Doorbell
+    gate: Gate
     limiter: RateLimiter
     device_limiter: RateLimiter
     feeds: Feeds
     key_uses: KeyUses
+    deliveries: Deliveries
     metrics: Metrics
+    prospects: KnownProspects
+    tracing: Tracing
 
 
-def service_of(request: Request) -> Service:
-    """The service that a request came to."""
+async def service_of(request: Request) -> Service:
+    """The service that a request came to. It waits for nothing, and so needs no thread."""
     service = request.app.state.service
     assert isinstance(service, Service)
     return service

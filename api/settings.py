@@ -15,7 +15,10 @@ from optigpu.vocabulary import OptiGPUError
 
 RATE_PATTERN = r"^[1-9]\d{0,8}/(second|minute|hour|day)$"
 PATH_PATTERN = re.compile(r"[\w.~-]*(/[\w.~-]+)*", re.ASCII)
+ORIGIN_PATTERN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d{1,5})?")
 PREFIX = "OPTIGPU_"
+Names = Annotated[tuple[str, ...], NoDecode]
+"""Names separated by commas."""
 
 
 class ServiceSettings(BaseSettings):
@@ -28,6 +31,9 @@ class ServiceSettings(BaseSettings):
     localhost. With `public_read` a caller
     without a key may read where keys are needed. `root_path` is where a proxy puts the service, "/optigpu" for example:
     every link begins with it. With fewer than `min_free_bytes` on the disk of its data it is not ready.
+    `cors_origins` are the pages of other origins that may call it; none may by default. With `hsts_s` browsers are told
+    to use https alone for so many seconds. `webhook_allowed_hosts` are hosts that webhooks may lead to although their
+    addresses are private, or by http.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, env_ignore_empty=True)
@@ -44,12 +50,15 @@ class ServiceSettings(BaseSettings):
     max_body_bytes: int = Field(1_000_000, ge=1000, le=100_000_000)
     max_import_bytes: int = Field(50_000_000, ge=1000, le=1_000_000_000)
     min_free_bytes: int = Field(100_000_000, ge=0)
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    allowed_hosts: Names = ()
+    cors_origins: Names = ()
+    hsts_s: int = Field(0, ge=0, le=63_072_000)
+    webhook_allowed_hosts: Names = ()
     embedded_worker: bool = True
     public_read: bool = False
     root_path: str | None = None
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "webhook_allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -57,6 +66,14 @@ class ServiceSettings(BaseSettings):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not ORIGIN_PATTERN.fullmatch(origin):
+                raise ValueError("write origins such as https://bench.example.org, without a path")
+        return value
 
     @field_validator("root_path")
     @classmethod

@@ -13,14 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
-import psycopg
 
 from benchmarks.document import write
 from optigpu.cli.device_sim import audited, fleet_grid, register_model
@@ -28,15 +26,8 @@ from optigpu.client import Client
 from optigpu.edge.simulation.documents import FleetResult
 from optigpu.edge.simulation.fleet import FleetPlan, read_faults, run_fleet
 from optigpu.report import console, terminal
-from tests.servers.machine import this_machine
-from tests.servers.process import (
-    NoServerError,
-    free_port,
-    run_to_end,
-    scratch_folder,
-    server_account,
-    wait_until_it_answers,
-)
+from tests.servers.process import NoServerError, free_port, scratch_folder
+from tests.servers.restartable import Program, postgres
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {
@@ -50,25 +41,6 @@ LEAST_SHARE = 0.9
 """Of the reports that the rate promises: a device that waits for an answer measures later."""
 
 
-class Program:
-    """A server process that can be ended and started again at the same place."""
-
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], answers: Callable[[], bool]) -> None:
-        self._start, self._answers = start, answers
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Returns when it answers. Raises NoServerError if it does not."""
-        self._process = self._start()
-        wait_until_it_answers(self._answers, "the server of the benchmark")
-
-    def end(self, number: signal.Signals) -> None:
-        """Sends a signal and waits for the end."""
-        assert self._process
-        self._process.send_signal(number)
-        self._process.wait()
-
-
 @dataclass(frozen=True)
 class Restart:
     """What was ended when, by which signal, and how long it took until it answered again."""
@@ -77,43 +49,6 @@ class Restart:
     what: str
     signal: str
     away_s: float
-
-
-@contextmanager
-def postgres() -> Iterator[tuple[Program, str]]:
-    """A PostgreSQL server with its own data, as durable as by default, and the URL of its database."""
-    machine, account = this_machine(), server_account()
-    programs = [machine.program(name) for name in ("initdb", "postgres")]
-    if None in programs:
-        raise NoServerError("The benchmark needs PostgreSQL's programs: install the package postgresql.")
-    initdb, server = map(str, programs)
-    folder, port = scratch_folder(account), free_port()
-    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    identity: dict[str, Any] = (
-        {"user": account.uid, "group": account.gid, "extra_groups": []} if account else {}
-    )
-    settings = [f"port={port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={folder}"]
-    command = [server, "-D", "data", *(word for setting in settings for word in ("-c", setting))]
-
-    def start() -> subprocess.Popen[bytes]:
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen(command, cwd=folder, stdin=quiet, stdout=quiet, stderr=quiet, **identity)
-
-    def answers() -> bool:
-        try:
-            psycopg.connect(url, connect_timeout=3).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    run_to_end([initdb, "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8"], folder, account)
-    program = Program(start, answers)
-    try:
-        program.start()
-        yield program, url.replace("postgresql:", "postgresql+psycopg:")
-    finally:
-        program.end(signal.SIGINT)
-        shutil.rmtree(folder)
 
 
 @contextmanager

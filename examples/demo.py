@@ -165,13 +165,20 @@ def ladder_spec(model: str, device: DeviceKind, stack: list[dict[str, str]]) -> 
         "beside": [{"stack": stack}, *(each.model_dump(mode="json") for each in others)],
         "measure": MEASURE,
         "limits": LIMITS,
+        "fresh": True,
     }
 
 
 def matmul_spec(device: DeviceKind) -> dict[str, Any]:
     """Two small matrix products in fp32: the first result comes soon."""
     workload = {"kind": "matmul", "sizes": [256, 512]}
-    return {"workload": workload, "device": device, "measure": MEASURE_PRODUCT, "limits": LIMITS}
+    return {
+        "workload": workload,
+        "device": device,
+        "measure": MEASURE_PRODUCT,
+        "limits": LIMITS,
+        "fresh": True,
+    }
 
 
 def _measure(
@@ -180,7 +187,7 @@ def _measure(
     """Posts the jobs and follows each to its end; cancels them when it has to leave early."""
     interruption.check()
     jobs = [client.submit(spec) for spec in specs]
-    ahead = (jobs[0].queue_position or 1) - 1
+    ahead = (client.job(jobs[0].id).queue_position or 1) - 1
     if ahead:
         screen.print(f"{ahead} jobs that were already queued in this database are measured first.")
     try:

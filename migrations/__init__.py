@@ -25,7 +25,12 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Brings the database to a revision, in one transaction; two at once wait for each other."""
+    """Brings the database to a revision, in one transaction; two at once wait for each other.
+
+    A database that the next version has brought one revision further is left as it is.
+    """
+    if revision == "head" and current(url) == _next():
+        return
     with _connected(url) as connection:
         command.upgrade(_config(connection), revision)
 
@@ -43,13 +48,29 @@ def current(url: str) -> str | None:
 
 
 def lacking(url: str) -> str | None:
-    """What is wrong with the database's tables, as a sentence; None for those of this version. One query."""
+    """What is wrong with the database's tables, as a sentence. One query.
+
+    None for those of this version, and for those of the next one, whose migration only adds: so the new version
+    migrates while this one still runs.
+    """
     revision = current(url)
     if revision is None:
         return "The database has no tables yet; run `alembic upgrade head` on it."
-    if revision != _head():
-        return "The database's tables are not those of this version; run `alembic upgrade head` on it."
-    return None
+    if revision in (_head(), _next()):
+        return None
+    return unknown(revision) or (
+        "The database's tables are not those of this version; run `alembic upgrade head` on it."
+    )
+
+
+def unknown(revision: str) -> str | None:
+    """Why this version can do nothing with tables of a revision, as a sentence; None if it can."""
+    if revision in _known() or revision == _next():
+        return None
+    return (
+        f"The database's tables are not those of this version; their revision {revision} is unknown to it: update "
+        "OptiGPU."
+    )
 
 
 def check(url: str) -> None:
@@ -83,5 +104,15 @@ def _config(connection: Connection) -> Config:
 
 
 @lru_cache(maxsize=1)
-def _head() -> str | None:
-    return ScriptDirectory(str(FOLDER)).get_current_head()
+def _known() -> tuple[str, ...]:
+    """Every revision of this version, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory(str(FOLDER)).walk_revisions())
+
+
+def _head() -> str:
+    return _known()[0]
+
+
+def _next() -> str:
+    """What the next version will call its revision: they are numbered."""
+    return f"{int(_head()) + 1:04d}"

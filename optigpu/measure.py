@@ -26,11 +26,20 @@ from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, V
 from optigpu.documents.result import Attribution, Outcome, Result, Samples, VerdictWarning
 from optigpu.hardware import probe
 from optigpu.job.attribution import attribute
+from optigpu.job.deadline import within_deadline
 from optigpu.job.estimate import PREPARE
 from optigpu.job.foreseen import foreseen
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, PlanName, Variant
-from optigpu.vocabulary import CancelledError, DeviceKind, Frozen, Role, StoppedError, VariantStatus
+from optigpu.vocabulary import (
+    CancelledError,
+    DeviceKind,
+    Frozen,
+    Role,
+    StoppedError,
+    VariantStatus,
+    utc_now,
+)
 
 REPLICATE = (sys.executable, "-P", "-m", "optigpu.child.replicate")
 """The program that measures. -P keeps files of the working directory from being taken for modules."""
@@ -91,14 +100,15 @@ def run(
     again. `on_event` is called with each event as it happens. `cancelled` is asked at least once a second for a reason
     to stop. `threads` is how many the model computes with; None takes every core. `program` is what measures, and
     `memory_rule` decides how many processes of it are resident at once. The job's time limit counts from when it has
-    the device; the wait for other processes to rest is part of it. When the job is cancelled or its time is up, whole
-    replicates become results, and a variant without one ends with a reason.
+    the device; the wait for other processes to rest is part of it, and it ends at the job's deadline at the latest.
+    When the job is cancelled or its time is up, whole replicates become results, and a variant without one ends with a
+    reason.
 
-    Raises SpecError for a request that is wrong, or a plan with too many variants or too little time, UnsupportedError
-    where this machine has no such device, OptiGPUError if the device cannot be locked, and what `on_event` and
-    `cancelled` raise. No process is left behind in any case.
+    Raises SpecError for a request that is wrong, a deadline that has passed, or a plan with too many variants or too
+    little time, UnsupportedError where this machine has no such device, OptiGPUError if the device cannot be locked,
+    and what `on_event` and `cancelled` raise. No process is left behind in any case.
     """
-    spec = spec if isinstance(spec, JobSpec) else JobSpec.model_validate(spec)
+    spec = within_deadline(spec if isinstance(spec, JobSpec) else JobSpec.model_validate(spec), utc_now())
     variants = variants_of(spec)
     if spec.device is not DeviceKind.CPU:
         require_device(spec, probe())

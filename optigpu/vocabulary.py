@@ -8,6 +8,7 @@ Errors, as a tree::
     ├── UnsupportedError        this machine or this model cannot do it; the variant ends `unsupported`
     ├── ReplicateError          a measuring process failed; the variant ends `failed`
     │   ├── OutOfMemoryError    ... because the host or the accelerator had no memory left
+    │   │   └── HostMemoryError ... because the kernel ended it: the host had no memory left
     │   └── OverdueError        ... because it took more than its share of the job's time
     ├── StoppedError            the job stops before everything is measured; what is finished is kept
     │   ├── CancelledError      ... because somebody asked for it
@@ -59,6 +60,10 @@ class ReplicateError(OptiGPUError):
 
 class OutOfMemoryError(ReplicateError):
     """A measuring process ended because there was no memory left."""
+
+
+class HostMemoryError(OutOfMemoryError):
+    """The kernel killed a measuring process because the host had no memory left."""
 
 
 class OverdueError(ReplicateError):
@@ -166,7 +171,8 @@ class RecipeName(StrEnum):
 
 
 class JobState(StrEnum):
-    """queued -> running -> succeeded | failed | cancelled, and running -> queued when a lease expires."""
+    """queued -> running -> succeeded | failed | cancelled; running -> queued when another attempt follows; failed
+    -> queued when a person puts a parked job back."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -176,8 +182,19 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job will never change its state again."""
+        """Whether the job has ended; only a person who retries a parked one changes that."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class FailureKind(StrEnum):
+    """What an attempt at a job failed of, as far as it decides what follows: optigpu.store.retries."""
+
+    LOST = "lost"
+    DATABASE_AWAY = "database_away"
+    DEVICE_LOST = "device_lost"
+    OUT_OF_MEMORY = "out_of_memory"
+    BROKEN = "broken"
+    REFUSED = "refused"
 
 
 class VariantStatus(StrEnum):
@@ -396,11 +413,21 @@ def canonical_json(document: object) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def check_document(document: object, path: str = "$") -> None:
+def check_document(document: object) -> None:
     """Refuses what JSON or PostgreSQL cannot hold.
 
     Raises DocumentError that names the place of a NaN, an infinity, a NUL character or a lone surrogate.
     """
+    try:
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        sound = "\\u0000" not in text and bool(text.encode())
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:  # a walk takes ten times as long, and finds the place
+        _check_parts(document, "$")
+
+
+def _check_parts(document: object, path: str) -> None:
     if isinstance(document, float) and not math.isfinite(document):
         raise DocumentError(
             f"{path} is {document}, which is not valid JSON; store null and the reason instead."
@@ -410,10 +437,10 @@ def check_document(document: object, path: str = "$") -> None:
     elif isinstance(document, dict):
         for key, value in document.items():
             _check_text(str(key), f"{path} (a key)")
-            check_document(value, f"{path}.{key}")
+            _check_parts(value, f"{path}.{key}")
     elif isinstance(document, (list, tuple)):
         for index, value in enumerate(document):
-            check_document(value, f"{path}[{index}]")
+            _check_parts(value, f"{path}[{index}]")
 
 
 def _check_text(text: str, path: str) -> None:

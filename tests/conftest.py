@@ -89,6 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("openvino", config, items)
     if not has_ctranslate2():
         leave_out("ctranslate2", config, items)
+    if not has_otel():
+        leave_out("otel", config, items)
     if not has_node():
         leave_out("node", config, items)
     for kind in impossible():
@@ -170,6 +172,11 @@ def has_openvino() -> bool:
 def has_ctranslate2() -> bool:
     """Whether the extra ctranslate2 is installed."""
     return find_spec("ctranslate2") is not None
+
+
+def has_otel() -> bool:
+    """Whether the extra otel is installed; others bring OpenTelemetry's API along, which is part of it."""
+    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None
 
 
 def has_node() -> bool:

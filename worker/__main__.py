@@ -15,11 +15,13 @@ import structlog
 from pydantic import ValidationError
 
 import migrations
+from optigpu import __version__
 from optigpu.documents.fields import describe_settings
 from optigpu.paths import lock_dir
 from optigpu.store import workers
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
 from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
 from worker import heartbeat_file, logs, poll
@@ -54,8 +56,12 @@ def _run(options: argparse.Namespace, settings: WorkerSettings) -> str | None:
     """Works until asked to stop, or until the device no longer works: then the reason is returned."""
     if options.gpu:
         show_only(options.gpu)
-    with serving(options.device, lock_dir()) as info, closing(Database(settings.database_url)) as database:
-        context = WorkerContext(info=info, database=database, settings=settings)
+    with (
+        serving(options.device, lock_dir()) as info,
+        closing(Database(settings.database_url)) as database,
+        closing(tracing("worker", __version__, os.environ)) as traces,
+    ):
+        context = WorkerContext(info=info, database=database, settings=settings, tracing=traces)
         context.prove_device()
         _work(context)
         return context.lost

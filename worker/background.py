@@ -1,5 +1,6 @@
 """Work that a thread does while a `with` block lasts."""
 
+import contextvars
 import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -10,13 +11,19 @@ LAST_ROUND_S = 5.0
 
 
 class Background(ABC):
-    """The base class of such work. `_over` is set at the end of the block."""
+    """The base class of such work. `_over` is set at the end of the block.
+
+    The thread logs as the block does: with the job's id, for example.
+    """
 
     def __init__(self, name: str) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        block = contextvars.copy_context()
+        self._thread = threading.Thread(target=block.run, args=(self._run,), name=self._name, daemon=True)
         self._thread.start()
         return self
 
@@ -24,7 +31,8 @@ class Background(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join(LAST_ROUND_S)
+        if self._thread is not None:
+            self._thread.join(LAST_ROUND_S)
 
     @abstractmethod
     def _run(self) -> None:

@@ -14,6 +14,7 @@ from optigpu.backends import BACKENDS
 from optigpu.conductor.processes.locks import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import SelfTestSummary
+from optigpu.documents.versions import COMPARED
 from optigpu.hardware import hardware_class
 from optigpu.hardware.device_kinds import no_device
 from optigpu.hardware.probe import probed
@@ -69,6 +70,7 @@ def info(device: DeviceKind, environment: Environment) -> WorkerInfo:
         models=held_models(),
         downloads=may_download(),
         version=__version__,
+        software={name: environment.software[name] for name in COMPARED if name in environment.software},
         selftest=_selftest(environment, device),
     )
 

@@ -9,7 +9,9 @@ import stamina
 from optigpu.conductor.proof import PROOF, prove
 from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
+from optigpu.tracing import Tracing
 from worker.settings import WorkerSettings
 from worker.stopping import Stopping
 
@@ -21,7 +23,8 @@ class WorkerContext:
     """One worker: who it is, its database, its settings, the flag that stops it, and the job that it works on.
 
     `in_doubt` says that a variant failed since the device was last proven, and `lost` why the device no longer works.
-    `proof` is the program that proves it.
+    `proof` is the program that proves it, and `tracing` records the traces of its jobs. `owed` is the lease of a job
+    that it had to give up while the database was away: `worker.owed`.
     """
 
     info: WorkerInfo
@@ -31,7 +34,9 @@ class WorkerContext:
     job_id: str | None = None
     in_doubt: bool = False
     lost: str | None = None
+    owed: Lease | None = None
     proof: Sequence[str] = PROOF
+    tracing: Tracing = field(default_factory=Tracing)
 
     def write(self, change: Callable[[Session], T]) -> T:
         """One transaction of its own. Raises StoreUnavailableError when the database is away."""

@@ -12,6 +12,7 @@ from optigpu.store.leases import Lease
 from optigpu.vocabulary import (
     AttemptEndedError,
     CancelledError,
+    FailureKind,
     JobState,
     LeaseLostError,
     OptiGPUError,
@@ -25,23 +26,25 @@ from worker.recorder import Recorder
 log = structlog.stdlib.get_logger(__name__)
 
 
-def execute_next(context: WorkerContext) -> bool:
-    """Claims and runs the next job that this worker can run; False if there was none.
+def execute_next(context: WorkerContext, asked: str | None = None) -> bool:
+    """Claims and runs the job whose turn it is of those that this worker can run; False if there was none. `asked` is
+    the job that a message names.
 
     Never raises for what a job, a database that is away or another worker does: that is recorded, or logged.
     """
     if context.stopping.asked or not _device_works(context):
         return False
     before = time.monotonic()
-    lease = _claim(context)
+    lease = _claim(context, asked)
     if lease is None:
         return False
     context.job_id = lease.job_id
     heartbeat = Heartbeat(context, lease, claimed_at=before)
     recorder = Recorder(context, lease, heartbeat)
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt), heartbeat:
-        log.info("job.claimed", fencing=lease.fencing)
-        _see_to_its_end(lease, recorder)
+        log.info("job.claimed", fencing=lease.fencing, asked=asked)
+        _see_to_its_end(context, lease, recorder)
+    recorder.trace.end()
     context.job_id, context.in_doubt = None, recorder.saw_failure
     return True
 
@@ -66,40 +69,43 @@ def _device_works(context: WorkerContext) -> bool:
     return True
 
 
-def _claim(context: WorkerContext) -> Lease | None:
+def _claim(context: WorkerContext, asked: str | None) -> Lease | None:
+    lease_s = context.settings.lease_s
     try:
-        return context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
+        return context.write(lambda session: leases.claim(session, context.info, lease_s, asked=asked))
     except StoreUnavailableError as error:
         log.warning("database.away", reason=str(error))
         return None
 
 
-def _see_to_its_end(lease: Lease, recorder: Recorder) -> None:
+def _see_to_its_end(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
     """Measures and records. What cannot be recorded any more is left to the next attempt, after the lease."""
     try:
-        _measure(lease, recorder)
+        _measure(context, lease, recorder)
     except LeaseLostError as error:
         log.warning("job.lease_lost", reason=str(error))
+        context.owed = lease if recorder.interruption() is Interruption.DATABASE_AWAY else None
     except StoreUnavailableError as error:
         log.error("job.abandoned", reason=str(error))
+        context.owed = lease
     except Exception:
         log.exception("job.abandoned")
 
 
-def _measure(lease: Lease, recorder: Recorder) -> None:
+def _measure(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
     try:
         done = recorder.earlier() if lease.done else {}
         report = run(lease.spec, recorder, cancelled=recorder.cancelled, done=done)
-        _end(recorder, report)
+        _end(context, recorder, report)
     except AttemptEndedError:
         _interrupted(recorder)
     except (LeaseLostError, StoreUnavailableError):
         raise
     except OptiGPUError as error:
-        recorder.finish(JobState.FAILED, str(error))
+        recorder.fail(FailureKind.REFUSED, str(error))
     except Exception as error:
         log.exception("job.broken")
-        recorder.finish(JobState.FAILED, f"The worker failed ({type(error).__name__}); its log says where.")
+        recorder.fail(FailureKind.BROKEN, f"The worker failed ({type(error).__name__}); its log says where.")
 
 
 def _interrupted(recorder: Recorder) -> None:
@@ -107,14 +113,16 @@ def _interrupted(recorder: Recorder) -> None:
         case Interruption.CANCELLED:
             recorder.finish(JobState.CANCELLED, Interruption.CANCELLED.value)
         case Interruption.NOT_EXTENDED:
-            recorder.finish(JobState.FAILED, Interruption.NOT_EXTENDED.value)
+            recorder.fail(FailureKind.BROKEN, Interruption.NOT_EXTENDED.value)
         case Interruption.STOPPING:
             recorder.release()
+        case Interruption.DATABASE_AWAY:
+            raise LeaseLostError(Interruption.DATABASE_AWAY.value)
         case _:
             raise LeaseLostError(Interruption.LEASE_LOST.value)
 
 
-def _end(recorder: Recorder, report: Report) -> None:
+def _end(context: WorkerContext, recorder: Recorder, report: Report) -> None:
     """A job in which something was measured has succeeded, unless it was cancelled: each variant that was not says why.
 
     A job that stopped before its end says so as well, and one in which no result can be ranked.
@@ -125,5 +133,18 @@ def _end(recorder: Recorder, report: Report) -> None:
     elif any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
         reasons = report.stopped, why_none_ranks(report.document()["results"])
         recorder.finish(JobState.SUCCEEDED, " ".join(filter(None, reasons)) or None, report.attribution)
+    elif recorder.saw_host_memory_end:
+        recorder.fail(FailureKind.OUT_OF_MEMORY, f"The host had no memory left: {variants[0].reason}")
+    elif any(variant.status is VariantStatus.FAILED for variant in variants) and _has_lost_its_device(
+        context
+    ):
+        recorder.fail(FailureKind.DEVICE_LOST, f"The worker's device stopped working: {context.lost}")
     else:
         recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", report.attribution)
+
+
+def _has_lost_its_device(context: WorkerContext) -> bool:
+    """Whether the job failed because of the device: then another worker measures it."""
+    context.in_doubt = True
+    _device_works(context)
+    return context.lost is not None

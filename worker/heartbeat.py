@@ -23,6 +23,7 @@ class Interruption(StrEnum):
     """Why a job is stopped before its end."""
 
     CANCELLED = "Cancelled on request."
+    DATABASE_AWAY = "The lease ran out while the database was away."
     LEASE_LOST = "The lease ran out; another worker may hold the job by now."
     NOT_EXTENDED = (
         "The worker could not extend its lease because of an error of its own; its log shows the error."
@@ -48,6 +49,7 @@ class Heartbeat(Background):
         self._cancel_requested = False
         self._refused = False
         self._failing = False
+        self._away = False
         self._gave_up = False
 
     def report(self, progress: ProgressView) -> None:
@@ -63,22 +65,22 @@ class Heartbeat(Background):
         if self._gave_up:
             return Interruption.NOT_EXTENDED
         if left_s < 0:
-            return Interruption.LEASE_LOST
+            return Interruption.DATABASE_AWAY if self._away else Interruption.LEASE_LOST
         return Interruption.CANCELLED if self._cancel_requested else None
 
     def _run(self) -> None:
         while not self._refused and not self._over.wait(min(BEAT_S, self._lease_s / 3)):
             try:
                 self._beat()
-                self._failing = False
+                self._failing = self._away = False
             except LeaseLostError:
                 self._refused = True
             except StoreUnavailableError as error:
-                self._failing = False
-                log.warning("database.away", job_id=self._lease.job_id, reason=str(error))
+                self._failing, self._away = False, True
+                log.warning("database.away", reason=str(error))
             except Exception:  # without its heartbeat the job would count as lost
                 self._failing = True
-                log.exception("heartbeat.failed", job_id=self._lease.job_id)
+                log.exception("heartbeat.failed")
 
     def _beat(self) -> None:
         asked_at = time.monotonic()

@@ -20,9 +20,10 @@ from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import artifacts, jobs, leases, outcomes
 from optigpu.store.database import Session
 from optigpu.store.leases import Lease
-from optigpu.vocabulary import AttemptEndedError, JobState, VariantStatus
+from optigpu.vocabulary import AttemptEndedError, FailureKind, JobState, VariantStatus
 from worker.context import WorkerContext, retrying
 from worker.heartbeat import Heartbeat, Interruption
+from worker.trace import AttemptTrace
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ class Recorder:
 
     While the database is away a write is tried again, until the lease is lost or the worker is asked to stop. Raises
     LeaseLostError through the run when another worker holds the job, so that the run stops. `saw_failure` says whether
-    a variant or the whole job failed.
+    a variant or the whole job failed, and `saw_host_memory_end` whether the host had no memory left for one; `trace`
+    has the spans of the attempt.
     """
 
     def __init__(self, context: WorkerContext, lease: Lease, heartbeat: Heartbeat) -> None:
@@ -42,6 +44,8 @@ class Recorder:
         self._lease = lease
         self._heartbeat = heartbeat
         self.saw_failure = False
+        self.saw_host_memory_end = False
+        self.trace = AttemptTrace(context, lease)
 
     def __call__(self, event: Event) -> None:
         """Records one event of the run."""
@@ -93,22 +97,34 @@ class Recorder:
         """Ends the job."""
         self.saw_failure = self.saw_failure or state is JobState.FAILED
         self._write(lambda session: outcomes.finish(session, self._lease, state, reason, attribution))
+        self.trace.outcome(state.value, reason)
         log.info(f"job.{state}", reason=reason)
+
+    def fail(self, kind: FailureKind, error: str) -> None:
+        """Ends this attempt; what it failed of decides whether another follows."""
+        self.saw_failure = True
+        self._write(lambda session: leases.fail(session, self._lease, kind, error))
+        self.trace.outcome(kind.value, error)
+        log.warning("job.failed_attempt", failure=kind, reason=error)
 
     def release(self) -> None:
         """Hands the job back, so that another worker may take it at once."""
         self._write(lambda session: leases.release(session, self._lease))
+        self.trace.outcome("released")
         log.info("job.released")
 
     def _start(self, index: int) -> None:
         self._write(lambda session: outcomes.variant_started(session, self._lease, index))
+        self.trace.variant_started(index)
         log.info("variant.started", variant=index)
 
     def _save(self, outcome: Outcome) -> None:
         self.saw_failure = self.saw_failure or outcome.status is VariantStatus.FAILED
+        self.saw_host_memory_end = self.saw_host_memory_end or outcome.host_memory
         # Read once and before the write: its transaction is short, and is tried again while the database is away.
         files = artifacts.read(outcome.artifacts)
         self._write(lambda session: outcomes.save_outcome(session, self._lease, outcome, files))
+        self.trace.variant_ended(outcome)
         log.info(f"variant.{outcome.status}", variant=outcome.index, reason=outcome.reason)
 
     def _read(self, query: Callable[[Session], T]) -> T:

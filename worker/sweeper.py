@@ -1,15 +1,20 @@
-"""A worker's housekeeping: says that it lives and which models it has, takes lost jobs back, rings for queued ones."""
+"""A worker's housekeeping: says that it lives and which models it has, takes lost jobs back, repeats lost messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from optigpu.store import leases, queue, workers
+from optigpu.store.database import moment
 from optigpu.store.errors import StoreUnavailableError
 from worker import heartbeat_file
 from worker.background import Background
 from worker.capabilities import with_models
 from worker.context import WorkerContext
+from worker.owed import settle
+
+MOST_SENT = 100
+"""How many lost messages one round sends; the next round sends more when those are gone."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -17,14 +22,14 @@ log = structlog.stdlib.get_logger(__name__)
 class Sweeper(Background):
     """A thread that sweeps while a `with` block lasts, at once and then every `sweep_s` seconds.
 
-    Any number of workers may sweep: each job is taken back once. `ring` tells workers of this kind
-    to look for work and raises nothing when the broker is away; None where they look by themselves.
+    Any number of workers may sweep: each job is taken back once. `send` tells workers of this kind of jobs that wait
+    and raises nothing when the broker is away; None where they look by themselves.
     """
 
-    def __init__(self, context: WorkerContext, ring: Callable[[], None] | None = None) -> None:
+    def __init__(self, context: WorkerContext, send: Callable[[Sequence[str]], None] | None = None) -> None:
         super().__init__("sweeper")
         self._context = context
-        self._ring = ring
+        self._send = send
 
     def sweep(self) -> None:
         """One round. Raises StoreUnavailableError, and OptiGPUError for a heartbeat file that cannot be written."""
@@ -34,12 +39,27 @@ class Sweeper(Background):
             heartbeat_file.renew(context.settings.heartbeat_file, context.settings.lease_s)
         if context.job_id is None:  # nothing searches the disk while a job is measured
             self._note_models()
+        settle(context)
         swept = context.write(leases.sweep)
         for state, ids in swept:
+            why = "its deadline passed" if state == "overdue" else "its worker's lease ran out"
             for job_id in ids:
-                log.warning(f"job.{state}", job_id=job_id, reason="its worker's lease ran out")
-        if self._ring and context.read(lambda session: queue.waiting(session, context.info.device)):
-            self._ring()
+                log.warning(f"job.{state}", job_id=job_id, reason=why)
+        self.ring()
+
+    def ring(self) -> None:
+        """Sends messages for jobs that wait, if there are any and messages may be lost."""
+        if self._send is None:
+            return
+        try:
+            waiting = self._context.read(
+                lambda session: queue.due(session, self._context.info.device, moment(session), MOST_SENT)
+            )
+        except StoreUnavailableError as error:
+            log.warning("database.away", reason=str(error))
+            return
+        if waiting:
+            self._send(waiting)
 
     def _note_models(self) -> None:
         """Models that were added or removed since the last round."""

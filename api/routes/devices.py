@@ -6,14 +6,16 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from api import enrolment, measurements
-from api.auth import Reader
+from api.auth import Reader, address_of
 from api.bodies import json_body, strict_document
 from api.examples import CLAIMS, KEYS, MESSAGES, RUNS
 from api.measurements import microseconds
 from api.openapi import GUARDED, posted, problems
 from api.parameters import Cursor, Id, Limit
+from api.problems import request_id
 from api.service import Service, ServiceDep
 from api.signed import MOST_BODY_BYTES, Signed, entered
+from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import (
     ClaimAnswer,
     ClaimRequest,
@@ -27,7 +29,8 @@ from optigpu.documents.devices import (
     RunAnswer,
     RunRequest,
 )
-from optigpu.store import device_reports, devices
+from optigpu.store import audit, device_reports, devices
+from optigpu.store.audit import Actor
 from optigpu.vocabulary import Frozen
 
 
@@ -39,7 +42,7 @@ class _DeviceId(StringConvertor):
 
 register_url_convertor("device", _DeviceId())
 router = APIRouter(prefix="/v1/devices", tags=["devices"], responses=GUARDED)
-SENT = problems(409, 413, 415)
+SENT = problems(408, 409, 413, 415)
 
 
 class PageOf(Frozen):
@@ -51,7 +54,7 @@ class PageOf(Frozen):
 
 async def claim_body(request: Request, service: ServiceDep) -> bytes:
     """The body of a claim, which counts for its address: a code could be guessed otherwise."""
-    service.limiter.count(f"claim:{request.client.host if request.client else 'unknown'}")
+    service.limiter.count(f"claim:{address_of(request)}")
     return await json_body(request, MOST_BODY_BYTES)
 
 
@@ -60,11 +63,12 @@ async def claim_body(request: Request, service: ServiceDep) -> bytes:
     status_code=201,
     operation_id="claim_device",
     summary="Enrol a device",
-    responses=SENT | {200: {"model": ClaimAnswer, "description": "The same claim was answered before."}},
+    responses=problems(413, 415)
+    | {200: {"model": ClaimAnswer, "description": "The same claim was answered before."}},
     openapi_extra=posted(ClaimRequest, CLAIMS),
 )
 def claim_device(
-    body: Annotated[bytes, Depends(claim_body)], service: ServiceDep, response: Response
+    body: Annotated[bytes, Depends(claim_body)], request: Request, service: ServiceDep, response: Response
 ) -> ClaimAnswer:
     """A device proves that it has the code of an open invitation and hands over the key that it made, sealed with it.
 
@@ -74,6 +78,10 @@ def claim_device(
     asked = strict_document(body, ClaimRequest)
     with service.database.write() as session:
         claimed = enrolment.claim(session, asked)
+        if claimed.created:
+            actor = _device_actor(claimed.answer.device_id, request)
+            details = {"invite": asked.invite}
+            audit.write(session, actor, AuditAction.DEVICE_ENROLLED, claimed.answer.device_id, details)
     response.status_code = 201 if claimed.created else 200
     return claimed.answer
 
@@ -121,13 +129,18 @@ def send_measurements(signed: Signed, service: ServiceDep) -> MessageAnswer:
     responses=SENT,
     openapi_extra=posted(KeyRequest, KEYS),
 )
-def change_device_key(signed: Signed, service: ServiceDep) -> KeyAnswer:
+def change_device_key(signed: Signed, request: Request, service: ServiceDep) -> KeyAnswer:
     """The device hands over its next key, sealed with the one that signs this. Both are valid until the new one is
     used."""
     asked = strict_document(signed.body, KeyRequest)
     with service.database.write() as session:
         device = entered(session, signed.request)
-        return enrolment.rotate(session, signed.request, asked, newest=device.newest)
+        answer = enrolment.rotate(session, signed.request, asked, newest=device.newest)
+        device_id = signed.request.device_id
+        details = {"key_id": answer.key_id}
+        actor = _device_actor(device_id, request)
+        audit.write(session, actor, AuditAction.DEVICE_KEY_CHANGED, device_id, details)
+    return answer
 
 
 @router.get("", operation_id="list_devices", summary="List devices, the newest first")
@@ -163,3 +176,10 @@ def list_device_reports(
 def _linked(device: DeviceView, service: Service) -> DeviceView:
     place = f"{service.settings.prefix}/v1/devices/{device.id}"
     return device.model_copy(update={"links": {"self": place, "reports": f"{place}/reports"}})
+
+
+def _device_actor(device_id: str, request: Request) -> Actor:
+    """A device as the audit log names it."""
+    return Actor(
+        name=f"device {device_id}", address=address_of(request), request_id=request_id(request.scope)
+    )

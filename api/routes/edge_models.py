@@ -9,9 +9,10 @@ from api.bodies import job_body, strict_document
 from api.examples import MANIFESTS
 from api.openapi import GUARDED, posted, problems
 from api.service import ServiceDep
+from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import EdgeModels, EdgeModelView
 from optigpu.documents.manifest import ModelManifest
-from optigpu.store import edge_models
+from optigpu.store import audit, edge_models
 
 router = APIRouter(prefix="/v1/edge", tags=["devices"], responses=GUARDED)
 
@@ -21,12 +22,12 @@ router = APIRouter(prefix="/v1/edge", tags=["devices"], responses=GUARDED)
     status_code=201,
     operation_id="add_edge_model",
     summary="Add a model for devices",
-    responses=problems(409, 413, 415)
+    responses=problems(408, 409, 413, 415)
     | {200: {"model": EdgeModelView, "description": "The same manifest was added before."}},
     openapi_extra=posted(ModelManifest, MANIFESTS),
 )
 def add_edge_model(
-    body: Annotated[bytes, Depends(job_body)], service: ServiceDep, _: Submitter, response: Response
+    body: Annotated[bytes, Depends(job_body)], service: ServiceDep, who: Submitter, response: Response
 ) -> EdgeModelView:
     """Enters the manifest that `optigpu convert` wrote. Only reports about a known model can rank.
 
@@ -35,6 +36,8 @@ def add_edge_model(
     manifest = strict_document(body, ModelManifest)
     with service.database.write() as session:
         added = edge_models.add(session, manifest)
+        if added.created:
+            audit.write(session, who.actor, AuditAction.EDGE_MODEL_ADDED, manifest.sha256)
     response.status_code = 201 if added.created else 200
     return added.model
 

@@ -9,7 +9,7 @@ from fastapi.sse import format_sse_event
 
 from api.auth import Reader
 from api.openapi import GUARDED, problems, schema_of
-from api.parameters import Id
+from api.parameters import JobId
 from api.service import Service, ServiceDep
 from optigpu.documents.views import EventView
 from optigpu.store import events
@@ -18,6 +18,7 @@ from optigpu.vocabulary import Frozen
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=GUARDED)
 
 LARGEST_SEQUENCE = 2**63 - 1
+RECONNECT_MS = 2000
 
 
 class From(Frozen):
@@ -55,7 +56,7 @@ STREAM: dict[str, object] = {
 }
 
 
-def newest_event(job_id: Id, service: ServiceDep, _: Reader) -> int:
+def newest_event(job_id: JobId, service: ServiceDep, _: Reader) -> int:
     """The sequence of the job's newest event. Raises NotFoundError."""
     with service.database.read() as session:
         return events.head(session, job_id).sequence
@@ -69,7 +70,7 @@ def newest_event(job_id: Id, service: ServiceDep, _: Reader) -> int:
     responses=problems(404, 410) | {200: STREAM},
 )
 async def follow_job(
-    job_id: Id,
+    job_id: JobId,
     newest: Annotated[int, Depends(newest_event)],
     service: ServiceDep,
     begin: Annotated[From, Query()],
@@ -85,9 +86,12 @@ async def follow_job(
 
 
 async def _messages(service: Service, job_id: str, after: int) -> AsyncIterator[bytes]:
+    """The first event says when to come back if the stream breaks off, as it does when the service stops."""
+    retry: int | None = RECONNECT_MS
     async for event in service.feeds.follow(job_id, after):
         if event is None:
             yield format_sse_event(comment="still here")
         else:
             data = event.model_dump_json()
-            yield format_sse_event(data_str=data, event=event.kind, id=str(event.sequence))
+            yield format_sse_event(data_str=data, event=event.kind, id=str(event.sequence), retry=retry)
+            retry = None

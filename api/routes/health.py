@@ -36,13 +36,13 @@ class Readiness(Frozen):
     status: Literal["ready"] = "ready"
 
 
-@router.get("/healthz", operation_id="is_alive", summary="Is the process alive?", responses=problems())
+@router.get("/healthz", operation_id="is_alive", summary="Is the process alive?", responses=problems(422))
 async def is_alive() -> Alive:
     """Answers while the process runs, whatever the state of the database and the broker."""
     return Alive()
 
 
-@router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems())
+@router.get("/readyz", operation_id="is_ready", summary="Can the service serve?", responses=problems(422))
 def is_ready(service: ServiceDep) -> Readiness:
     """Checks the database, its tables, the broker, and the folder and the disk of the data."""
     failures = _failures(service)

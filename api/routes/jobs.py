@@ -1,17 +1,21 @@
-"""Jobs: submit, get, list, cancel, withdraw."""
+"""Jobs: submit, get, list, cancel, put back, withdraw."""
 
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, BackgroundTasks, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from api.auth import Administrator, Caller, Reader, Submitter
-from api.bodies import PostedSpec
+from api.auth import Administrator, Reader, Submitter
+from api.bodies import JobBody, posted_spec
+from api.callers import Caller
 from api.openapi import GUARDED, POSTED_JOB, problems
-from api.parameters import PRINTABLE, Cursor, Id, Limit, Withdrawing
+from api.parameters import PRINTABLE, Cursor, JobId, Limit, Withdrawing
+from api.problems import ProblemError
 from api.service import Service, ServiceDep
-from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView
+from optigpu.documents.administration import AuditAction
+from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView, Withdrawn
 from optigpu.job.spec import Tag
-from optigpu.store import jobs, withdrawals
+from optigpu.store import audit, jobs, traces, withdrawals
+from optigpu.store.keys import Scope
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)
@@ -34,6 +38,7 @@ class JobFilter(Frozen):
 
     state: JobState | None = None
     tag: Tag | None = None
+    parked: bool | None = None
     limit: Limit = 50
     cursor: Cursor | None = None
 
@@ -49,30 +54,44 @@ ACCEPTED: dict[str, object] = {
     status_code=202,
     operation_id="submit_job",
     summary="Submit a job",
-    responses=problems(409, 413, 415) | {202: ACCEPTED},
+    response_model=JobView,
+    responses=problems(408, 409, 413, 415) | {202: ACCEPTED},
     openapi_extra=POSTED_JOB,
 )
 def submit_job(
-    spec: PostedSpec,
+    body: JobBody,
+    request: Request,
     service: ServiceDep,
     who: Submitter,
-    response: Response,
-    after_commit: BackgroundTasks,
     idempotency_key: IdempotencyKey = None,
-) -> JobView:
-    """Validates the job and stores it; a worker that can run it picks it up. `unserved` says why none can, if so."""
+) -> Response:
+    """Validates the job and stores it; a worker that can run it picks it up. `unserved` says why none can, if so. A job
+    whose very same measurement was made before has ended with its results, unless it is `fresh`. This answer does not
+    have its place in the queue, nor when it will begin: get the job for them."""
+    spec = posted_spec(body)
+    if spec.priority > 0 and not who.may(Scope.ADMIN):
+        raise ProblemError(403, "A priority above 0 needs a key with the scope admin; leave priority out.")
     with service.database.write() as session:
         submitted = jobs.submit(
             session,
             spec,
+            owner=who.id,
             idempotency_key=_callers_own(idempotency_key, who),
             lease_s=service.settings.lease_s,
+            known=service.prospects,
         )
-    if submitted.created:
-        after_commit.add_task(service.doorbell.ring, spec.device)
+        if submitted.created:
+            audit.write(session, who.actor, AuditAction.JOB_SUBMITTED, submitted.job.id)
+        if submitted.created and request.state.span:
+            traces.keep(session, submitted.job.id, request.state.span)
+    request.state.job_id = submitted.job.id
+    if submitted.created and submitted.job.state is JobState.QUEUED:
+        service.doorbell.ring(submitted.job.id, spec.device)
     job = linked(submitted.job, service)
-    response.headers["Location"] = job.links["self"]
-    return job
+    # Sent as it is: it need not be validated again.
+    return Response(
+        job.model_dump_json(), 202, headers={"Location": job.links["self"]}, media_type="application/json"
+    )
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, the newest first")
@@ -80,40 +99,71 @@ def list_jobs(service: ServiceDep, _: Reader, wanted: Annotated[JobFilter, Query
     """A page of jobs; `next_cursor` leads to the one after it."""
     with service.database.read() as session:
         page = jobs.list_(
-            session, state=wanted.state, tag=wanted.tag, limit=wanted.limit, cursor=wanted.cursor
+            session,
+            state=wanted.state,
+            tag=wanted.tag,
+            parked=wanted.parked,
+            limit=wanted.limit,
+            cursor=wanted.cursor,
         )
     return page.model_copy(update={"jobs": tuple(linked(job, service) for job in page.jobs)})
 
 
 @router.get("/{id}", operation_id="get_job", summary="Get a job", responses=problems(404, 410))
-def get_job(job_id: Id, service: ServiceDep, _: Reader) -> JobView:
+def get_job(job_id: JobId, service: ServiceDep, _: Reader) -> JobView:
     """State, progress, queue position, attempts and variants; and while no live worker can take the job, why."""
     with service.database.read() as session:
         return linked(jobs.get(session, job_id, lease_s=service.settings.lease_s), service)
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404, 410))
-def cancel_job(job_id: Id, service: ServiceDep, _: Submitter) -> JobView:
+def cancel_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
     """A queued job is cancelled at once, a running one when its processes have ended. An ended job stays as it is."""
     with service.database.write() as session:
+        before = jobs.get(session, job_id).cancel_requested_at
         job = jobs.request_cancel(session, job_id, lease_s=service.settings.lease_s)
+        if job.cancel_requested_at != before:
+            audit.write(session, who.actor, AuditAction.JOB_CANCELLED, job_id)
+    return linked(job, service)
+
+
+@router.post(
+    "/{id}/retry",
+    operation_id="retry_job",
+    summary="Put a parked job back",
+    responses=problems(404, 409, 410),
+)
+def retry_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
+    """A parked job waits for a worker again, and what was measured of it is kept. A job that waits or runs stays as it
+    is; another that has ended is refused."""
+    with service.database.write() as session:
+        before = jobs.get(session, job_id).state
+        job = jobs.retry(session, job_id, lease_s=service.settings.lease_s)
+        if job.state is not before:
+            audit.write(session, who.actor, AuditAction.JOB_RETRIED, job_id)
+    if job.state is JobState.QUEUED:
+        service.doorbell.ring(job.id, job.device)
     return linked(job, service)
 
 
 @router.delete("/{id}", operation_id="withdraw_job", summary="Withdraw a job", responses=problems(404, 409))
 def withdraw_job(
-    job_id: Id, service: ServiceDep, who: Administrator, asked: Annotated[Withdrawing, Query()]
+    job_id: JobId, service: ServiceDep, who: Administrator, asked: Annotated[Withdrawing, Query()]
 ) -> WithdrawalView:
     """Removes a job with all of its results, and keeps who withdrew it, when and why; reading it answers 410 from then
     on. A running job is refused: cancel it first. Withdrawing it again changes nothing."""
     with service.database.write() as session:
-        return withdrawals.withdraw_job(session, job_id, asked.by(who))
+        known = withdrawals.is_withdrawn(session, Withdrawn.JOB, job_id)
+        withdrawn = withdrawals.withdraw_job(session, job_id, asked.by(who))
+        if not known:
+            audit.write(session, who.actor, AuditAction.JOB_WITHDRAWN, job_id, {"reason": asked.reason})
+    return withdrawn
 
 
 def linked(job: Job, service: Service) -> Job:
     """The job with its links."""
     place = f"{service.settings.prefix}/v1/jobs/{job.id}"
-    links = {name: f"{place}/{name}" for name in ("events", "results", "cancel")}
+    links = {name: f"{place}/{name}" for name in ("events", "results", "cancel", "retry")}
     return job.model_copy(update={"links": {"self": place} | links})
 
 

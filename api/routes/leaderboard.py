@@ -9,14 +9,15 @@ from pydantic import Field
 
 from api.auth import Reader
 from api.filters import check_filters
-from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
+from api.forms import PAGE, Form, accepted, query_word, written
 from api.openapi import GUARDED
 from api.parameters import Cursor, Limit, Text
 from api.service import ServiceDep
-from optigpu.documents.views import LeaderboardPage
+from optigpu.documents.views import BoardFacts, LeaderboardPage
 from optigpu.store import leaderboard
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.leaderboard import HEAD_ROWS, ROWS
+from optigpu.store.page_text import PageText
 from optigpu.vocabulary import METRICS, Frozen
 
 router = APIRouter(prefix="/v1", tags=["leaderboard"], responses=GUARDED)
@@ -47,6 +48,12 @@ class LeaderboardFilter(Frozen):
         Query(description="Maximum `kld_mean`, in nats; rows without that figure are left out."),
     ] = None
     clean: Annotated[bool, Query(description="Leave out rows with warnings.")] = False
+    pareto: Annotated[
+        bool,
+        Query(
+            description="Only rows that no other of the same hardware beats in speed, memory, quality and energy."
+        ),
+    ] = False
     include_invalid: Annotated[
         bool, Query(description="Add invalid results, without a rank and with their reasons.")
     ] = False
@@ -67,6 +74,18 @@ class LeaderboardFilter(Frozen):
         """The same, as the store asks for it."""
         given = self.model_dump(exclude={"format", "metric"})
         return LeaderboardQuery(**given, metric=self.metric.value if self.metric else None)
+
+    @property
+    def continues_list(self) -> bool:
+        """Whether the cursor continues a list of boards. Raises CursorError."""
+        return leaderboard.continues_list(self.cursor)
+
+    def links(self, board: BoardFacts, prefix: str) -> dict[str, str]:
+        """From a board to all of its rows, and to its next page; one of several shows only the first rows."""
+        found = {"self": self.link(prefix, workload=board.workload_digest)}
+        if board.next_cursor:
+            found["next"] = self.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
+        return found
 
     def link(self, prefix: str, **changes: str) -> str:
         """The address of another page with these filters."""
@@ -95,27 +114,25 @@ def get_leaderboard(
     query, prefix = wanted.query(), service.settings.prefix
     with service.database.read() as session:
         check_filters(session, query)
-        page = _linked(leaderboard.query(session, query), wanted, prefix)
+        page = leaderboard.read(session, query).linked(lambda board: wanted.links(board, prefix))
     form = wanted.format or accepted(request.headers.get("accept", ""))
     response = _written(page, form)
     response.headers["Vary"] = "Accept"
-    if cursor := next_cursor(page, continues_list=leaderboard.continues_list(wanted.cursor)):
+    if cursor := _next_cursor(page, wanted):
         response.headers["Link"] = f'<{wanted.link(prefix, cursor=cursor)}>; rel="next"'
     return response
 
 
-def _linked(page: LeaderboardPage, wanted: LeaderboardFilter, prefix: str) -> LeaderboardPage:
-    """The page with a link from each board to all of its rows; one of several shows only the first."""
-    boards = []
-    for board in page.boards:
-        links = {"self": wanted.link(prefix, workload=board.workload_digest)}
-        if board.next_cursor:
-            links["next"] = wanted.link(prefix, workload=board.workload_digest, cursor=board.next_cursor)
-        boards.append(board.model_copy(update={"links": links}))
-    return page.model_copy(update={"boards": tuple(boards)})
+def _next_cursor(page: PageText, wanted: LeaderboardFilter) -> str | None:
+    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
+    if len(page.boards) == 1 and not wanted.continues_list:
+        return page.boards[0].facts.next_cursor
+    return page.next_cursor
 
 
-def _written(page: LeaderboardPage, form: Form) -> Response:
+def _written(page: PageText, form: Form) -> Response:
+    if form is Form.JSON:
+        return Response(page.json(), media_type="application/json")
     from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 
-    return written(page, form, leaderboard_csv, leaderboard_grids)
+    return written(page.page(), form, leaderboard_csv, leaderboard_grids)

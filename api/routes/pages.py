@@ -25,11 +25,11 @@ def index(service: ServiceDep) -> HTMLResponse:
 
 
 def _data(service: Service) -> dict[str, object]:
-    from optigpu.report.leaderboard import leaderboard_grid
+    from optigpu.report.leaderboard import counted, leaderboard_grid
 
     with service.database.read() as session:
         found = leaderboard.query(session, LeaderboardQuery())
         newest = jobs.list_(session, limit=SHOWN_ROWS).jobs
         waiting = unserved.reasons(session, [job.id for job in newest], service.settings.lease_s)
-    boards = [(leaderboard_grid(board), board.workload_digest, board.row_count) for board in found.boards]
+    boards = [(leaderboard_grid(board), board.workload_digest, counted(board)) for board in found.boards]
     return {"boards": boards, "jobs": newest, "unserved": waiting}

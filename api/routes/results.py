@@ -7,15 +7,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from api.auth import Administrator, Reader
 from api.openapi import GUARDED, problems
-from api.parameters import Id, Withdrawing
+from api.parameters import Id, JobId, Withdrawing
 from api.samples import samples_text
 from api.service import ServiceDep
+from optigpu.documents.administration import AuditAction
 from optigpu.documents.result import Attribution, Result
-from optigpu.documents.views import ArtifactsView, SamplesView, WithdrawalView
-from optigpu.store import artifacts, jobs, results, withdrawals
+from optigpu.documents.views import ArtifactsView, SamplesView, WithdrawalView, Withdrawn
+from optigpu.store import artifacts, audit, jobs, results, withdrawals
 from optigpu.vocabulary import Frozen
 
-router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404, 410))
+router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))
+WITHDRAWN = problems(410)
 
 
 class JobResults(Frozen):
@@ -31,9 +33,9 @@ class JobResults(Frozen):
     operation_id="get_job_results",
     summary="The results of a job",
     response_model=None,
-    responses={200: {"model": JobResults}},
+    responses=WITHDRAWN | {200: {"model": JobResults}},
 )
-def get_job_results(job_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
+def get_job_results(job_id: JobId, service: ServiceDep, _: Reader) -> JSONResponse:
     """The results so far; the attribution is null until the job has ended."""
     with service.database.read() as session:
         job = jobs.get(session, job_id)
@@ -57,7 +59,7 @@ ONE_RESULT: dict[str, object] = {
     operation_id="get_result",
     summary="One result",
     response_model=None,
-    responses={200: ONE_RESULT},
+    responses=WITHDRAWN | {200: ONE_RESULT},
 )
 def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
     """All metrics of one variant, with the verdict and the environment in which they were measured."""
@@ -80,7 +82,11 @@ def withdraw_result(
     Withdrawing it again changes nothing.
     """
     with service.database.write() as session:
-        return withdrawals.withdraw_result(session, result_id, asked.by(who))
+        known = withdrawals.is_withdrawn(session, Withdrawn.RESULT, result_id)
+        withdrawn = withdrawals.withdraw_result(session, result_id, asked.by(who))
+        if not known:
+            audit.write(session, who.actor, AuditAction.RESULT_WITHDRAWN, result_id, {"reason": asked.reason})
+    return withdrawn
 
 
 @router.get(
@@ -88,7 +94,7 @@ def withdraw_result(
     operation_id="get_samples",
     summary="The raw samples of a result",
     response_model=None,
-    responses={200: {"model": SamplesView}},
+    responses=WITHDRAWN | {200: {"model": SamplesView}},
 )
 def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingResponse:
     """One list of samples per metric and replicate, in the order in which they were taken; streamed."""
@@ -97,7 +103,12 @@ def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingRespo
     return StreamingResponse(samples_text(service.database, result_id, names), media_type="application/json")
 
 
-@router.get("/results/{id}/artifacts", operation_id="list_artifacts", summary="The files of a result")
+@router.get(
+    "/results/{id}/artifacts",
+    operation_id="list_artifacts",
+    summary="The files of a result",
+    responses=WITHDRAWN,
+)
 def list_artifacts(result_id: Id, service: ServiceDep, _: Reader) -> ArtifactsView:
     """Files from the meters, such as a profiler's trace. A file that could not be kept has a reason and no link."""
     with service.database.read() as session:
@@ -132,7 +143,7 @@ A_FILE: dict[str, object] = {
     operation_id="get_artifact",
     summary="Download a file of a result",
     response_class=StreamingResponse,
-    responses={200: A_FILE},
+    responses=WITHDRAWN | {200: A_FILE},
 )
 def get_artifact(result_id: Id, name: ArtifactName, service: ServiceDep, _: Reader) -> StreamingResponse:
     """Sent as a download, so that a browser never shows it as a page of this service."""

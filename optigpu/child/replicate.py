@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
+from optigpu.child import confined
 from optigpu.child.connection import Lines, Tell, broken, connect
 from optigpu.child.messages import (
     COMMAND,
@@ -176,7 +177,10 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
     check = request.check()
     request.observe()
     progress("warming up")
-    priority = {"nice": raise_priority() if assignment.measure.raise_priority else nice()}
+    process = {
+        "nice": raise_priority() if assignment.measure.raise_priority else nice(),
+        "reach": confined.reach(),
+    }
     warm = warm_up(request, check.request_s)
     load = {"load": request.facts()} if isinstance(request, LoadRequest) else {}
     ready = Ready(
@@ -185,7 +189,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         steady=warm.steady,
         warmup_requests=len(warm.durations_s),
         request_s=warm.request_s,
-        facts=_facts(variant, runtime.notes.facts | check.details | origin | priority | load),
+        facts=_facts(variant, runtime.notes.facts | check.details | origin | process | load),
         problem=check.problem,
     )
     return Subject(runtime, request, assignment), ready

@@ -1,4 +1,4 @@
-"""The scratch folder of a job."""
+"""The scratch folder of a job, and the temporary folders of its processes."""
 
 import shutil
 import tempfile
@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from optigpu.paths import data_dir
+from optigpu.vocabulary import ReplicateError
 
 ABANDONED_S = 2 * 86400.0
 """A scratch folder that has not changed for so long belongs to a worker that was killed."""
@@ -24,3 +25,19 @@ def scratch_folder() -> Iterator[Path]:
                 shutil.rmtree(folder)
     with tempfile.TemporaryDirectory(prefix="job-", dir=root, ignore_cleanup_errors=True) as folder_name:
         yield Path(folder_name)
+
+
+def temporary_folder() -> Path:
+    """A new folder for the temporary files of one process, to be removed by who asks for it.
+
+    It lies beside the jobs' folders, so that one which a killed worker left is removed as theirs are. Raises
+    ReplicateError when it cannot be made.
+    """
+    root = data_dir() / "scratch"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="tmp-", dir=root))
+    except OSError as error:
+        raise ReplicateError(
+            f"No temporary directory for the measuring process can be made in {root} ({error.strerror})."
+        ) from error

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
+from optigpu.conductor.processes.confinement import needs_network
 from optigpu.conductor.processes.locks import hold, others_measure
 from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
@@ -25,6 +26,7 @@ from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
 from optigpu.hardware.identity import software_fingerprint
+from optigpu.hub_organisations import hub_refusal
 from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest import kept
@@ -124,12 +126,18 @@ class Session:
     ) -> Iterator[Child]:
         """A new process that measures this variant, or does what `program` does with it, with `more` variables.
 
-        While it lives, the monitor counts it as the job's own.
+        While it lives, the monitor counts it as the job's own. Raises UnsupportedError for a model of the hub that the
+        settings do not allow.
         """
+        for repository in variant.hub_repositories:
+            if refusal := hub_refusal(repository):
+                raise UnsupportedError(refusal)
         started = program_of(variant.backend, program or self.program)
         variables = child_variables(self.threads, secrets=secrets_of(variant))
         variables |= {**variables_of(variant.backend), **more}
-        with Child(started, variables, keep=self.descriptors) as child:
+        quality = self.spec.measure.quality if "quality" in self.spec.measure.meters else None
+        network = needs_network(variant, quality)
+        with Child(started, variables, keep=self.descriptors, network=network) as child:
             self._running.add(child.pid)
             try:
                 yield child

@@ -311,6 +311,8 @@ class RunFacts(MeterFacts):
     threads: int | None = None
     # The nice value of timed requests: -20 is the highest priority, 0 the usual one.
     nice: int | None = None
+    # What the measuring process could reach: the host's network, or loopback of its own alone; null: not known.
+    reach: Literal["network", "loopback"] | None = None
     # Versions of the engine's libraries, by package name.
     versions: dict[str, str] = Field(default_factory=dict)
 

@@ -308,7 +308,8 @@ class Outcome(Frozen):
     """How one variant of a job ended: a result with its raw samples, or the reason why there is none.
 
     `artifacts` are files that meters left (a profiler's trace), by name; they exist as long as the outcome's listener
-    runs, which keeps those that it wants.
+    runs, which keeps those that it wants. `host_memory` says that the kernel killed a process of it because the host
+    had no memory left.
     """
 
     index: int
@@ -317,6 +318,7 @@ class Outcome(Frozen):
     result: Result | None = None
     samples: dict[str, Samples] = Field(default_factory=dict)
     artifacts: dict[str, Path] = Field(default_factory=dict)
+    host_memory: bool = False
 
     @model_validator(mode="after")
     def _result_or_reason(self) -> Self:

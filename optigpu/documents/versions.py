@@ -22,6 +22,10 @@ A package that only some machines have is not among them: it would make the resu
 """
 
 
+COMPARED = ("optigpu", *(package for packages in VERSIONED.values() for package in packages))
+"""The packages of every backend, OptiGPU's own first."""
+
+
 def compared(backend: str) -> tuple[str, ...]:
     """The packages whose versions count for a backend, OptiGPU's own first."""
     return ("optigpu", *VERSIONED.get(backend, ()))

@@ -8,11 +8,19 @@ from pydantic import Field
 
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.selftest import SelfTestSummary
-from optigpu.vocabulary import Better, DeviceKind, Frozen, JobState, Role, VariantStatus
+from optigpu.vocabulary import Better, DeviceKind, FailureKind, Frozen, JobState, Role, VariantStatus
+
+
+class ReusedView(Frozen):
+    """Where a result comes from that was there before its job was posted. `age_s` is how old it was then."""
+
+    job_id: str | None
+    measured_at: datetime
+    age_s: float
 
 
 class VariantView(Frozen):
-    """The state of one variant of a job."""
+    """The state of one variant of a job. `reused` is null where this job itself measured its result."""
 
     index: int
     role: Role
@@ -20,6 +28,7 @@ class VariantView(Frozen):
     status: VariantStatus
     reason: str | None = None
     result_id: str | None = None
+    reused: ReusedView | None = None
 
 
 class AttemptView(Frozen):
@@ -42,7 +51,8 @@ class ProgressView(Frozen):
 
 
 class JobSummary(Frozen):
-    """A job in a list."""
+    """A job in a list. A `parked` one failed for a reason that does not lie in what it asks for, and has no attempt
+    left; it can be put back. Its `reason` is its last error."""
 
     id: str
     state: JobState
@@ -57,6 +67,8 @@ class JobSummary(Frozen):
     device: DeviceKind
     name: str | None = None
     tags: tuple[str, ...] = ()
+    priority: int = 0
+    parked: bool = False
     links: dict[str, str] = Field(default_factory=dict)
 
 
@@ -84,13 +96,18 @@ class Unserved(Frozen):
 
 
 class JobView(JobSummary):
-    """A job, whole. `queue_position` is 1 for the next in line, and null once it runs.
+    """A job, whole. `queue_position` is 1 for the next in line, and null once it runs. `estimated_start_at` comes from
+    how long jobs like it took; it is null while none is known. The answer to a POST has neither. `not_before` is until
+    when a job waits that is tried again; `failure` is what its last attempt failed of.
 
     `unserved` is null when a live worker can take the job, and when it is not queued.
     `spec` is the document as it was accepted, with its `schema_version`; `attribution` the document as it was stored.
     """
 
     queue_position: int | None = None
+    estimated_start_at: datetime | None = None
+    not_before: datetime | None = None
+    failure: FailureKind | None = None
     unserved: Unserved | None = None
     progress: ProgressView = ProgressView()
     attempts: tuple[AttemptView, ...] = ()
@@ -124,20 +141,12 @@ class Standing(StrEnum):
     INVALID = "invalid"
 
 
-class LeaderboardRow(Frozen):
-    """A result on a board: one variant on one class of hardware.
+class RowFacts(Frozen):
+    """What a row of a board shows of its result that stays as it is: one variant on one class of hardware.
 
-    Rows whose intervals overlap with the first of their rank share it; those without one share the last; `rank` is
-    null for what is not current. `superseded`: the variant was since measured with later `versions` on other hardware.
-    `earlier` counts the place's other valid results. `reasons` and `notes` say why a result is invalid. `pareto` says
-    that no other row of the same hardware is both faster and smaller; null where that is unknown or nothing is ranked.
-    Quality and energy are null where they were not measured.
+    `reasons` and `notes` say why a result is invalid. Quality and energy are null where they were not measured.
     """
 
-    rank: int | None
-    standing: Standing = Standing.CURRENT
-    superseded: bool = False
-    earlier: int = 0
     result_id: str
     job_id: str | None
     source: str
@@ -152,24 +161,41 @@ class LeaderboardRow(Frozen):
     device: DeviceKind
     hardware: str
     versions: dict[str, str] = Field(default_factory=dict)
-    metric: str
-    value: MetricSummary
     weight_bytes: float | None = None
     peak_bytes: float | None = None
     top1_agreement: float | None = None
     kld_mean: float | None = None
     j_per_token: float | None = None
-    pareto: bool | None = None
     warnings: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-class Board(Frozen):
-    """Results that can be compared: one workload with its shapes and its model, ranked by one metric, best first.
+class LeaderboardRow(RowFacts):
+    """A result on a board, ranked by one metric.
 
-    `row_count` counts all of its rows, of which `rows` are some; `next_cursor` leads to those that follow, and is null
-    on the last page. `not_ranked` counts invalid results by reason. `note` says why a board has no rows.
+    Rows whose intervals overlap with the first of their rank share it; those without one share the last; `rank` is
+    null for what is not current. `superseded`: the variant was since measured with later `versions` on other hardware.
+    `earlier` counts the place's other valid results. `pareto` says that no other row of the same hardware is as good in
+    speed, memory, quality and energy and better in one of them, where what was not measured counts as the worst; null
+    where speed or memory is unknown, or nothing is ranked.
+    """
+
+    rank: int | None
+    standing: Standing = Standing.CURRENT
+    superseded: bool = False
+    earlier: int = 0
+    pareto: bool | None = None
+    metric: str
+    value: MetricSummary
+
+
+class BoardFacts(Frozen):
+    """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
+
+    `row_count` counts all of its rows, of which a page has some; null if they are more than 1,000. `next_cursor` leads
+    to those that follow, and is null on the last page. `not_ranked` counts the board's invalid results by reason,
+    whatever the filters are. `note` says why a board has no rows.
     """
 
     workload_digest: str
@@ -178,12 +204,17 @@ class Board(Frozen):
     metric: str
     unit: str
     better: Better
-    rows: tuple[LeaderboardRow, ...]
-    row_count: int
+    row_count: int | None
     not_ranked: dict[str, int] = Field(default_factory=dict)
     note: str | None = None
     next_cursor: str | None = None
     links: dict[str, str] = Field(default_factory=dict)
+
+
+class Board(BoardFacts):
+    """Results that can be compared, best first."""
+
+    rows: tuple[LeaderboardRow, ...]
 
 
 class LeaderboardPage(Frozen):
@@ -192,6 +223,49 @@ class LeaderboardPage(Frozen):
 
     boards: tuple[Board, ...]
     note: str | None = None
+    next_cursor: str | None = None
+
+
+class HistoryPoint(Frozen):
+    """One valid result of a variant on a class of hardware. `ci` is null without a 95% interval."""
+
+    result_id: str
+    measured_at: datetime
+    standing: Standing
+    value: float
+    ci: tuple[float, float] | None
+    replicates: int
+    versions: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+class LevelChange(Frozen):
+    """Where the level of a history changes. `ratio` is the new level's geometric mean over that of the level before;
+    `improved` says whether that is better. `versions` are those that differ from the result before: old and new."""
+
+    result_id: str
+    measured_at: datetime
+    ratio: float
+    improved: bool
+    versions: dict[str, tuple[str | None, str | None]]
+
+
+class History(Frozen):
+    """A variant on a class of hardware over time, the oldest result first. Without eight results that have the metric,
+    no change of its level can be told from noise. `next_cursor` leads to older results, and is null where there are
+    none."""
+
+    workload: dict[str, Any]
+    model: str | None
+    label: str
+    backend: str
+    device: DeviceKind
+    hardware: str
+    metric: str
+    unit: str
+    better: Better
+    points: tuple[HistoryPoint, ...]
+    changes: tuple[LevelChange, ...] = ()
     next_cursor: str | None = None
 
 
@@ -219,6 +293,7 @@ class WorkerView(Frozen):
     `packages` are those of the optional ones that it has. `models` are references to what it holds: folders of its
     model directory and, if it may not download from the hub (`downloads`), the hub's models in its cache. Presets and
     bundled models are everywhere.
+    `software` are the versions that make results comparable, by package.
     `selftest` is what `optigpu selftest` last found for its device, hardware and software, as it stood when the worker
     started; null if there was none.
     """
@@ -235,6 +310,7 @@ class WorkerView(Frozen):
     models: tuple[str, ...] = ()
     downloads: bool = True
     version: str
+    software: dict[str, str] = Field(default_factory=dict)
     selftest: SelfTestSummary | None = None
     started_at: datetime
     seen_at: datetime

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
+from optigpu.hub_organisations import hub_refusal
 from optigpu.vocabulary import Document, OptiGPUError
 
 _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
@@ -18,14 +19,17 @@ _REPOSITORIES: dict[str, tuple[str, str | None, str]] = {
 def read_hub(text: str, file: str) -> tuple[str, bytes]:
     """The origin of a dataset, and its rows in the format of `file`.
 
-    Raises OptiGPUError when the package `datasets` is missing, or the hub does not answer.
+    Raises OptiGPUError when the package `datasets` is missing, its organisation is not allowed, or the hub does not
+    answer.
     """
+    name, configuration, split = _REPOSITORIES[text]
+    if refusal := hub_refusal(name):
+        raise OptiGPUError(f"{refusal} Or set OPTIGPU_DATASETS_DIR to a folder that holds {file}.")
     if importlib.util.find_spec("datasets") is None:
         raise OptiGPUError(
             f"The dataset {text} was not found: set OPTIGPU_DATASETS_DIR to a folder that holds {file}, or install "
             "the package datasets to read it from the hub."
         )
-    name, configuration, split = _REPOSITORIES[text]
     try:
         rows: Any = importlib.import_module("datasets").load_dataset(name, configuration, split=split)
     except Exception as error:  # any error of a download

@@ -56,6 +56,11 @@ def check_inside(name: str, subject: str) -> None:
         raise ValueError(f"{subject} under {DATASETS_DIR}, written without '..' and not absolute")
 
 
+def comes_from_hub(text: str) -> bool:
+    """Whether a text is downloaded: a dataset, where no folder of datasets is set."""
+    return text in _FILES and not os.environ.get(DATASETS_DIR)
+
+
 def read_source(text: str) -> Source:
     """The dataset that `text` names, from the datasets folder, or from the hub if no folder is set.
 

@@ -197,12 +197,20 @@ def _notes(board: Board, letters: Mapping[str, str]) -> Iterator[str]:
     if any(row.top1_agreement is not None for row in board.rows):
         yield "quality: the share of positions at which the most likely token is the same as the fp32 model's."
     if any(row.pareto is not None for row in board.rows):
-        yield "Pareto: no other row of the same workload and hardware is both faster and smaller."
+        yield (
+            "Pareto: no other row of the same workload and hardware is as good in speed, memory, quality and energy, "
+            "and better in one; what was not measured counts as the worst."
+        )
     yield from _statuses(board)
-    if len(board.rows) < board.row_count:
-        yield f"{len(board.rows)} of {board.row_count} rows; workload={board.workload_digest} lists all."
+    if board.row_count is None or len(board.rows) < board.row_count:
+        yield f"{len(board.rows)} of {counted(board)} rows; workload={board.workload_digest} lists all."
     for warning, letter in letters.items():
         yield f"{letter}: {warning}: {WARNINGS.get(warning, warning)}."
+
+
+def counted(board: Board) -> str:
+    """How many rows a board has, for people."""
+    return "more than 1,000" if board.row_count is None else str(board.row_count)
 
 
 def _statuses(board: Board) -> Iterator[str]:

@@ -21,11 +21,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
 from sqlalchemy.orm import sessionmaker
 
+from optigpu.store import revisions
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
 
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
+MOST_CONNECTIONS = 15
 ANSWER_WAIT_MS = 10_000
 READ_ONLY = "optigpu_read_only"
 POSTGRESQL_SNAPSHOT: dict[str, bool | str] = {
@@ -80,12 +82,14 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back when anything is raised.
+        """One transaction: committed at the end, with new revisions of what it changed; rolled back when anything is
+        raised.
 
         On SQLite it holds the write lock from its start, so that nothing it has read can change under it.
         """
         with store_errors(self._engine.url), self._write.begin() as session:
             yield session
+            revisions.renew(session)
 
     def ping(self) -> None:
         """Raises StoreUnavailableError when the database does not answer."""
@@ -104,7 +108,7 @@ def default_url(data_dir: Path) -> str:
 
 def is_made(url: str) -> bool:
     """Whether a SQLite file is there, which its first use would make; of a server it is taken for granted."""
-    address = _address(url)
+    address = address_of(url)
     return address.get_backend_name() != "sqlite" or Path(address.database or "").is_file()
 
 
@@ -113,11 +117,14 @@ def engine_for(url: str, *, foreign_keys: bool = True) -> Engine:
 
     Without `foreign_keys` SQLite does not enforce them: a migration rebuilds tables that others refer to.
     """
-    address = _address(url)
+    address = address_of(url)
     if address.get_backend_name() == "postgresql":
         # A host that vanished sends no refusal: without a limit of its own a write would hang for many minutes.
         waits = {"connect_timeout": CONNECT_WAIT_S, "tcp_user_timeout": ANSWER_WAIT_MS}
-        return create_engine(address, pool_pre_ping=True, connect_args=waits)
+        # None beyond the pool: it would be closed after each use, and opening one takes longer than a query.
+        return create_engine(
+            address, pool_size=MOST_CONNECTIONS, max_overflow=0, pool_pre_ping=True, connect_args=waits
+        )
     if not address.database or address.database == ":memory:":
         raise StoreError("The database must be a file that every process can open; use sqlite:///PATH.")
     _make_folder(Path(address.database).parent)
@@ -188,7 +195,8 @@ def _advice(url: URL, error: SQLAlchemyError, cause: str) -> str:
     )
 
 
-def _address(url: str) -> URL:
+def address_of(url: str) -> URL:
+    """The parts of a database's URL. Raises StoreError for what is none, and for another kind of database."""
     try:
         address = make_url(url)
     except ArgumentError:

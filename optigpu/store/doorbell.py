@@ -1,9 +1,22 @@
-"""Where workers are notified: the broker's address, the task and the queues. A message holds no job."""
+"""Where workers are notified: the broker's address, the task and the queues. A message only names a job.
+
+The database is the truth: a message that is lost, late or repeated changes nothing.
+"""
 
 from optigpu.vocabulary import DeviceKind
 
 LOOK_TASK = "optigpu.look"
-"""The name of the Celery task; it takes no arguments."""
+"""The name of the Celery task; its one argument is a job's id."""
+
+
+def message(job_id: str, device: DeviceKind) -> dict[str, object]:
+    """What Celery's `send_task` is given for a job that was posted: Celery's own tools show it by the job's id."""
+    return {"name": LOOK_TASK, "args": (job_id,), "task_id": job_id, "queue": queue_for(device)}
+
+
+def repeated(job_id: str, device: DeviceKind) -> dict[str, object]:
+    """The same for a job whose message may be lost, with an id of its own: workers ignore one that was revoked."""
+    return {"name": LOOK_TASK, "args": (job_id,), "queue": queue_for(device)}
 
 
 def queue_for(device: DeviceKind) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.edge import EdgeWorkerRow, Likeness
 from optigpu.documents.facts import NetworkFacts
-from optigpu.documents.views import Standing
+from optigpu.documents.views import RowFacts, Standing
 from optigpu.store.tables import LeaderboardEntry
 from optigpu.vocabulary import Document
 
@@ -31,7 +31,7 @@ class WorkersBeside:
         found = [
             _row(entry, likeness)
             for entry in self._all()
-            if (likeness := likeness_of(entry.summary, model_sha256, network))
+            if (likeness := likeness_of(entry.edge or {}, model_sha256, network))
         ]
         return tuple(sorted(found, key=_order))
 
@@ -47,11 +47,11 @@ class WorkersBeside:
         return self._entries
 
 
-def likeness_of(summary: Document, model_sha256: str, network: NetworkFacts | None) -> Likeness | None:
+def likeness_of(edge: Document, model_sha256: str, network: NetworkFacts | None) -> Likeness | None:
     """How like a model a result's is; None for another network, and for a result that does not say which it ran."""
-    if summary.get("weight_hash") == model_sha256:
+    if edge.get("weight_hash") == model_sha256:
         return Likeness.FILE
-    ran = summary.get("network")
+    ran = edge.get("network")
     if ran is None or network is None:
         return None
     found = NetworkFacts.model_validate(ran)
@@ -67,21 +67,21 @@ def _order(row: EdgeWorkerRow) -> tuple[float, float, str]:
 
 def _row(entry: LeaderboardEntry, likeness: Likeness) -> EdgeWorkerRow:
     """The energy of an image is the power while requests run, idle included, over the rate at which they run."""
-    summary = entry.summary
-    metrics: Mapping[str, Document] = summary["metrics"]
+    shown, edge = RowFacts.model_validate_json(entry.shown), entry.edge or {}
+    metrics: Mapping[str, Document] = edge["metrics"]
     rate, power = _value(metrics, "images_per_s"), _value(metrics, "power_w")
     energy = power / rate if power and rate else None
-    sensor = summary.get("energy") or {}
+    sensor = edge.get("energy") or {}
     return EdgeWorkerRow(
         result_id=entry.result_id,
-        job_id=summary["job_id"],
+        job_id=shown.job_id,
         hardware=entry.hardware_class,
         device=entry.device,
         backend=entry.backend,
-        label=summary["label"],
+        label=shown.label,
         model=entry.model,
         likeness=likeness,
-        batch_size=summary["workload"].get("batch_size"),
+        batch_size=shown.workload.get("batch_size"),
         measured_at=entry.measured_at,
         images_per_s=rate,
         latency_s=_value(metrics, "latency_s"),

@@ -2,7 +2,7 @@
 
 They are kept, except for progress: newer progress replaces older, so that a job's events stay few however long it runs.
 Besides the engine's own kinds (`optigpu.documents.events`) there are `state` (the job changed its state: state,
-reason, attempt, worker_id) and `cancel_requested`.
+reason, attempt, worker_id), `cancel_requested`, and `traced` (optigpu.store.traces).
 """
 
 from datetime import datetime

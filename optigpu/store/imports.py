@@ -16,7 +16,7 @@ from optigpu.store import jobs, outcomes
 from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.leases import Lease
-from optigpu.store.tables import VariantRow
+from optigpu.store.tables import ResultRow
 from optigpu.vocabulary import ConflictError, JobState, VariantStatus
 
 IMPORTED = "import"
@@ -43,14 +43,14 @@ def add(session: Session, run: RunDocument, spec: JobSpec) -> JobView:
 
 def _refuse_known(session: Session, run: RunDocument) -> None:
     ids = [result.id for result in run.results]
-    known = session.scalars(select(VariantRow.job_id).where(VariantRow.result_id.in_(ids)).limit(1)).first()
+    known = session.scalars(select(ResultRow.job_id).where(ResultRow.id.in_(ids)).limit(1)).first()
     if known is not None:
         raise ConflictError(f"This run is here already, as job {known}.")
 
 
 def _taken(session: Session, spec: JobSpec) -> Lease:
     """A new job that no worker can take: it runs under this lease from the transaction's beginning to its end."""
-    job = locked(session, jobs.submit(session, spec).job.id)
+    job = locked(session, jobs.submit(session, spec, fresh=True).job.id)
     job.state, job.started_at, job.fencing = JobState.RUNNING, moment(session), job.fencing + 1
     session.flush()
     return Lease(job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=IMPORTED)

@@ -1,41 +1,33 @@
-"""What users do with jobs: submit, get, list, cancel."""
+"""What users do with jobs: submit, get, list, cancel, put back."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import literal, select, tuple_
+from sqlalchemy import insert, literal, select, tuple_
 from sqlalchemy.orm import Session, defer
 
-from optigpu.documents.views import (
-    AttemptView,
-    JobPage,
-    JobSummary,
-    JobView,
-    ProgressView,
-    VariantView,
-    Withdrawn,
-)
-from optigpu.job.needs import needs_of
+from optigpu.documents.views import JobPage, JobView, Withdrawn
+from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import queue, unserved
+from optigpu.store import job_views, reuse, transitions, unserved
 from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record
-from optigpu.store.statements import insert_into
-from optigpu.store.tables import Attempt, Job, JobNeed, VariantRow
+from optigpu.store.prospects import Demand, KnownProspects
+from optigpu.store.statements import clock, insert_into
+from optigpu.store.tables import Base, Job, JobEvent, JobNeed
 from optigpu.store.tombstones import absent
-from optigpu.store.transitions import announce, end
+from optigpu.store.unserved import Prospects
 from optigpu.store.workers import LEASE_S
-from optigpu.vocabulary import (
-    SCHEMA_VERSION,
-    ConflictError,
-    Frozen,
-    JobState,
-    new_id,
-)
+from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Frozen, JobState, new_id
 
-ENDED = ProgressView(fraction=1.0, remaining_s=0.0)
-"""The progress of a job that has ended, in whatever state: it stands for time, and the state says what came of it."""
+_JOBS, _NEEDS, _EVENTS = (Base.metadata.tables[table.__tablename__] for table in (Job, JobNeed, JobEvent))
+"""The tables themselves: a row that nobody changes in this transaction needs no object."""
+
+NewRow = dict[str, Any]
+"""A row of the table of jobs, by its columns; without the time, which is the database's."""
+OPEN = "open"
+"""The owner of jobs that were posted without a key."""
 
 
 class Submitted(Frozen):
@@ -46,28 +38,34 @@ class Submitted(Frozen):
 
 
 def submit(
-    session: Session, spec: JobSpec, *, idempotency_key: str | None = None, lease_s: float = LEASE_S
+    session: Session,
+    spec: JobSpec,
+    *,
+    owner: str = OPEN,
+    idempotency_key: str | None = None,
+    fresh: bool = False,
+    lease_s: float = LEASE_S,
+    known: KnownProspects | None = None,
 ) -> Submitted:
-    """Enters a job at the end of the queue; the caller rings the doorbell after the commit.
+    """Enters a job into the queue; the caller rings the doorbell after the commit.
 
-    With the key of an earlier request and the same spec it is that job. Raises ConflictError for another spec.
+    With the key of an earlier request and the same spec it is that job. If results of the very same measurement are
+    there (`store.reuse`), it has ended with them, unless `fresh` says or the spec asks for otherwise. `known` spares
+    looks at the workers. Raises ConflictError for another spec.
     """
-    row = _row_of(spec, idempotency_key) | {"created_at": moment(session)}
-    insert = (
-        insert_into(session, Job).values(row).on_conflict_do_nothing(index_elements=["idempotency_digest"])
-    )
-    created = session.scalars(insert.returning(Job.id)).one_or_none() is not None
-    if created:
-        session.add_all(JobNeed(job_id=row["id"], kind=need.kind, name=need.name) for need in needs_of(spec))
+    needs = needs_of(spec)
+    row = _row_of(spec, owner, idempotency_key)
+    created_at = _insert(session, row, needs)
+    if created_at is None:
+        return Submitted(job=_earlier(session, row, lease_s), created=False)
+    demand = (spec.device, spec.target.gpu, spec.target.min_vram_bytes, needs)
+    prospects = _prospects(session, row["id"], demand, lease_s, created_at, known)
+    answer = None if fresh else reuse.find(session, spec, prospects)
+    if answer is not None:
         job = locked(session, row["id"])
-        announce(session, job, job.created_at)
-    else:
-        job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
-        if job.spec_digest != row["spec_digest"]:
-            raise ConflictError(
-                f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
-            )
-    return Submitted(job=_view(session, job, lease_s), created=created)
+        reuse.enter(session, job, answer, created_at)
+        return Submitted(job=job_views.view(session, job, lease_s), created=True)
+    return Submitted(job=job_views.new_view(row, created_at, prospects), created=True)
 
 
 def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
@@ -78,7 +76,7 @@ def get(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
     job = session.get(Job, job_id)
     if job is None:
         raise absent(session, Withdrawn.JOB, job_id)
-    return _view(session, job, lease_s)
+    return job_views.view(session, job, lease_s)
 
 
 def list_(
@@ -86,6 +84,7 @@ def list_(
     *,
     state: JobState | None = None,
     tag: str | None = None,
+    parked: bool | None = None,
     limit: int = 50,
     cursor: str | None = None,
 ) -> JobPage:
@@ -93,6 +92,8 @@ def list_(
     query = select(Job).options(defer(Job.attribution))
     if state is not None:
         query = query.where(Job.state == state)
+    if parked is not None:
+        query = query.where(Job.parked.is_(parked))
     if tag is not None:
         # The list as JSON text, in which no tag holds a quotation mark.
         query = query.where(Job.spec["tags"].as_string().contains(f'"{tag}"', autoescape=True))
@@ -104,7 +105,7 @@ def list_(
     jobs = session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)).all()
     last = jobs[limit - 1] if len(jobs) > limit else None
     return JobPage(
-        jobs=tuple(JobSummary(**_summary(job)) for job in jobs[:limit]),
+        jobs=tuple(job_views.summary(job) for job in jobs[:limit]),
         next_cursor=encode_cursor(last.created_at.isoformat(), last.id) if last else None,
     )
 
@@ -120,11 +121,71 @@ def request_cancel(session: Session, job_id: str, *, lease_s: float = LEASE_S) -
         job.cancel_requested_at = at
         record(session, job, "cancel_requested", {}, at)
         if job.state is JobState.QUEUED:
-            end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
-    return _view(session, job, lease_s)
+            transitions.end(session, job, JobState.CANCELLED, "Cancelled on request, before it began.", at)
+    return job_views.view(session, job, lease_s)
 
 
-def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
+def retry(session: Session, job_id: str, *, lease_s: float = LEASE_S) -> JobView:
+    """Puts a parked job back into the queue, as if it had never failed; the caller rings the doorbell after the commit.
+
+    Changes nothing for a job that waits or runs. Raises NotFoundError, ConflictError for another that has ended.
+    """
+    job = locked(session, job_id)
+    if job.state.is_final and not job.parked:
+        raise ConflictError(
+            f"Job {job_id} is {job.state} and not parked; post it again, with fresh: true to measure it once more."
+        )
+    if job.parked:
+        transitions.revive(session, job, moment(session))
+    return job_views.view(session, job, lease_s)
+
+
+def _insert(session: Session, row: NewRow, needs: tuple[Need, ...]) -> datetime | None:
+    """Enters the job with what it needs and its first event; None if its idempotency key is known."""
+    new = (
+        insert_into(session, _JOBS)
+        .values(created_at=clock(session))
+        .on_conflict_do_nothing(index_elements=["idempotency_digest"])
+        .returning(_JOBS.c.created_at)
+    )
+    created_at: datetime | None = session.execute(new, row).scalar_one_or_none()
+    if created_at is None:
+        return None
+    if needs:
+        asked = [{"job_id": row["id"], "kind": need.kind, "name": need.name} for need in needs]
+        session.execute(insert(_NEEDS), asked)
+    event = {"job_id": row["id"], "sequence": 1, "at": created_at, "kind": "state", "data": _QUEUED}
+    session.execute(insert(_EVENTS), event)
+    return created_at
+
+
+_QUEUED = {"state": JobState.QUEUED.value, "reason": None, "attempt": 0, "worker_id": None}
+"""What `transitions.announce` says of a job that is new."""
+
+
+def _earlier(session: Session, row: NewRow, lease_s: float) -> JobView:
+    job = session.scalars(select(Job).where(Job.idempotency_digest == row["idempotency_digest"])).one()
+    if job.spec_digest != row["spec_digest"]:
+        raise ConflictError(
+            f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
+        )
+    return job_views.view(session, job, lease_s)
+
+
+def _prospects(
+    session: Session,
+    job_id: str,
+    demand: Demand,
+    lease_s: float,
+    at: datetime,
+    known: KnownProspects | None,
+) -> Prospects:
+    if known is not None:
+        return known.of(session, job_id, demand, lease_s, at)
+    return unserved.look(session, [job_id], lease_s)[job_id]
+
+
+def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
     document = spec.model_dump(mode="json")
     return {
         "id": new_id(),
@@ -138,11 +199,16 @@ def _row_of(spec: JobSpec, idempotency_key: str | None) -> dict[str, Any]:
         "device": spec.device,
         "gpu_pattern": _like(spec.target.gpu) if spec.target.gpu else None,
         "min_vram_bytes": spec.target.min_vram_bytes,
+        "owner": owner,
+        "precedence": -spec.priority,
+        "deadline": spec.limits.deadline,
+        "parked": False,
+        "forgiven": 0,
         "idempotency_digest": None if idempotency_key is None else digest(idempotency_key),
         "spec_digest": digest(document),
         "fencing": 0,
         "attempt": 0,
-        "last_sequence": 0,
+        "last_sequence": 1,
         "progress": {},
     }
 
@@ -160,49 +226,3 @@ def _position(cursor: str) -> tuple[datetime, str]:
         return at.astimezone(UTC), job_id
     except (ValueError, OverflowError):
         raise bad_cursor() from None
-
-
-def _summary(job: Job) -> dict[str, Any]:
-    shown = ("id", "state", "created_at", "started_at", "ended_at", "cancel_requested_at", "reason")
-    asked = ("workload", "model", "plan", "device")
-    columns = {name: getattr(job, name) for name in shown + asked}
-    return columns | {"name": job.spec.get("name"), "tags": job.spec.get("tags", ())}
-
-
-def _view(session: Session, job: Job, lease_s: float) -> JobView:
-    attempts = session.scalars(select(Attempt).where(Attempt.job_id == job.id).order_by(Attempt.number))
-    variants = session.scalars(
-        select(VariantRow).where(VariantRow.job_id == job.id).order_by(VariantRow.index)
-    )
-    return JobView(
-        **_summary(job),
-        queue_position=queue.position(session, job),
-        unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
-        progress=ENDED if job.state.is_final else ProgressView(**job.progress),
-        attempts=tuple(_attempt_view(attempt) for attempt in attempts),
-        variants=tuple(_variant_view(variant) for variant in variants),
-        spec=job.spec,
-        schema_version=job.schema_version,
-        attribution=job.attribution,
-    )
-
-
-def _attempt_view(row: Attempt) -> AttemptView:
-    return AttemptView(
-        number=row.number,
-        worker_id=row.worker_id,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        outcome=row.outcome,
-    )
-
-
-def _variant_view(row: VariantRow) -> VariantView:
-    return VariantView(
-        index=row.index,
-        role=row.role,
-        label=row.label,
-        status=row.status,
-        reason=row.reason,
-        result_id=row.result_id,
-    )

@@ -4,16 +4,18 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
+from optigpu.store import revisions
 from optigpu.store.database import moment
+from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import ApiKey
-from optigpu.vocabulary import Frozen, NotFoundError, StoreError, new_id
+from optigpu.vocabulary import ConflictError, Frozen, NotFoundError, StoreError, new_id, utc_now
 
 KEY_PREFIX = "og_"
 SHOWN_CHARACTERS = 7
@@ -29,7 +31,10 @@ class Scope(StrEnum):
 
 
 class KeyInfo(Frozen):
-    """A key without its secret. `prefix` are its first characters, for people to tell keys apart."""
+    """A key without its secret. `prefix` are its first characters, for people to tell keys apart.
+
+    A null `expires_at` means that it is valid until it is revoked.
+    """
 
     id: str
     name: str
@@ -37,17 +42,22 @@ class KeyInfo(Frozen):
     scopes: tuple[Scope, ...]
     created_at: datetime
     last_used_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    def has_expired(self, at: datetime) -> bool:
+        """Whether it is no longer valid at that moment."""
+        return self.expires_at is not None and self.expires_at <= at
 
 
-def create(session: Session, name: str, scopes: Iterable[str]) -> str:
-    """Creates a key and returns it; only its hash is stored."""
+def create(session: Session, name: str, scopes: Iterable[str], lasts: timedelta | None = None) -> str:
+    """Creates a key and returns it; only its hash is stored. Without `lasts` it does not expire."""
     plain = KEY_PREFIX + secrets.token_urlsafe(32)
-    _add(session, plain, name, scopes)
+    _add(session, plain, name, scopes, lasts)
     return plain
 
 
-def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> None:
-    """Enters a key that was chosen elsewhere; changes nothing if it is known, revoked or not.
+def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> bool:
+    """Enters a key that was chosen elsewhere; False if it is known already, revoked or not, and nothing changes.
 
     Raises StoreError when it is too short to be a secret.
     """
@@ -55,19 +65,39 @@ def ensure(session: Session, plain: str, name: str, scopes: Iterable[str]) -> No
         raise StoreError(
             f"An API key needs at least {LEAST_CHARACTERS} characters; make one with `openssl rand -hex 32`."
         )
-    _add(session, plain, name, scopes)
+    return _add(session, plain, name, scopes, None)
+
+
+def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta | None = None) -> str:
+    """Creates a successor with the same name and scopes, and returns it; the old key is valid for `grace` longer.
+
+    Without `lasts` the successor lives as long as the old key was meant to. Raises NotFoundError, and ConflictError for
+    a key that is revoked or has expired.
+    """
+    row = _row(session, key_id)
+    at = moment(session)
+    if row.revoked_at is not None or _info(row).has_expired(at):
+        raise ConflictError(f"The key {key_id} is no longer valid; create a new one.")
+    if lasts is None and row.expires_at is not None:
+        lasts = row.expires_at - row.created_at
+    plain = create(session, row.name, row.scopes, lasts)
+    ends = at + grace
+    row.expires_at = ends if row.expires_at is None else min(row.expires_at, ends)
+    revisions.changed(session, Part.KEYS)
+    return plain
 
 
 def verify(session: Session, plain: str) -> KeyInfo | None:
-    """The key, or None if it is unknown or revoked. Writes nothing; `note_uses` does."""
+    """The key, or None if it is unknown, revoked or expired. Writes nothing; `note_uses` does."""
     row = _find(session, plain)
     if row is None or not hmac.compare_digest(row.hash, _hash(plain)) or row.revoked_at is not None:
         return None
-    return _info(row)
+    found = _info(row)
+    return None if found.has_expired(utc_now()) else found
 
 
 def is_known(session: Session, plain: str) -> bool:
-    """Whether this key was ever entered, revoked or not."""
+    """Whether this key was ever entered, whatever became of it."""
     return _find(session, plain) is not None
 
 
@@ -83,14 +113,13 @@ def note_uses(session: Session, uses: Mapping[str, datetime]) -> None:
 
 def revoke(session: Session, key_id: str) -> None:
     """Makes the key invalid. Raises NotFoundError."""
-    row = session.get(ApiKey, key_id)
-    if row is None:
-        raise NotFoundError(f"There is no key {key_id}.")
+    row = _row(session, key_id)
     row.revoked_at = row.revoked_at or moment(session)
+    revisions.changed(session, Part.KEYS)
 
 
 def list_(session: Session) -> list[KeyInfo]:
-    """The keys that are valid, oldest first."""
+    """The keys that were not revoked, oldest first; those that have expired are among them."""
     rows = session.scalars(
         select(ApiKey).where(ApiKey.revoked_at.is_(None)).order_by(ApiKey.created_at, ApiKey.id)
     )
@@ -98,8 +127,15 @@ def list_(session: Session) -> list[KeyInfo]:
 
 
 def any(session: Session) -> bool:
-    """Whether a valid key exists."""
+    """Whether a key exists that was not revoked. One that has expired counts: its end must not open the service."""
     return session.scalars(select(ApiKey.id).where(ApiKey.revoked_at.is_(None)).limit(1)).first() is not None
+
+
+def _row(session: Session, key_id: str) -> ApiKey:
+    row = session.get(ApiKey, key_id)
+    if row is None:
+        raise NotFoundError(f"There is no key {key_id}.")
+    return row
 
 
 def _hash(plain: str) -> str:
@@ -110,26 +146,30 @@ def _find(session: Session, plain: str) -> ApiKey | None:
     return session.scalars(select(ApiKey).where(ApiKey.hash == _hash(plain))).one_or_none()
 
 
-def _add(session: Session, plain: str, name: str, scopes: Iterable[str]) -> None:
-    """Two processes may enter the same key at the same moment; the first one's row stays."""
+def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: timedelta | None) -> bool:
+    """Two processes may enter the same key at the same moment; the first one's row stays, and the other gets False."""
+    at = moment(session)
     row = {
         "id": new_id(),
         "name": name,
         "prefix": plain[:SHOWN_CHARACTERS],
         "hash": _hash(plain),
         "scopes": [Scope(scope).value for scope in scopes],
-        "created_at": moment(session),
+        "created_at": at,
+        "expires_at": at + lasts if lasts else None,
     }
-    session.execute(insert_into(session, ApiKey).values(row).on_conflict_do_nothing(index_elements=["hash"]))
+    revisions.changed(session, Part.KEYS)
+    insert = insert_into(session, ApiKey).values(row).on_conflict_do_nothing(index_elements=["hash"])
+    return session.scalars(insert.returning(ApiKey.id)).one_or_none() is not None
 
 
 def _info(row: ApiKey) -> KeyInfo:
-    scopes = tuple(Scope(scope) for scope in row.scopes)
     return KeyInfo(
         id=row.id,
         name=row.name,
         prefix=row.prefix,
-        scopes=scopes,
+        scopes=tuple(Scope(scope) for scope in row.scopes),
         created_at=row.created_at,
         last_used_at=row.last_used_at,
+        expires_at=row.expires_at,
     )

@@ -1,4 +1,4 @@
-"""Leases on jobs: claim, heartbeat, release, and the sweep that requeues the jobs of lost workers.
+"""Leases on jobs: claim, heartbeat, release, failure, and the sweep that takes back the jobs of lost workers.
 
 A claim takes a lease and raises the job's fencing number. What a worker writes is accepted only while the job runs
 under the number with which it was claimed, so a worker without a valid lease can change nothing.
@@ -7,21 +7,20 @@ under the number with which it was claimed, so a worker without a valid lease ca
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import ProgressView
+from optigpu.job.deadline import missed
 from optigpu.job.spec import JobSpec
+from optigpu.store import retries
 from optigpu.store.database import moment
 from optigpu.store.events import replace
-from optigpu.store.matching import can_run
 from optigpu.store.tables import Attempt, Job, VariantRow
-from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, requeue
+from optigpu.store.transitions import UNFINISHED, announce, attempt_of, end, in_state, requeue
+from optigpu.store.turns import next_job
 from optigpu.store.workers import WorkerInfo
-from optigpu.vocabulary import Frozen, JobState, LeaseLostError, SpecError
-
-MAX_ATTEMPTS = 3
-LOST = "lost"
+from optigpu.vocabulary import FailureKind, Frozen, JobState, LeaseLostError, SpecError
 
 
 class Lease(Frozen):
@@ -36,26 +35,38 @@ class Lease(Frozen):
 
 
 class Swept(Frozen):
-    """The jobs whose lease had run out, by what became of them."""
+    """What a sweep changed: the jobs whose lease had run out, by what became of them, and those that were `overdue`,
+    whose deadline had passed before they began."""
 
     requeued: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
+    overdue: tuple[str, ...] = ()
 
 
-def claim(session: Session, worker: WorkerInfo, lease_s: float, now: datetime | None = None) -> Lease | None:
-    """Gives the worker the oldest queued job that it can run, for `lease_s` seconds; None when there is none.
+def claim(
+    session: Session,
+    worker: WorkerInfo,
+    lease_s: float,
+    now: datetime | None = None,
+    asked: str | None = None,
+) -> Lease | None:
+    """Gives the worker the job whose turn it is (`store.turns`) of those that it can run, for `lease_s` seconds; None
+    when there is none. `asked` is the job that a message names.
 
     A job whose document this version cannot read any more ends failed, and the next one is looked at.
     """
     at = moment(session, now)
-    while (job := _take_next(session, worker, at, lease_s)) is not None:
+    while (job_id := next_job(session, worker, at, asked)) is not None:
+        job = _take(session, job_id, worker, at, lease_s)
+        if job is None:  # another worker has just taken it
+            continue
         done = _begin_attempt(session, job, worker, at)
         announce(session, job, at)
         try:
             spec = JobSpec.model_validate(job.spec)
         except SpecError as error:
-            end(session, job, JobState.FAILED, _unreadable(error), at)
+            retries.fail(session, job, FailureKind.REFUSED, _unreadable(error), at)
             continue
         return Lease(
             job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
@@ -112,8 +123,18 @@ def release(session: Session, lease: Lease) -> None:
         requeue(session, job, "released", at)
 
 
-def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX_ATTEMPTS) -> Swept:
-    """Takes back jobs whose lease has run out: requeued, cancelled on request, or failed after `max_attempts`.
+def fail(session: Session, lease: Lease, kind: FailureKind, error: str) -> None:
+    """This attempt failed; `store.retries` says what follows. Raises LeaseLostError."""
+    job = held(session, lease)
+    at = moment(session)
+    if job.cancel_requested_at is not None:
+        end(session, job, JobState.CANCELLED, "Cancelled on request.", at)
+    else:
+        retries.fail(session, job, kind, error, at)
+
+
+def sweep(session: Session, now: datetime | None = None) -> Swept:
+    """Takes back jobs whose lease has run out, and ends those whose deadline has passed before they began.
 
     The caller rings the doorbell for what is queued again, after the commit.
     """
@@ -125,33 +146,28 @@ def sweep(session: Session, now: datetime | None = None, max_attempts: int = MAX
     )
     swept: dict[JobState, list[str]] = {JobState.QUEUED: [], JobState.FAILED: [], JobState.CANCELLED: []}
     for job in session.scalars(query.with_for_update(skip_locked=True)).all():
-        _take_back(session, job, at, max_attempts)
+        _take_back(session, job, at)
         swept[job.state].append(job.id)
     return Swept(
         requeued=tuple(swept[JobState.QUEUED]),
         failed=tuple(swept[JobState.FAILED]),
         cancelled=tuple(swept[JobState.CANCELLED]),
+        overdue=_end_overdue(session, at),
     )
 
 
-def _take_next(session: Session, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
-    """One statement, so that no two workers take the same job; a job that another is taking is skipped."""
-    oldest = (
-        select(Job.id)
-        .where(Job.state == JobState.QUEUED, *can_run(worker))
-        .order_by(Job.created_at, Job.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
+def _take(session: Session, job_id: str, worker: WorkerInfo, at: datetime, lease_s: float) -> Job | None:
+    """One conditional statement, so that no two workers take the same job; None for the one that came later."""
     take = (
         update(Job)
-        .where(Job.id == oldest)
+        .where(Job.id == job_id, in_state(JobState.QUEUED))
         .values(
             state=JobState.RUNNING,
             worker_id=worker.id,
             lease_until=at + timedelta(seconds=lease_s),
             started_at=at,
+            not_before=None,
+            reason=None,
             fencing=Job.fencing + 1,
             attempt=Job.attempt + 1,
             progress={},
@@ -194,21 +210,23 @@ def _finished(session: Session, job_id: str) -> Collection[int]:
     return session.scalars(query.order_by(VariantRow.index)).all()
 
 
-def _take_back(session: Session, job: Job, at: datetime, max_attempts: int) -> None:
-    lost = _times_lost(session, job) + 1
+def _take_back(session: Session, job: Job, at: datetime) -> None:
     if job.cancel_requested_at is not None:
         end(session, job, JobState.CANCELLED, "Cancelled on request; its worker had stopped answering.", at)
-    elif lost >= max_attempts:
-        times = "once" if lost == 1 else f"{lost} times"
-        reason = f"Its worker was lost {times}: it died, hung or lost its connection. Read the worker's log."
-        end(session, job, JobState.FAILED, reason, at)
-    else:
-        requeue(session, job, LOST, at)
+        return
+    lost = retries.times(session, job, FailureKind.LOST) + 1
+    times = "once" if lost == 1 else f"{lost} times"
+    reason = f"Its worker was lost {times}: it died, hung or lost its connection. Read the worker's log."
+    retries.fail(session, job, FailureKind.LOST, reason, at)
 
 
-def _times_lost(session: Session, job: Job) -> int:
-    query = select(func.count()).select_from(Attempt).where(Attempt.job_id == job.id, Attempt.outcome == LOST)
-    return session.execute(query).scalar_one()
+def _end_overdue(session: Session, at: datetime) -> tuple[str, ...]:
+    query = select(Job).where(in_state(JobState.QUEUED), Job.deadline <= at).order_by(Job.created_at, Job.id)
+    overdue = session.scalars(query.with_for_update(skip_locked=True)).all()
+    for job in overdue:
+        assert job.deadline is not None
+        end(session, job, JobState.FAILED, missed(job.deadline), at)
+    return tuple(job.id for job in overdue)
 
 
 def _unreadable(error: SpecError) -> str:

@@ -1,10 +1,19 @@
-"""The queue: jobs by state, the number of waiting jobs, and a job's position."""
+"""The queue: jobs by state, the number of waiting jobs, a job's position, and when it will begin."""
 
-from sqlalchemy import ColumnElement, func, literal, select, tuple_
+from datetime import datetime, timedelta
+from statistics import median
+
+from sqlalchemy import ColumnElement, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session
 
+from optigpu.store import workers
 from optigpu.store.tables import Job
+from optigpu.store.transitions import in_state
+from optigpu.store.turns import JUST_BEGUN_S, used_s
 from optigpu.vocabulary import DeviceKind, JobState
+
+LATEST = 20
+"""How many of the latest jobs of a kind tell how long the next one takes."""
 
 
 def counts(session: Session) -> dict[JobState, int]:
@@ -20,14 +29,84 @@ def waiting(session: Session, device: DeviceKind | None = None) -> int:
     return _count(session, *([] if device is None else [Job.device == device]))
 
 
-def position(session: Session, job: Job) -> int | None:
-    """1 for the next job of its kind of device; None for a job that is not queued."""
-    if job.state is not JobState.QUEUED:
-        return None
+def due(session: Session, device: DeviceKind, at: datetime, limit: int) -> list[str]:
+    """At most `limit` queued jobs that may begin now, the oldest of the highest priority first."""
+    begun = or_(Job.not_before.is_(None), Job.not_before <= at)
+    query = select(Job.id).where(in_state(JobState.QUEUED), Job.device == device, begun)
+    return list(session.scalars(query.order_by(Job.precedence, Job.created_at, Job.id).limit(limit)))
+
+
+def position(session: Session, job: Job, at: datetime) -> int:
+    """The place of a queued job among those of its kind of device: 1 for the next one.
+
+    Keys take turns (`store.turns`), so it is reckoned as if each job that begins counted a minute against its key.
+    """
     here = tuple_(literal(job.created_at, Job.created_at.type), literal(job.id))
-    return _count(session, Job.device == job.device, tuple_(Job.created_at, Job.id) < here) + 1
+    of_device = Job.device == job.device
+    more_urgent = _count(session, of_device, Job.precedence < job.precedence)
+    alike = of_device, Job.precedence == job.precedence
+    own = _count(session, *alike, Job.owner == job.owner, tuple_(Job.created_at, Job.id) < here)
+    others = select(Job.owner, func.count()).where(in_state(JobState.QUEUED), *alike, Job.owner != job.owner)
+    lanes = session.execute(others.group_by(Job.owner)).all()
+    used = used_s(session, job.device, at) if lanes else {}
+    mine = used.get(job.owner, 0.0) + own * JUST_BEGUN_S
+    before = 0
+    for owner, count in lanes:
+        ahead, tie = _turns(mine - used.get(owner, 0.0))
+        if tie and ahead < count:
+            ahead += _is_older(session, (*alike, Job.owner == owner), ahead, job)
+        before += min(count, ahead)
+    return more_urgent + own + before + 1
+
+
+def _turns(lead_s: float) -> tuple[int, bool]:
+    """How many jobs another key begins before its use has caught up, and whether both keys then are even."""
+    if lead_s < 0:
+        return 0, False
+    whole, rest = divmod(lead_s, JUST_BEGUN_S)
+    return int(whole) + (rest > 0), rest == 0
+
+
+def _is_older(session: Session, lane: tuple[ColumnElement[bool], ...], number: int, job: Job) -> bool:
+    """Whether the job with that number, from 0, of another lane is older than this one."""
+    query = select(Job.created_at, Job.id).where(in_state(JobState.QUEUED), *lane)
+    other = session.execute(query.order_by(Job.created_at, Job.id).offset(number).limit(1)).one_or_none()
+    return other is not None and (other.created_at, other.id) < (job.created_at, job.id)
+
+
+def estimated_start(
+    session: Session, job: Job, position: int, lease_s: float, at: datetime
+) -> datetime | None:
+    """When a queued job will begin, if the jobs before it take as long as the latest ones like it did.
+
+    On average half of each running job is over. None without such jobs, and without a live worker of its kind
+    of device.
+    """
+    usual_s = _usual_s(session, job)
+    serving = [worker for worker in workers.alive(session, lease_s) if worker.device is job.device]
+    if usual_s is None or not serving:
+        return None
+    idle = sum(worker.job_id is None for worker in serving)
+    to_end = position - idle
+    wait_s = (to_end - 0.5) * usual_s / len(serving) if to_end > 0 else 0.0
+    begins = at + timedelta(seconds=wait_s)
+    return begins if job.not_before is None else max(begins, job.not_before)
+
+
+def _usual_s(session: Session, job: Job) -> float | None:
+    """The median length of the latest jobs with the same workload and plan on this kind of device."""
+    like = Job.device == job.device, Job.workload == job.workload, Job.plan == job.plan
+    query = (
+        select(Job.started_at, Job.ended_at)
+        .where(in_state(JobState.SUCCEEDED), *like, Job.started_at.is_not(None))
+        .order_by(Job.ended_at.desc())
+        .limit(LATEST)
+    )
+    spans = session.execute(query).all()
+    lengths = [(ended - started).total_seconds() for started, ended in spans if started and ended]
+    return median(lengths) if lengths else None
 
 
 def _count(session: Session, *conditions: ColumnElement[bool]) -> int:
-    query = select(func.count()).select_from(Job).where(Job.state == JobState.QUEUED, *conditions)
+    query = select(func.count()).select_from(Job).where(in_state(JobState.QUEUED), *conditions)
     return session.execute(query).scalar_one()

@@ -12,17 +12,17 @@ all others: their precision is unknown, so they outrank no row. What is counted 
 
 from collections.abc import Iterable
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, SQLColumnExpression, and_, case, or_
+from sqlalchemy import ColumnElement, literal, tuple_
 
 from optigpu.documents.views import Standing
 from optigpu.store.cursors import decode_cursor, encode_cursor
-from optigpu.store.tables import LeaderboardEntry, MetricRow
+from optigpu.store.tables import MetricRow
 from optigpu.vocabulary import Better
 
-_GROUPS = {standing: number for number, standing in enumerate(Standing)}
-_GROUP = case(*((LeaderboardEntry.standing == each, number) for each, number in _GROUPS.items()))
+GROUPS = {standing: number for number, standing in enumerate(Standing)}
+"""The number of each standing in the order."""
 _NUMBER = (int, float)
 _MAYBE = (*_NUMBER, NoneType)
 _KINDS = (str, int, _NUMBER, str, int, (int, NoneType), _MAYBE, _MAYBE)
@@ -75,19 +75,17 @@ def places(workload_digest: str, figures: Iterable[Figure], place: Place | None)
     return found
 
 
-def order(better: Better) -> tuple[SQLColumnExpression[Any], ...]:
-    """The order of entries that are joined with their metric."""
-    value = MetricRow.value.desc() if better is Better.HIGHER else MetricRow.value
-    return _GROUP, MetricRow.low.is_(None), value, LeaderboardEntry.result_id
+ORDER = (MetricRow.unsure, MetricRow.place, MetricRow.result_id)
+"""The order of the metrics of one standing: an index of the table has it."""
 
 
 def follows(place: Place, better: Better) -> ColumnElement[bool]:
-    """The row comes after that place in the order."""
-    worse = MetricRow.value < place.value if better is Better.HIGHER else MetricRow.value > place.value
-    tied = and_(MetricRow.value == place.value, LeaderboardEntry.result_id > place.result_id)
-    unsure = MetricRow.low.is_(None)
-    within = and_(unsure, or_(worse, tied)) if place.low is None else or_(unsure, worse, tied)
-    return or_(place.group < _GROUP, and_(_GROUP.in_((place.group,)), within))
+    """The metric comes after that place in the order, where both are of one standing."""
+    at = -place.value if better is Better.HIGHER else place.value
+    here = (place.low is None, at, place.result_id)
+    return tuple_(*ORDER) > tuple_(
+        *(literal(value, column.type) for value, column in zip(here, ORDER, strict=True))
+    )
 
 
 def _next(workload_digest: str, figure: Figure, before: Place | None) -> Place:
@@ -97,7 +95,7 @@ def _next(workload_digest: str, figure: Figure, before: Place | None) -> Place:
         rank, low, high = before.rank, before.low, before.high
     return Place(
         workload_digest=workload_digest,
-        group=_GROUPS[figure.standing],
+        group=GROUPS[figure.standing],
         value=figure.value,
         result_id=figure.result_id,
         position=position,

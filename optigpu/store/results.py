@@ -7,20 +7,19 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.result import MetricSummary, Result, Samples
+from optigpu.documents.result import Result, Samples
 from optigpu.documents.views import SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
+from optigpu.store.entries import metric_row
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import (
     EnvironmentRow,
     LeaderboardEntry,
-    MetricRow,
     ResultRow,
     SamplesRow,
     VariantRow,
 )
 from optigpu.store.tombstones import absent
-from optigpu.vocabulary import COUNTED_METRICS
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def add(session: Session, result: Result, samples: Mapping[str, Samples]) -> Non
     )
     session.flush()  # the rows that follow refer to it
     session.add_all(
-        _metric(result.id, name, metric)
+        metric_row(result, name, metric)
         for name, metric in result.metrics.items()
         if metric.value is not None
     )
@@ -126,12 +125,6 @@ def _documents(session: Session, query: Select[ResultRow, EnvironmentRow]) -> li
     return [
         row.document | {"environment": environment.document} for row, environment in session.execute(query)
     ]
-
-
-def _metric(result_id: str, name: str, metric: MetricSummary) -> MetricRow:
-    exact = (metric.value, metric.value) if name in COUNTED_METRICS else (None, None)
-    low, high = metric.ci or exact
-    return MetricRow(result_id=result_id, name=name, value=metric.value, low=low, high=high)
 
 
 def _samples(result_id: str, name: str, values: Samples) -> SamplesRow:

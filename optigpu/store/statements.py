@@ -1,19 +1,40 @@
-"""Statements that differ between the databases: INSERT with a conflict clause, and locks by name."""
+"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, and locks by name."""
 
 import hashlib
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Double, TableClause, cast, extract, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import QueryableAttribute, Session
+
+from optigpu.store.types import UtcDateTime
+from optigpu.vocabulary import utc_now
 
 Insert = postgresql.Insert | sqlite.Insert
+Moment = QueryableAttribute[datetime] | QueryableAttribute[datetime | None]
 
 
-def insert_into(session: Session, table: type[Any]) -> Insert:
+def insert_into(session: Session, table: type[Any] | TableClause) -> Insert:
     """An INSERT that offers `on_conflict_do_nothing` and `on_conflict_do_update`, for the session's database."""
-    dialect = session.get_bind().dialect.name
-    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    return postgresql.insert(table) if is_postgresql(session) else sqlite.insert(table)
+
+
+def is_postgresql(session: Session) -> bool:
+    """Whether the session's database is PostgreSQL, and not SQLite."""
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def clock(session: Session) -> ColumnElement[datetime]:
+    """The time that `optigpu.store.database.moment` asks for, as a part of another statement."""
+    return func.clock_timestamp() if is_postgresql(session) else literal(utc_now(), UtcDateTime())
+
+
+def seconds_between(session: Session, earlier: Moment, later: Moment) -> ColumnElement[float]:
+    """The length of a span in seconds, exact to a millisecond."""
+    if is_postgresql(session):
+        return cast(extract("epoch", later - earlier), Double)
+    return (func.julianday(later) - func.julianday(earlier)) * 86400.0
 
 
 def take_turns(session: Session, name: str) -> None:
@@ -21,6 +42,6 @@ def take_turns(session: Session, name: str) -> None:
 
     On SQLite all transactions that write do so anyway.
     """
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgresql(session):
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
         session.execute(select(func.pg_advisory_xact_lock(number)))

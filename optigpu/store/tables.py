@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
 from optigpu.documents.views import Standing, Want, Withdrawn
 from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
-from optigpu.vocabulary import DeviceKind, JobState, Role, VariantStatus
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Role, VariantStatus
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -43,8 +43,10 @@ class Base(DeclarativeBase):
         dict[str, Any]: Document,
         list[Any]: Document,
         list[str]: Document,
+        dict[str, str]: Document,
         DeviceKind: choice(DeviceKind),
         DeviceSource: choice(DeviceSource),
+        FailureKind: choice(FailureKind),
         InputSource: choice(InputSource),
         JobState: choice(JobState),
         ReportState: choice(ReportState),
@@ -57,6 +59,12 @@ class Base(DeclarativeBase):
     }
 
 
+def _partial(name: str, where: str, *columns: str) -> Index:
+    """An index of some jobs; only a query that names their state literally can use it (`store.turns.in_state`)."""
+    some = text(where)
+    return Index(f"ix_jobs_{name}", *columns, postgresql_where=some, sqlite_where=some)
+
+
 class Job(Base):
     """A job and its state. Its row lock orders all writes that belong to it."""
 
@@ -64,14 +72,9 @@ class Job(Base):
     __table_args__ = (
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
-        Index(
-            "ix_jobs_queue",
-            "device",
-            "created_at",
-            "id",
-            postgresql_where=text("state = 'queued'"),
-            sqlite_where=text("state = 'queued'"),
-        ),
+        _partial("queue", "state = 'queued'", "device", "owner", "precedence", "created_at", "id"),
+        _partial("deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
+        _partial("history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
     )
 
     id: Mapped[Identifier] = mapped_column(primary_key=True)
@@ -92,6 +95,18 @@ class Job(Base):
     device: Mapped[DeviceKind]
     gpu_pattern: Mapped[str | None]  # a LIKE pattern in lower case; null takes any GPU
     min_vram_bytes: Mapped[int]
+
+    # Whose turn it is. `owner` is the key's id, or "open"; `precedence` is the priority negated, so that one index in
+    # ascending order has the order of a key's jobs.
+    owner: Mapped[str]
+    precedence: Mapped[int]
+    not_before: Mapped[datetime | None]
+    deadline: Mapped[datetime | None]
+
+    # What became of its attempts. Those up to the number `forgiven` no longer count against it.
+    failure: Mapped[FailureKind | None]
+    parked: Mapped[bool]
+    forgiven: Mapped[int]
 
     # Digests, because a key may be of any length and hold any character. Null is equal to no other null.
     idempotency_digest: Mapped[Digest | None] = mapped_column(String(64), unique=True)
@@ -124,6 +139,7 @@ class Attempt(Base):
     """
 
     __tablename__ = "attempts"
+    __table_args__ = (Index("ix_attempts_ended_at", "ended_at"),)
 
     job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -140,6 +156,7 @@ class VariantRow(Base):
     """The state of one variant of a job."""
 
     __tablename__ = "variants"
+    __table_args__ = (Index("ix_variants_result_id", "result_id"),)
 
     job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -175,9 +192,14 @@ class MetricRow(Base):
     """One metric of a result: what is sorted and filtered by.
 
     `low` and `high` are its 95% interval: null without one, both the value for what is counted (COUNTED_METRICS).
+    `summary` is the whole of it, as JSON. The other columns order the rows of a board: `unsure` says that there is no
+    interval, and of two places the smaller one is the better: the value, or its negative where more is better.
     """
 
     __tablename__ = "metrics"
+    __table_args__ = (
+        Index("ix_metrics_order", *("board", "name", "standing", "unsure", "place", "result_id")),
+    )
 
     result_id: Mapped[Identifier] = mapped_column(
         ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
@@ -186,6 +208,11 @@ class MetricRow(Base):
     value: Mapped[float]
     low: Mapped[float | None]
     high: Mapped[float | None]
+    summary: Mapped[str]
+    board: Mapped[int]
+    standing: Mapped[Standing]
+    unsure: Mapped[bool]
+    place: Mapped[float]
 
 
 class SamplesRow(Base):
@@ -249,6 +276,7 @@ class Worker(Base):
     models: Mapped[list[str]]
     downloads: Mapped[bool]
     version: Mapped[str]
+    software: Mapped[dict[str, str]]
     selftest: Mapped[dict[str, Any] | None]
     started_at: Mapped[datetime]
     seen_at: Mapped[datetime]
@@ -268,49 +296,110 @@ class ApiKey(Base):
     created_at: Mapped[datetime]
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+
+
+class BoardRow(Base):
+    """A board of the leaderboard: results of one workload, with its shapes and its model, from one source.
+
+    `number` is made of the two. `newest` is the newest result's id: ids begin with their time. `invalid` counts the
+    board's invalid results by their reasons, which are separated by spaces.
+    """
+
+    __tablename__ = "boards"
+    __table_args__ = (
+        Index("ix_boards_source_newest", "source", "newest"),
+        Index("ix_boards_workload_digest", "workload_digest"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workload_digest: Mapped[Digest]
+    source: Mapped[str]
+    workload: Mapped[str]
+    model: Mapped[str | None]
+    primary_metric: Mapped[str]
+    document: Mapped[dict[str, Any]]
+    newest: Mapped[Identifier]
+    invalid: Mapped[dict[str, Any]]
 
 
 class LeaderboardEntry(Base):
     """What the leaderboard knows of one result: its place, and whether it is the current result there.
 
-    A place is a variant of a workload on a class of hardware, from one source; `optigpu.store.standings` chooses the
-    current one of its results. `score` is the primary metric, negated where lower is better, so that more is always
-    better. `size_bytes` is what the Pareto flag weighs it against: the peak on an accelerator, the weights on a CPU.
-    `techniques` is "|name|name|", to be searched; `warnings` and `reasons` are the verdict's, separated by spaces;
-    `versions` are those that are compared, by package; `summary` holds what is only shown.
+    A place is a variant on a class of hardware, on one board; `optigpu.store.standings` chooses the current one of its
+    results, and `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where
+    lower is better, so that more is always better. `size_bytes` is the peak on an accelerator, the weights on a CPU;
+    `energy_j` that of a token or an image. The four, with `kld`, are what `pareto` weighs; it is null where nothing is
+    weighed. `warnings` and `reasons` are the verdict's, separated by spaces. `shown` is JSON: the fields of its row
+    that stay as they are. `edge` is what the edge leaderboard needs of what classifies images.
     """
 
     __tablename__ = "leaderboard"
     __table_args__ = (
-        Index("ix_leaderboard_place", "workload_digest", "variant_digest", "hardware_class", "source"),
-        Index(
-            "ix_leaderboard_pareto",
-            *("workload_digest", "hardware_class", "device", "source", "standing", "score"),
-        ),
+        Index("ix_leaderboard_place", "board", "variant_digest", "hardware_class"),
+        Index("ix_leaderboard_pareto", "board", "hardware_class", "device", "pareto"),
+        Index("ix_leaderboard_hardware", "hardware_class", "board", "standing"),
+        Index("ix_leaderboard_backend", "backend", "board", "standing"),
+        Index("ix_leaderboard_workload", "workload", "model", "measured_at"),
     )
 
     result_id: Mapped[Identifier] = mapped_column(
         ForeignKey("results.id", ondelete="CASCADE"), primary_key=True
     )
-    workload_digest: Mapped[Digest]
+    board: Mapped[int] = mapped_column(ForeignKey("boards.number"))
     variant_digest: Mapped[Digest]
     hardware_class: Mapped[str]
     source: Mapped[str]
     standing: Mapped[Standing]
+    superseded: Mapped[bool]
+    earlier: Mapped[int]
     measured_at: Mapped[datetime]
     workload: Mapped[str]
     model: Mapped[str | None]
     backend: Mapped[str]
     device: Mapped[DeviceKind]
-    techniques: Mapped[str]
-    primary_metric: Mapped[str]
     replicates: Mapped[int]
     warnings: Mapped[str]
     reasons: Mapped[str]
-    versions: Mapped[dict[str, Any]]
+    age: Mapped[bytes]
     score: Mapped[float | None]
     size_bytes: Mapped[float | None]
-    summary: Mapped[dict[str, Any]]
+    kld: Mapped[float | None]
+    energy_j: Mapped[float | None]
+    pareto: Mapped[bool | None]
+    shown: Mapped[str]
+    edge: Mapped[dict[str, Any] | None]
+
+
+class EntryTechnique(Base):
+    """A technique in the stack of an entry of the leaderboard."""
+
+    __tablename__ = "entry_techniques"
+    __table_args__ = (Index("ix_entry_techniques_name_board", "name", "board"),)
+
+    result_id: Mapped[Identifier] = mapped_column(
+        ForeignKey("leaderboard.result_id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    board: Mapped[int]
+
+
+class KnownName(Base):
+    """A name that a filter of the leaderboard can have, since a result had it."""
+
+    __tablename__ = "known_names"
+
+    filter: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+class Revision(Base):
+    """The revision of a part of the database; see `optigpu.store.revisions`."""
+
+    __tablename__ = "revisions"
+
+    part: Mapped[str] = mapped_column(primary_key=True)
+    revision: Mapped[Identifier]
 
 
 class Tombstone(Base):
@@ -483,3 +572,61 @@ class EdgeStanding(Base):
     )
     ranked: Mapped[bool] = mapped_column(primary_key=True)
     report_id: Mapped[Identifier] = mapped_column(ForeignKey("device_reports.id", ondelete="CASCADE"))
+
+
+class AuditRow(Base):
+    """One change, by whom and from where. Rows are added in the transaction of their change, and stay as they are.
+
+    `target` is the id of what was changed. `key_id`, `address` and `request_id` are null where there was none, as at
+    the command line.
+    """
+
+    __tablename__ = "audit_log"
+    __table_args__ = (Index("ix_audit_log_target_id", "target", "id"),)
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    action: Mapped[str]
+    target: Mapped[str]
+    name: Mapped[str]
+    key_id: Mapped[Identifier | None]
+    address: Mapped[str | None]
+    request_id: Mapped[str | None]
+    details: Mapped[dict[str, Any]]
+
+
+class Webhook(Base):
+    """Where events are sent. The secret signs what is sent, so it is kept as it is and not as a hash."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    secret: Mapped[str]
+    events: Mapped[list[str]]
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+
+
+class WebhookDelivery(Base):
+    """An event for one webhook: the outbox, written in the transaction of the event.
+
+    `next_at` is when it is sent, or sent again; null once it was delivered, or after the last attempt. While a process
+    sends it, `next_at` is when others may. `body` are the bytes that are signed.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        Index("ix_webhook_deliveries_next_at", "next_at"),
+        Index("ix_webhook_deliveries_webhook_id_id", "webhook_id", "id"),
+    )
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    webhook_id: Mapped[Identifier] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    event: Mapped[str]
+    body: Mapped[str]
+    created_at: Mapped[datetime]
+    attempts: Mapped[int]
+    next_at: Mapped[datetime | None]
+    delivered_at: Mapped[datetime | None]
+    last_error: Mapped[str | None]

@@ -14,7 +14,7 @@ from optigpu.job.needs import FOLDER, HUB, Need
 from optigpu.store import workers
 from optigpu.store.matching import device_fits, has
 from optigpu.store.tables import Job, JobNeed
-from optigpu.vocabulary import DeviceKind, JobState
+from optigpu.vocabulary import DeviceKind, Frozen, JobState
 
 MOST_NAMES = 8
 """How many names a sentence lists."""
@@ -27,6 +27,7 @@ CAPABILITIES = {
     "packages",
     "models",
     "downloads",
+    "software",
 }
 
 Lacking = tuple[WorkerView, AbstractSet[Need]]
@@ -35,6 +36,20 @@ Lacking = tuple[WorkerView, AbstractSet[Need]]
 
 def reasons(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, Unserved]:
     """By its id why each of these jobs waits, if it is queued and no worker seen within `lease_s` can take it."""
+    return {
+        job_id: found.unserved for job_id, found in look(session, job_ids, lease_s).items() if found.unserved
+    }
+
+
+class Prospects(Frozen):
+    """Who can take a queued job: `unserved` says why no live worker can; otherwise `able` can, one of those alike."""
+
+    unserved: Unserved | None
+    able: tuple[WorkerView, ...] = ()
+
+
+def look(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, Prospects]:
+    """The prospects of each of these jobs that is queued, by its id, with the workers seen within `lease_s`."""
     queued = select(Job).where(Job.id.in_(job_ids), Job.state == JobState.QUEUED)
     waiting = {job.id: job for job in session.scalars(queued)}
     if not waiting:
@@ -42,12 +57,15 @@ def reasons(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[st
     lacking = [
         (worker, _lacking(session, waiting, worker)) for worker in _unlike(workers.alive(session, lease_s))
     ]
-    found = {}
-    for job in waiting.values():
-        of_job = [(worker, lacks[job.id]) for worker, lacks in lacking]
-        if all(lacks for _, lacks in of_job):
-            found[job.id] = _unserved(job, of_job)
-    return found
+    return {
+        job.id: _prospects(job, [(worker, lacks[job.id]) for worker, lacks in lacking])
+        for job in waiting.values()
+    }
+
+
+def _prospects(job: Job, lacking: Sequence[Lacking]) -> Prospects:
+    able = tuple(worker for worker, lacks in lacking if not lacks)
+    return Prospects(unserved=None if able else _unserved(job, lacking), able=able)
 
 
 def _unlike(alive: Iterable[WorkerView]) -> list[WorkerView]:

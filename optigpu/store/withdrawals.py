@@ -14,7 +14,7 @@ from optigpu.store import standings
 from optigpu.store.database import moment
 from optigpu.store.events import locked
 from optigpu.store.statements import take_turns
-from optigpu.store.tables import Job, JobEvent, LeaderboardEntry, ResultRow, Tombstone, VariantRow
+from optigpu.store.tables import Job, JobEvent, ResultRow, Tombstone, VariantRow
 from optigpu.store.tombstones import absent
 from optigpu.vocabulary import ConflictError, Document, Frozen, JobState
 
@@ -69,6 +69,11 @@ def withdraw_job(session: Session, job_id: str, why: Withdrawal) -> WithdrawalVi
     return _bury(session, Withdrawn.JOB, job_id, job_id, why)
 
 
+def is_withdrawn(session: Session, kind: Withdrawn, id_: str) -> bool:
+    """Whether it was withdrawn already, so that withdrawing it again changes nothing."""
+    return _stone(session, kind, id_) is not None
+
+
 def _stone(session: Session, kind: Withdrawn, id_: str) -> WithdrawalView | None:
     stone = session.get(Tombstone, id_)
     return _view(stone) if stone is not None and stone.kind is kind else None
@@ -93,12 +98,12 @@ def _view(stone: Tombstone) -> WithdrawalView:
 
 
 def _remove(session: Session, result_ids: Collection[str]) -> None:
-    """Removes results with all that belongs to them; their places settle in one order, so that none waits for ever."""
-    entries = session.scalars(select(LeaderboardEntry).where(LeaderboardEntry.result_id.in_(result_ids)))
-    places = sorted({standings.place_of(entry) for entry in entries})
-    session.execute(delete(ResultRow).where(ResultRow.id.in_(result_ids)))
-    for place in places:
-        standings.settle(session, place)
+    """Removes results; other jobs that were answered with them lose them as well."""
+    reused = update(VariantRow).where(VariantRow.result_id.in_(result_ids))
+    session.execute(
+        reused.values(result_id=None, reason="Its result was withdrawn from the job that measured it.")
+    )
+    standings.remove(session, result_ids)
 
 
 def _forget(session: Session, job: Job, result_id: str, reason: str) -> None:

@@ -2,14 +2,15 @@
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select, update
+from pydantic import Field
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.documents.views import WorkerView
 from optigpu.store.database import moment
 from optigpu.store.statements import insert_into
-from optigpu.store.tables import LeaderboardEntry, Worker
+from optigpu.store.tables import KnownName, Worker
 from optigpu.vocabulary import DeviceKind, Document, Frozen
 
 LEASE_S = 30.0
@@ -20,7 +21,8 @@ class WorkerInfo(Frozen):
     """A worker's description of itself.
 
     `gpus` are the names of the GPUs that it can see and `vram_bytes` the memory of the smallest; `gpu_uuid` is the one
-    that its jobs run on, null on a CPU. `packages`, `models` and `downloads` are as in WorkerView. `selftest` is what
+    that its jobs run on, null on a CPU. `packages`, `models`, `downloads` and `software` are as in
+    WorkerView. `selftest` is what
     the last self-test of its device found, if that holds for its hardware and software.
     """
 
@@ -37,6 +39,7 @@ class WorkerInfo(Frozen):
     models: tuple[str, ...] = ()
     downloads: bool = True
     version: str
+    software: dict[str, str] = Field(default_factory=dict)
     selftest: SelfTestSummary | None = None
 
     @property
@@ -87,10 +90,17 @@ def alive(session: Session, lease_s: float = LEASE_S) -> list[WorkerView]:
     return [worker for worker in list_(session, lease_s=lease_s) if worker.alive]
 
 
+def roll_call(session: Session, lease_s: float, at: datetime) -> tuple[int, datetime | None]:
+    """How many workers are alive and when the latest of them started: it changes when one comes or goes."""
+    alive = Worker.seen_at >= at - timedelta(seconds=lease_s)
+    count, latest = session.execute(select(func.count(), func.max(Worker.started_at)).where(alive)).one()
+    return count, latest
+
+
 def hardware_classes(session: Session) -> list[str]:
-    """Every class of hardware that serves or that has a place on the leaderboard, sorted."""
+    """Every class of hardware that serves or has had results, sorted."""
     serving = session.scalars(select(Worker.hardware_class).distinct())
-    ranked = session.scalars(select(LeaderboardEntry.hardware_class).distinct())
+    ranked = session.scalars(select(KnownName.name).where(KnownName.filter == "hardware"))
     return sorted({*serving, *ranked})
 
 
@@ -108,6 +118,7 @@ def _view(row: Worker, *, alive: bool) -> WorkerView:
         models=tuple(row.models),
         downloads=row.downloads,
         version=row.version,
+        software=row.software,
         selftest=_summary(row.selftest),
         started_at=row.started_at,
         seen_at=row.seen_at,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 import migrations
+from optigpu.store import keys
 from optigpu.store.database import Database
 from optigpu.store.tables import Base
 from tests.servers.postgres import fresh_database
@@ -35,6 +36,15 @@ def service(request: pytest.FixtureRequest) -> Served:
         for table in reversed(Base.metadata.sorted_tables):
             session.execute(table.delete())
     return served
+
+
+@pytest.fixture
+def guarded(service: Served) -> Iterator[Served]:
+    """The service for a test that creates keys: they are revoked at its end, so that the service is open again."""
+    yield service
+    with service.database.write() as session:
+        for key in keys.list_(session):
+            keys.revoke(session, key.id)
 
 
 @pytest.fixture

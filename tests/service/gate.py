@@ -74,7 +74,11 @@ class _Forward(socketserver.BaseRequestHandler):
     server: _Forwarder
 
     def handle(self) -> None:
-        with socket.create_connection(self.server.target) as upstream:
+        try:
+            upstream = socket.create_connection(self.server.target)
+        except OSError:
+            return  # the server is away; the connection is closed
+        with upstream:
             ends = {self.request, upstream}
             self.server.ends |= ends
             answers = threading.Thread(target=_pump, args=(upstream, self.request), daemon=True)

@@ -285,7 +285,7 @@ def test_every_call_refuses_a_parameter_that_it_does_not_have(any_service: Serve
 
 def test_an_unknown_parameter_lists_those_of_the_call_and_the_closest_first(any_service: Served) -> None:
     entry = any_service.client.get("/v1/jobs?sate=queued").json()["errors"][0]
-    assert entry["valid"] == ["state", "cursor", "limit", "tag"]
+    assert entry["valid"] == ["state", "cursor", "limit", "parked", "tag"]
     assert entry["message"].startswith("Unknown parameter 'sate'. Did you mean state? Valid: ")
     many = any_service.client.get("/v1/workers?" + "&".join(f"p{n}=1" for n in range(100))).json()["errors"]
     assert len(many) == 20

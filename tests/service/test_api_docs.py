@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
+from api.examples import WEBHOOKS
 from api.reference import Document, type_of
 from optigpu.job.spec import JobSpec
 from tests.service.pages import Page
@@ -40,7 +41,9 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(any_service: Served) -
     assert page.loads == []
     hosts = set(re.findall(r"https?://[^/\s\"'<&]+", answer.text))
     (example,) = map(str, JobSpec.model_fields["endpoint"].examples or ())  # text, not a link
-    assert hosts == {any_service.url, example}
+    receiver = str(WEBHOOKS["chat"].document["url"])
+    assert hosts == {any_service.url, example, receiver.removesuffix("/optigpu")}
+    assert receiver not in page.links
     assert example not in page.links
     inside = {link for link in page.links if link.startswith("#")}
     assert {link[1:] for link in inside} <= page.ids

@@ -135,29 +135,51 @@ def test_a_job_is_stored_while_the_broker_is_away(tmp_path: Path, silent_broker:
         assert served.count_jobs() == 3
 
 
-def test_figures_of_jobs_workers_and_requests(service: Served) -> None:
-    service.submit()
-    service.client.post(f"/v1/jobs/{service.submit()['id']}/cancel")
-    with service.database.write() as session:
-        workers.register(session, a_worker())
-    service.client.request("NONSENSE", "/v1/jobs")
-    service.client.get("/no/such/path")
-    samples = {
+def scrape(service: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Each sample of /metrics, by its name and its labels."""
+    return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(service.client.get("/metrics").text)
         for sample in family.samples
     }
+
+
+def test_figures_of_jobs_workers_and_requests(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    service.submit()
+    service.client.post(f"/v1/jobs/{service.submit()['id']}/cancel")
+    with service.database.write() as session:
+        workers.register(session, a_worker())
+    service.client.request("TRACE", "/v1/jobs")
+    service.client.get("/no/such/path")
+    samples = scrape(service)
     jobs = {
         state: samples["optigpu_jobs", (("state", state),)] for state in ("queued", "cancelled", "running")
     }
     assert jobs == {"queued": 1, "cancelled": 1, "running": 0}
-    assert samples["optigpu_queue_depth", ()] == samples["optigpu_workers_alive", ()] == 1
+    cpu, cuda = ((("device", device),) for device in ("cpu", "cuda"))
+    for name in ("optigpu_queue_depth", "optigpu_workers_alive"):
+        assert (samples[name, cpu], samples[name, cuda]) == (1, 0)
+    assert samples["optigpu_queue_oldest_seconds", cpu] > 0
     cancelled = ("method", "POST"), ("route", "/v1/jobs/{id}/cancel")
     assert samples["optigpu_http_requests_total", (*cancelled, ("status", "200"))] >= 1
-    assert samples["optigpu_http_request_seconds_count", cancelled] >= 1
+    assert samples["optigpu_http_request_seconds_count", (*cancelled, ("status_class", "2xx"))] >= 1
     labels = {label for _, pairs in samples for label in pairs}
     assert {("route", "unmatched"), ("method", "other")} <= labels
-    assert not [value for _, value in labels if value in ("/no/such/path", "NONSENSE")]
+    assert not [value for _, value in labels if value in ("/no/such/path", "TRACE")]
+
+
+def test_the_database_is_read_once_for_scrapes_that_follow_closely(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    cpu = (("device", "cpu"),)
+    before = scrape(service)["optigpu_queue_depth", cpu]
+    service.submit()
+    monkeypatch.setattr("api.stored_metrics.KEPT_S", 1e9)
+    assert scrape(service)["optigpu_queue_depth", cpu] == before
+    monkeypatch.setattr("api.stored_metrics.KEPT_S", 0.0)
+    assert scrape(service)["optigpu_queue_depth", cpu] == before + 1
 
 
 class Assets(HTMLParser):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from api import keys as command
+from api import key_command as command
 from api.key_uses import KeyUses
 from optigpu.store import keys
 from optigpu.store.database import Database

@@ -1,19 +1,13 @@
 """The OpenAPI document: complete, and true."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.examples import JOBS
-from tests.service.records import a_metric, a_result
-from tests.service.serving import Served, serving
-
-KEY = "a-first-key-that-is-long-enough"
-SCHEMATHESIS = Path(sys.executable).with_name("st")
+from api.links import LINKS
+from tests.service.serving import Served
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -96,25 +90,29 @@ def test_every_example_can_be_posted(any_service: Served, document: dict[str, An
     any_service.submit(shown[name]["value"])
 
 
-@pytest.mark.slow
-def test_what_the_document_says_is_true(tmp_path: Path) -> None:
-    """Left out: streams, which have no end (test_api_events.py), and that whatever fits the schema is accepted: no
-    schema says what fits together.
-    """
-    longest = {"max_body_bytes": 20_000_000}  # a manifest of more outputs than allowed is refused for that
-    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", api_key=KEY, **longest) as served:
-        served.client.headers["Authorization"] = f"Bearer {KEY}"
-        served.submit(JOBS["matmul"].document)
-        served.finish(
-            served.claim(), a_result({"tflops": a_metric("tflops", 1.0, (0.9, 1.1))}, workload="matmul")
-        )
-        arguments = [
-            *("run", f"{served.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}"),
-            *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
-            *("--exclude-operation-id", "follow_job"),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "5"),
-            *("--generation-deterministic", "--suppress-health-check", "all", "--request-timeout", "30"),
-        ]
-        done = subprocess.run([SCHEMATHESIS, *arguments], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "Tested: 32" in done.stdout
+def test_every_link_leads_from_a_documented_answer_to_a_call_with_all_that_it_needs(
+    document: dict[str, Any],
+) -> None:
+    calls = {operation["operationId"]: operation for _, operation in operations(document)}
+    shown = [
+        (source, status, link["operationId"])
+        for source, operation in calls.items()
+        for status, answer in operation["responses"].items()
+        for link in answer.get("links", {}).values()
+    ]
+    assert sorted(shown) == sorted({(link.source, str(link.status), link.target) for link in LINKS})
+    assert len(shown) == len(LINKS), "two links from one answer to the same call"
+    for link in LINKS:
+        parameters = calls[link.target]["parameters"]
+        in_path = {each["name"] for each in parameters if each["in"] == "path"}
+        assert in_path <= set(link.parameters), link
+        assert set(link.parameters) <= {each["name"] for each in parameters}, link
+
+
+def test_links_lead_from_a_posted_job_to_its_results() -> None:
+    reached, seen = {"submit_job"}, 0
+    while seen < len(reached):
+        seen = len(reached)
+        reached |= {link.target for link in LINKS if link.source in reached}
+    assert {"get_job", "follow_job", "cancel_job", "get_job_results", "get_result", "get_samples"} <= reached
+    assert {"list_artifacts", "get_artifact", "compare_results"} <= reached

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+import migrations
 from api import logs
 from api.__main__ import listen, main
 from api.settings import ServiceSettings
@@ -24,7 +25,7 @@ LISTENS = "OptiGPU listens on "
 EVERYTHING = (
     "/readyz", "/", "/docs", "/openapi.json", "/metrics", "/v1/leaderboard?format=csv", "/v1/schema/techniques",
 )  # fmt: skip
-HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib")
+HEAVY = ("torch", "transformers", "tensorflow", "triton", "matplotlib", "opentelemetry.sdk")
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -105,9 +106,15 @@ def test_it_stops_while_somebody_follows_a_job(tmp_path: Path) -> None:
 def test_the_log_of_a_service_is_json_with_the_request_and_sigterm_stops_it(
     tmp_path: Path, redis_url: str
 ) -> None:
-    with watched_processes(tmp_path, environment(tmp_path, OPTIGPU_REDIS_URL=redis_url)) as processes:
+    variables = environment(tmp_path, OPTIGPU_REDIS_URL=redis_url)
+    migrations.upgrade(variables["OPTIGPU_DATABASE_URL"])
+    with watched_processes(tmp_path, variables) as processes:
         process = processes.start("api", "--port", "0")
-        answer = httpx.get(f"{address(processes)}/v1/jobs?a%0Ab", timeout=30)
+        url = address(processes)
+        answer = httpx.get(f"{url}/v1/jobs?a%0Ab", timeout=30)
+        job = httpx.post(f"{url}/v1/jobs", json={"workload": {"kind": "matmul"}}, timeout=30).json()
+        for path in ("", "/results"):
+            assert httpx.get(f"{url}/v1/jobs/{job['id']}{path}", timeout=30).status_code == 200
         process.terminate()
         assert process.wait(30) == 0
         lines = [line for line in processes.printed().splitlines() if not line.startswith(LISTENS)]
@@ -116,6 +123,10 @@ def test_the_log_of_a_service_is_json_with_the_request_and_sigterm_stops_it(
         served = next(entry for entry in entries if entry["event"] == "request")
         assert served["request_id"] == answer.headers["x-request-id"]
         assert (served["path"], served["status"], served["level"]) == ("/v1/jobs", 422, "info")
+        assert "job_id" not in served
+        of_requests = [entry for entry in entries if entry["logger"] == "api.requests"]
+        assert all(entry["request_id"] for entry in of_requests)
+        assert [entry["job_id"] for entry in of_requests[1:]] == [job["id"]] * 3
 
 
 def test_others_may_not_reach_it_without_a_key(refuse: Refuse) -> None:
@@ -139,8 +150,6 @@ def test_others_may_reach_it_with_a_key(tmp_path: Path, source: str) -> None:
     key = {"OPTIGPU_API_KEY": "a-first-key-that-is-long-enough"} if source == "environment" else {}
     variables = environment(tmp_path)
     if source == "database":
-        import migrations
-
         migrations.upgrade(variables["OPTIGPU_DATABASE_URL"])
         database = Database(variables["OPTIGPU_DATABASE_URL"])
         with database.write() as session:

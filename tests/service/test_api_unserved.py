@@ -22,7 +22,7 @@ def test_the_answer_to_a_post_says_why_the_job_will_wait(service: Served) -> Non
     assert job["state"] == "queued"
     assert (job["unserved"]["want"], job["unserved"]["name"]) == ("gpu", "TPU")
     assert job["unserved"]["sentence"].startswith(SENTENCE)
-    assert service.client.get(job["links"]["self"]).json() == job
+    assert service.client.get(job["links"]["self"]).json() == job | {"queue_position": 1}
 
 
 def test_the_sentence_goes_when_somebody_can_take_the_job(service: Served) -> None:

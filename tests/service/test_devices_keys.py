@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select, update
 
 from api.__main__ import main
-from api.device_command import duration
+from api.commands import duration
+from api.device_command import LONGEST
 from benchmarks.signing_device import MODEL
 from optigpu.store import devices
 from optigpu.store.database import moment
@@ -223,13 +224,13 @@ def test_a_wrong_setting_is_named(
     ],
 )
 def test_times_are_read(text: str, lasts: timedelta) -> None:
-    assert duration(text) == lasts
+    assert duration(LONGEST)(text) == lasts
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "-5m", "8d", "1.5h", "15 m", "1w", "999999d"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="15m, 2h or 1d"):
-        duration(text)
+        duration(LONGEST)(text)
 
 
 def test_a_signed_request_with_the_new_key_needs_no_other_boot(service: Served, device: EdgeDevice) -> None:

@@ -182,7 +182,7 @@ def test_a_run_ends_when_the_database_is_away_for_longer_than_the_lease(
         gate.open()
         job = ended(database, job_id)
         stop(worker)
-        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["lost", "succeeded"])
+        assert (job.state, outcomes(job)) == (JobState.SUCCEEDED, ["database_away", "succeeded"])
         assert stored_once(database, job)
 
 

@@ -14,35 +14,34 @@ import pytest
 from sqlalchemy import func, inspect, select, text
 
 import migrations
-from api import enrolment, measurements
-from optigpu.documents.devices import ClaimRequest, DeviceMessage, Reason
-from optigpu.documents.manifest import ModelManifest
+from optigpu.documents.administration import AuditAction, WebhookEvent
+from optigpu.documents.devices import Reason
 from optigpu.store import (
     artifacts,
-    device_reports,
+    audit,
     devices,
-    edge_models,
     events,
     jobs,
+    keys,
     leaderboard,
     leases,
     outcomes,
     queue,
     results,
     standings,
+    webhooks,
     withdrawals,
     workers,
 )
-from optigpu.store.artifacts import Artifact
+from optigpu.store.audit import Actor
 from optigpu.store.database import Database, default_url, engine_for
-from optigpu.store.devices import DeviceRequest
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, DeviceReportRow, EdgeStanding
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import DeviceKind, JobState, NotFoundError, StoreError
-from tests.service.device_client import Claim, invited, manifest, message, report
 from tests.service.edge_records import a_device, a_report, stored
+from tests.service.filled import fill, fill_devices
 from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
 
 ROOT = Path(migrations.__file__).parents[1]
@@ -53,7 +52,7 @@ def test_up_down_and_up_again_with_data(database_url: str) -> None:
         migrations.upgrade(database_url)
         assert migrations.lacking(database_url) is None
         assert _tables(database_url) == {*Base.metadata.tables, "alembic_version"}
-        _fill(database_url)
+        fill(database_url)
         migrations.downgrade(database_url, "base")
         assert migrations.current(database_url) is None
         assert _tables(database_url) == {"alembic_version"}
@@ -61,7 +60,7 @@ def test_up_down_and_up_again_with_data(database_url: str) -> None:
 
 def test_a_database_of_before_artifacts_keeps_its_results_up_and_down(database_url: str) -> None:
     migrations.upgrade(database_url)
-    _fill(database_url)
+    fill(database_url)
     migrations.downgrade(database_url, "0001")
     assert "artifacts" not in _tables(database_url)
     migrations.upgrade(database_url)
@@ -176,11 +175,29 @@ def test_what_jobs_need_is_known_of_those_that_have_not_ended(database_url: str)
         assert (worker.packages, worker.models, worker.downloads) == ((), (), True)
 
 
+def test_keys_that_expire_are_revoked_by_tables_that_know_no_end(database_url: str) -> None:
+    """So that none lives for ever; the audit log and webhooks go with the revision that made them."""
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        keys.create(session, "with an end", ["read"], timedelta(days=1))
+        keys.create(session, "without", ["read"])
+        audit.write(session, Actor(name="somebody"), AuditAction.KEY_CREATED, "a")
+        webhooks.create(session, "https://hooks.example.org", WebhookEvent, "somebody")
+        jobs.request_cancel(session, jobs.submit(session, a_spec()).job.id)
+    migrations.downgrade(database_url, "0010")
+    assert not {"audit_log", "webhooks", "webhook_deliveries"} & _tables(database_url)
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.read() as session:
+        assert [(key.name, key.expires_at) for key in keys.list_(session)] == [("without", None)]
+        assert audit.list_(session).changes == ()
+        assert webhooks.list_(session) == []
+
+
 def test_devices_go_with_the_revision_that_made_them_and_the_rest_stays(database_url: str) -> None:
     migrations.upgrade(database_url)
-    _fill(database_url)
+    fill(database_url)
     with closing(Database(database_url)) as database:
-        _fill_devices(database)
+        fill_devices(database)
     migrations.downgrade(database_url, "0008")
     assert not [table for table in _tables(database_url) if table.startswith(("device", "edge_"))]
     migrations.upgrade(database_url)
@@ -261,7 +278,7 @@ def _events(url: str) -> list[tuple[int, str]]:
 
 def test_an_upgrade_leaves_the_data_of_a_current_database_alone(database_url: str) -> None:
     migrations.upgrade(database_url)
-    _fill(database_url)
+    fill(database_url)
     migrations.upgrade(database_url)
     database = Database(database_url)
     with database.read() as session:
@@ -324,40 +341,6 @@ def test_the_command_line_migrates_the_default_file_and_checks_it(tmp_path: Path
     _alembic(default, "upgrade", "head")
     assert migrations.lacking(default_url(tmp_path / "data")) is None
     _alembic(default, "check")
-
-
-def _fill(url: str) -> None:
-    database = Database(url)
-    with database.write() as session:
-        jobs.submit(session, a_spec(), idempotency_key="key")
-        lease = leases.claim(session, a_worker(), 30)
-        assert lease is not None
-        outcomes.plan(session, lease, a_plan("baseline"))
-        file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
-        outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
-        outcomes.finish(session, lease, JobState.SUCCEEDED)
-        assert leaderboard.query(session, LeaderboardQuery()).boards
-    database.close()
-
-
-def _fill_devices(database: Database) -> None:
-    invitation = Claim(invited(database)).body
-    with database.write() as session:
-        device_id = enrolment.claim(session, ClaimRequest.model_validate(invitation)).answer.device_id
-        request = DeviceRequest(
-            device_id=device_id,
-            key_version=1,
-            boot_id="b" * 16,
-            sequence=1,
-            firmware_sha256="c" * 64,
-            clock_synchronised=True,
-            received_at=NOON,
-        )
-        edge_models.add(session, ModelManifest.model_validate(manifest()))
-        device = devices.enter(session, request)
-        run = device_reports.start_run(session, request, "a" * 64)
-        sent = DeviceMessage.model_validate(message(report(1, run.id)))
-        assert len(measurements.take(session, request, device, sent).reports) == 1
 
 
 def _tables(url: str) -> set[str]:

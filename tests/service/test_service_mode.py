@@ -47,8 +47,13 @@ def test_jobs_are_run_once_each_by_two_workers(processes: Processes) -> None:
         assert [len(document["results"]) for document in stored] == [1] * JOBS
     for process in (*both, api):
         stop(process)
-    logged = [json.loads(line) for line in processes.printed().splitlines() if '"job.succeeded"' in line]
-    assert sorted(line["job_id"] for line in logged) == sorted(posted)
+    logged = [json.loads(line) for line in processes.printed().splitlines() if line.startswith("{")]
+    succeeded = [line["job_id"] for line in logged if line["event"] == "job.succeeded"]
+    assert sorted(succeeded) == sorted(posted)
+    assert {line["job_id"] for line in logged if line["event"].startswith(("job.", "variant."))} == posted
+    requests = [line for line in logged if line["event"] == "request"]
+    assert all(line["request_id"] for line in requests)
+    assert {line["job_id"] for line in requests if line["method"] == "POST"} == posted
 
 
 def states(client: httpx.Client) -> dict[str, str]:

@@ -21,7 +21,9 @@ def test_a_submitted_job_is_queued_with_its_whole_spec(database: Database) -> No
     with database.read() as session:
         job = jobs.get(session, submitted.job.id)
     assert submitted.created
-    assert submitted.job == job
+    assert submitted.job == job.model_copy(update={"queue_position": None}), (
+        "its place is looked up by who asks"
+    )
     assert is_id(job.id)
     assert (job.state, job.workload, job.device) == (JobState.QUEUED, "matmul", DeviceKind.CPU)
     assert job.spec == spec.model_dump(mode="json")
@@ -33,7 +35,7 @@ def test_the_same_key_and_body_is_the_same_job(database: Database) -> None:
         first = jobs.submit(session, a_spec(), idempotency_key="key")
     with database.write() as session:
         again = jobs.submit(session, a_spec(), idempotency_key="key")
-    assert again.job == first.job
+    assert again.job.id == first.job.id
     assert (first.created, again.created) == (True, False)
 
 

@@ -7,13 +7,14 @@ from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
-from optigpu.documents.views import Board, LeaderboardRow
+from optigpu.documents.views import Board, LeaderboardRow, RowFacts
+from optigpu.report.leaderboard import leaderboard_grids
 from optigpu.store import boards, leaderboard, results, standings, workers
 from optigpu.store.cursors import encode_cursor
 from optigpu.store.database import Database
 from optigpu.store.errors import CursorError
 from optigpu.store.filters import LeaderboardQuery
-from optigpu.store.tables import LeaderboardEntry
+from optigpu.store.tables import LeaderboardEntry, MetricRow
 from optigpu.vocabulary import DeviceKind, NotFoundError
 from tests.service.records import NOON, a_metric, a_result, a_worker
 
@@ -105,14 +106,18 @@ def test_quality_filters_leave_out_what_is_worse_and_what_has_no_figure(database
         assert labels() == {*qualities, "never measured"}
 
 
-def test_an_entry_of_before_there_were_such_fields_is_listed_without_them(database: Database) -> None:
+def test_a_row_of_before_there_were_such_fields_is_listed_without_them(database: Database) -> None:
+    """Rows are kept as they were written; a later version may show more of those that it writes."""
     with database.write() as session:
         _enter(session, _speed(100.0))
-        entry = session.scalars(select(LeaderboardEntry)).one()
-        summary = {"unit": "1/s", "value": 100.0, "ci": None, "n": 3, "replicates": 1, "better": "higher"}
-        entry.summary = entry.summary | {"metrics": {"tokens_per_s": summary}}
+        entry, figure = (
+            session.scalars(select(LeaderboardEntry)).one(),
+            session.scalars(select(MetricRow)).one(),
+        )
+        shown = RowFacts.model_validate_json(entry.shown)
+        entry.shown = shown.model_dump_json(exclude={"top1_agreement", "kld_mean", "j_per_token"})
+        figure.summary = '{"unit":"1/s","value":100.0,"ci":null,"n":3,"replicates":1,"better":"higher"}'
         session.flush()
-        session.expire_all()
         (row,) = _rows(session)
     assert (row.value.value, row.value.per_replicate) == (100.0, ())
     assert (row.top1_agreement, row.kld_mean, row.j_per_token) == (None, None, None)
@@ -192,24 +197,55 @@ def test_an_unknown_metric_and_a_foreign_cursor_are_refused(database: Database) 
             leaderboard.query(session, LeaderboardQuery(metric="tokens_per_s", cursor=cursor))
 
 
-def test_history_and_other_boards_are_not_read(sqlite_database: Database) -> None:
-    """A board's rows and the Pareto flag are found by indexes, and a result's figures by their key."""
-    statements: list[str] = []
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"metric": "ttft_s"},
+        {"technique": "bf16"},
+        {"hardware": "cpu"},
+        {"min_top1": 0.5},
+        {"pareto": True},
+    ],
+)
+def test_rows_are_read_in_the_order_of_an_index_and_nothing_is_sorted(
+    sqlite_database: Database, filters: dict[str, Any]
+) -> None:
+    statements: list[tuple[str, Any]] = []
 
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(statement)
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        statements.append((statement, parameters))
 
-    with sqlite_database.read() as session:
+    with sqlite_database.write() as session:
+        _enter(session, _speed(1.0, stack=("bf16",)))
         engine = session.get_bind()
         event.listen(engine, "before_cursor_execute", note)
-        boards.BoardReader(session, LeaderboardQuery(), "digest", "tokens_per_s").rows(50, None)
+        first = leaderboard.read(session, LeaderboardQuery(limit=1, **filters))
         event.remove(engine, "before_cursor_execute", note)
-        (sql,) = [each for each in statements if "JOIN metrics" in each]
-        explained = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", ("",) * sql.count("?"))
-        plan = [row.detail for row in explained]
-    assert not [line for line in plan if line.startswith("SCAN")]
-    assert [line for line in plan if line.startswith("SEARCH metrics USING INDEX")]
-    assert [line for line in plan if "ix_leaderboard_pareto" in line]
+        assert first.boards or filters
+        pages = [each for each in statements if "ORDER BY metrics." in each[0]]
+        assert pages or not first.boards
+        plans = [
+            row.detail
+            for statement, parameters in pages
+            for row in session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
+    assert not [line for line in plans if line.startswith("SCAN") or "TEMP B-TREE" in line]
+    assert not pages or [line for line in plans if "ix_metrics_order" in line]
+
+
+def test_more_rows_than_are_counted_have_no_count(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boards, "MOST_COUNTED", 2)
+    with database.write() as session:
+        counts = []
+        for number in range(3):
+            _enter(session, _speed(float(number), stack=(f"t{number}",)))
+            counts.append(_board(session, limit=1).row_count)
+        assert counts == [1, 2, None]
+        (grid,) = leaderboard_grids(leaderboard.query(session, LeaderboardQuery(limit=1)))
+    assert [note for note in grid.notes if note.startswith("1 of more than 1,000 rows; ")]
 
 
 def test_hardware_classes_are_those_that_serve_and_those_that_are_ranked(database: Database) -> None:

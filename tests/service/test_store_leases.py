@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ from optigpu.store import events, jobs, leases, outcomes, results
 from optigpu.store.database import Database
 from optigpu.store.leases import Lease
 from optigpu.store.tables import Job
-from optigpu.vocabulary import JobState, LeaseLostError, StoreError, VariantStatus, utc_now
+from optigpu.vocabulary import FailureKind, JobState, LeaseLostError, StoreError, VariantStatus, utc_now
 from tests.service.records import a_failure, a_gpu_worker, a_plan, a_result, a_spec, a_worker, an_outcome
 
 JOBS = 120
@@ -203,22 +203,24 @@ def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, write: 
 
 
 def test_an_expired_job_is_taken_up_again_until_it_was_lost_too_often(database: Database) -> None:
+    now = utc_now()
     with database.write() as session:
         job_id = jobs.submit(session, a_spec()).job.id
         for fencing in (1, 2):
-            assert _claimed(session).fencing == fencing
-            assert leases.sweep(session, now=utc_now() + LATER, max_attempts=3) == leases.Swept(
-                requeued=(job_id,)
-            )
+            assert _claimed(session, now=now).fencing == fencing
+            now += LATER
+            assert leases.sweep(session, now=now) == leases.Swept(requeued=(job_id,))
             assert jobs.get(session, job_id).started_at is None
-        _claimed(session)
-        assert leases.sweep(session, now=utc_now() + LATER, max_attempts=3) == leases.Swept(failed=(job_id,))
+            now += LATER
+        _claimed(session, now=now)
+        assert leases.sweep(session, now=now + LATER) == leases.Swept(failed=(job_id,))
         job = jobs.get(session, job_id)
     assert (
         job.reason
         == "Its worker was lost 3 times: it died, hung or lost its connection. Read the worker's log."
     )
     assert [attempt.outcome for attempt in job.attempts] == ["lost", "lost", "failed"]
+    assert (job.parked, job.failure) == (True, FailureKind.LOST)
 
 
 def test_a_job_that_is_handed_back_keeps_its_place_and_its_attempts(database: Database) -> None:
@@ -314,8 +316,8 @@ def test_variants_that_were_not_measured_say_why(database: Database) -> None:
     ] * 2
 
 
-def _claimed(session: Session, name: str = "worker-1") -> Lease:
-    lease = leases.claim(session, a_worker(name), 30)
+def _claimed(session: Session, name: str = "worker-1", now: datetime | None = None) -> Lease:
+    lease = leases.claim(session, a_worker(name), 30, now)
     assert lease is not None
     return lease
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result, VerdictWarning
 from optigpu.documents.views import LeaderboardRow
-from optigpu.store import leaderboard, results, standings
+from optigpu.store import entries, leaderboard, results, standings
 from optigpu.store.database import Database
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import LeaderboardEntry, ResultRow
@@ -92,7 +92,7 @@ def test_packages_that_are_not_compared_and_builds_of_one_version_change_nothing
     [("2.9.1", "2.10.0"), ("2.13.0+cpu", "2.13.1"), ("2.13", "2.13.1"), ("unknown", "0.1"), ("1.99.99", "2")],
 )
 def test_versions_are_compared_as_numbers(earlier: str, later: str) -> None:
-    assert standings.age("torch", {"torch": earlier}) < standings.age("torch", {"torch": later})
+    assert entries.age("torch", {"torch": earlier}) < entries.age("torch", {"torch": later})
 
 
 def test_a_row_is_superseded_when_its_variant_was_measured_with_later_versions_elsewhere(

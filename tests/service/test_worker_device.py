@@ -13,7 +13,7 @@ from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS
 from optigpu.store import workers
 from optigpu.store.database import Database, default_url
-from optigpu.vocabulary import DeviceKind, JobState, UnsupportedError
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, UnsupportedError
 from tests.engine.processes import program
 from tests.service.processes import eventually, watched_processes
 from tests.service.workers import look, matmul, migrated, submit, worker_context, working
@@ -105,7 +105,8 @@ def test_a_worker_whose_device_is_gone_ends_with_a_sentence(
         assert worker.wait(90) == 1
         said = [line for line in processes.printed().splitlines() if line.startswith("python -m worker: ")]
     assert [line.partition(", although")[0] for line in said] == ["python -m worker: torch finds no GPU"]
-    assert (look(database, first).state, look(database, second).state) == (JobState.FAILED, JobState.QUEUED)
+    assert [look(database, job_id).state for job_id in (first, second)] == [JobState.QUEUED] * 2
+    assert look(database, first).failure is FailureKind.DEVICE_LOST
     assert not registered(database)
 
 

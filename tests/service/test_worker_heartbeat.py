@@ -182,4 +182,4 @@ def test_a_lease_that_cannot_be_extended_counts_as_lost_when_it_is_over(gate: Ga
     context = worker_context(Database(gate.url), lease_s=LEASE_S)
     with closing(context.database), claimed(context) as heartbeat:
         gate.shut()
-        assert eventually(heartbeat.interruption, within_s=10) is Interruption.LEASE_LOST
+        assert eventually(heartbeat.interruption, within_s=10) is Interruption.DATABASE_AWAY

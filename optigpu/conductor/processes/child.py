@@ -6,6 +6,7 @@ pipes cannot cause a deadlock, and control returns to the caller four times a se
 
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -18,8 +19,10 @@ import psutil
 from pydantic import ValidationError
 
 from optigpu.child.messages import ANSWER, Answer
+from optigpu.conductor.processes.confinement import confined_program
+from optigpu.conductor.scratch import temporary_folder
 from optigpu.hardware.cgroup import oom_kills
-from optigpu.vocabulary import Frozen, OutOfMemoryError, ReplicateError
+from optigpu.vocabulary import Frozen, HostMemoryError, ReplicateError
 
 TICK_S = 0.25
 END_GRACE_S = 5.0
@@ -33,25 +36,37 @@ _CHUNK = 2**18
 
 
 class Child:
-    """A measuring process in its own session. As a context manager it ends the process and all that it started.
+    """A measuring process in its own session, confined, with a temporary directory of its own that goes with it.
+
+    As a context manager it ends the process and all that it started.
 
     `program` is called with `--answers-fd N`, the descriptor that it answers on; `keep` are descriptors that it
-    inherits, so that they stay open as long as it lives.
+    inherits, so that they stay open as long as it lives. Without `network` it has only loopback, where the kernel can
+    do that: `optigpu.child.confined`.
     """
 
     def __init__(
-        self, program: Sequence[str], variables: Mapping[str, str], keep: Sequence[int] = ()
+        self,
+        program: Sequence[str],
+        variables: Mapping[str, str],
+        keep: Sequence[int] = (),
+        *,
+        network: bool = True,
     ) -> None:
         self._oom_kills = oom_kills()
         self._status: int | None = None
         self._mute = False
         self._searched = 0
         self._outgoing, self._incoming, self._tail = bytearray(), bytearray(), bytearray()
+        self._temporary = temporary_folder()
         self._answers, theirs = os.pipe()
         try:
-            self._process = _start([*program, "--answers-fd", str(theirs)], variables, (theirs, *keep))
+            confined = confined_program(program, network=network, folder=self._temporary)
+            own = {**variables, "TMPDIR": str(self._temporary)}
+            self._process = _start([*confined, "--answers-fd", str(theirs)], own, (theirs, *keep))
         except BaseException:
             os.close(self._answers)
+            shutil.rmtree(self._temporary, ignore_errors=True)
             raise
         finally:
             os.close(theirs)
@@ -91,7 +106,7 @@ class Child:
         """The next answer, or None after a quarter of a second of silence.
 
         Raises ReplicateError, with the end of what the process printed, if it has died or sends something that is not a
-        message, and OutOfMemoryError if the kernel killed it because memory was short.
+        message, and HostMemoryError if the kernel killed it because memory was short.
         """
         until = time.monotonic() + TICK_S
         while True:
@@ -183,7 +198,7 @@ class Child:
         if not ended_itself:
             return ReplicateError(f"The measuring process stopped answering. {self._last_output()}")
         if status == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            return OutOfMemoryError(
+            return HostMemoryError(
                 "out of memory: the kernel killed the measuring process; use a smaller model or batch."
             )
         if status < 0:
@@ -241,6 +256,7 @@ class Child:
         self._exchange(0)  # reads the end of its output
         self._selector.close()
         os.close(self._answers)
+        shutil.rmtree(self._temporary, ignore_errors=True)
         if self._process.stdout:
             self._process.stdout.close()
 
@@ -254,7 +270,7 @@ def _start(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=dict(variables),
+            env=variables,
             pass_fds=descriptors,
             start_new_session=True,
             bufsize=0,

@@ -11,7 +11,7 @@ from optigpu.documents.events import Estimated, VariantFinished
 from optigpu.documents.result import Outcome, Samples, VerdictWarning
 from optigpu.job.estimate import spoken
 from optigpu.job.spec import JobSpec, Variant
-from optigpu.vocabulary import OverdueError, StoppedError, UnsupportedError, VariantStatus
+from optigpu.vocabulary import HostMemoryError, OverdueError, StoppedError, UnsupportedError, VariantStatus
 
 
 class Group:
@@ -154,7 +154,8 @@ def _without_result(index: int, error: Exception) -> Outcome:
     """A variant with a replicate missing has no result."""
     unsupported = isinstance(error, UnsupportedError)
     status = VariantStatus.UNSUPPORTED if unsupported else VariantStatus.FAILED
-    return Outcome(index=index, status=status, reason=str(error))
+    memory = isinstance(error, HostMemoryError)
+    return Outcome(index=index, status=status, reason=str(error), host_memory=memory)
 
 
 def _why_short(spec: JobSpec) -> str:

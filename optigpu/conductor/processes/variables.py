@@ -18,6 +18,7 @@ _PLAIN = {
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     *("OPTIGPU_DATA_DIR", "OPTIGPU_MODELS_DIR", "OPTIGPU_DATASETS_DIR"),
+    "OPTIGPU_HUB_ORGANISATIONS",
     # Where a server may be; the variant says which one was asked.
     "OPTIGPU_ENDPOINT_HOSTS",
     # Not recorded: an address may hold a password. The facts of the energy meter name what was read.
@@ -76,10 +77,8 @@ def recorded_variables() -> dict[str, str]:
 
 def secrets_of(variant: Variant) -> frozenset[str]:
     """The secrets that its process needs: the hub's to download a model, the servers' keys to ask a server."""
-    values = (value for technique in variant.stack for value in technique.model_dump().values())
-    downloads = any(isinstance(name, str) and name.startswith("hub:") for name in (variant.model, *values))
     asked = _ENDPOINT_SECRETS if variant.endpoint else frozenset[str]()
-    return asked | (_HUB_SECRETS if downloads else frozenset())
+    return asked | (_HUB_SECRETS if variant.hub_repositories else frozenset())
 
 
 def _is_passed(name: str, secrets: Collection[str]) -> bool:

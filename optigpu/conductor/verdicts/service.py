@@ -21,7 +21,7 @@ def is_service(command: Sequence[str]) -> bool:
 
 
 def _module(command: Sequence[str]) -> str | None:
-    """The first part of the module that Python runs: `api` for `python -m api.keys`."""
+    """The first part of the module that Python runs: `optigpu` for `python -m optigpu.child.proof`."""
     if "-m" not in command[:-1]:
         return None
     return command[command.index("-m") + 1].split(".")[0]

@@ -1,14 +1,28 @@
 """The conditions of a job: how it is measured, on which worker, and within which limits. They are part of no digest."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from optigpu.job.spec.names import MeterName
 from optigpu.meters.base import QualityOptions
 from optigpu.vocabulary import Frozen
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(
+            "this time is before the first year or after the last one that can be kept"
+        ) from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time with its zone, kept in UTC."""
 
 
 class Measure(Frozen):
@@ -58,6 +72,11 @@ class Limits(Frozen):
 
     timeout_s: Seconds = Field(
         1800.0, description="How long the job may measure; what is finished by then is kept."
+    )
+    deadline: Moment | None = Field(
+        None,
+        description="When the job must have ended, as 2026-01-31T18:00:00Z: one that has not begun by then fails, and "
+        "one that runs has time until then.",
     )
     wait_for_quiet_s: float = Field(
         60.0,

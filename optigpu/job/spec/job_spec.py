@@ -35,7 +35,8 @@ class JobSpec(Frozen):
     `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
     processes of all variants take turns, so that their ratios hold on a machine whose speed drifts. With `models` in
     the place of `model` the plan is measured for each of them, with a baseline and gains of its own. `name`, `tags` and
-    `note` are for people: they change nothing of what is measured, and are in no digest.
+    `note` are for people, `priority` and `fresh` for a service: they change nothing of what is measured, and are in no
+    digest.
     """
 
     workload: AnyWorkload
@@ -68,6 +69,16 @@ class JobSpec(Frozen):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of random weights, inputs and drawn tokens.")
     name: str | None = Field(None, min_length=1, max_length=100, description="What the job is called.")
     tags: tuple[Tag, ...] = Field((), max_length=16, description="Words to find the job by.")
+    priority: int = Field(
+        0,
+        ge=-10,
+        le=10,
+        description="How soon a worker takes the job: one of a higher priority first. Above 0 needs an admin's key.",
+    )
+    fresh: bool = Field(
+        False,
+        description="Whether a service measures the job even if it has results of the very same measurement.",
+    )
     note: str | None = Field(None, max_length=2000, description="Anything worth knowing about the job.")
     measure: Measure = Measure()
     target: JobTarget = JobTarget()

@@ -5,6 +5,7 @@ from typing import Any
 
 from optigpu.documents.endpoints import engine_name
 from optigpu.job.spec.names import BackendName
+from optigpu.models.reference import parse_reference
 from optigpu.techniques import AnyTechnique
 from optigpu.vocabulary import DeviceKind, Frozen, Role, canonical_json
 from optigpu.workloads import AnyWorkload
@@ -12,6 +13,8 @@ from optigpu.workloads.base import Workload
 
 LARGEST_BATCH = "largest_batch"
 """The metric of the plan batch_scaling."""
+HUB = "hub:"
+"""How references to the hub begin."""
 
 
 class Variant(Frozen):
@@ -46,6 +49,13 @@ class Variant(Frozen):
     def engine(self) -> str:
         """The backend, and for a server what it serves and where."""
         return engine_name(self.backend, self.endpoint)
+
+    @property
+    def hub_repositories(self) -> tuple[str, ...]:
+        """The repositories of the hub that it loads: its model, and those that its techniques name, such as a draft."""
+        values = (value for technique in self.stack for value in technique.model_dump().values())
+        named = (name for name in (self.model, *values) if isinstance(name, str) and name.startswith(HUB))
+        return tuple(dict.fromkeys(parse_reference(name).name for name in named))
 
     @property
     def workload_digest(self) -> str:

@@ -1,0 +1,236 @@
+"""`python -m benchmarks.leaderboard_scale`: the leaderboard over a few thousand and over many results.
+
+For each size it fills a PostgreSQL database of its own with seeded results, starts `python -m api` on it, and asks from
+another process: for common pages (few, again and again), for the same with the tags that the client has, and for pages
+that nobody asked for before, as fast as answers come and at 200 requests a second. A bare FastAPI endpoint that returns
+52 kB as a dict is asked in the same run. Goals: common pages 2,000 requests/s; new pages 300 requests/s, 99 of 100
+within 25 ms at 200 requests/s, and the largest size within 20% of the smallest. Exit status 0 if all are met, else 1.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import psycopg
+from rich.table import Table
+
+import migrations
+from benchmarks.document import write
+from benchmarks.http_load import Ask, Order, Served, load
+from benchmarks.many_results import HARDWARE, METRIC_NAMES, TECHNIQUES, Made, fill
+from optigpu.report import console
+from optigpu.vocabulary import OptiGPUError
+
+SIZES = ((2_000, 10_000), (1_000_000, 10_000_000))
+"""Configurations and results."""
+COMMON, NEW, NEW_AT_200, RATE, WITHIN = 2000.0, 300.0, 0.025, 200.0, 0.2
+"""The goals."""
+CONNECTIONS = 16
+LISTENS_WITHIN_S = 60.0
+MANY = "999999999/second"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one kind of request came to, on one size."""
+
+    configurations: int
+    results: int
+    what: str
+    served: Served
+
+
+def main() -> int:
+    """Measures and prints the table and the goals."""
+    options = _options()
+    sizes = [tuple(map(int, size.split(":"))) for size in options.sizes]
+    rows: list[Row] = []
+    try:
+        for configurations, results in sizes:
+            with _database(options.server) as url:
+                begun = time.monotonic()
+                made = fill(url, configurations, results)
+                console(stderr=True).print(f"{results:,} results made in {time.monotonic() - begun:.0f} s")
+                rows += _measured(url, made, configurations, results, options.seconds)
+                if options.output:
+                    write(options.output, "leaderboard_scale", {"rows": [_plain(row) for row in rows]})
+    except OptiGPUError as error:
+        console(stderr=True).print(str(error), markup=False)
+        return 2
+    console().print(_table(rows))
+    goals = list(_goals(rows))
+    for met, sentence in goals:
+        console().print(f"{'met' if met else 'NOT MET':7}  {sentence}", markup=False)
+    return 0 if all(met for met, _ in goals) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard_scale", description=__doc__)
+    default = "postgresql://postgres@127.0.0.1:5432/postgres"
+    parser.add_argument(
+        "--server", default=default, help="a PostgreSQL server on which databases may be made"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each kind of request")
+    sizes = [f"{configurations}:{results}" for configurations, results in SIZES]
+    parser.add_argument("--sizes", nargs="+", default=sizes, help="CONFIGURATIONS:RESULTS")
+    parser.add_argument("--output", type=Path, help="where the figures go as JSON")
+    return parser.parse_args()
+
+
+@contextmanager
+def _database(server: str) -> Iterator[str]:
+    """A migrated database with empty tables; its address is removed with it."""
+    name = f"optigpu_scale_{os.getpid()}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        try:
+            url = server.rsplit("/", 1)[0] + f"/{name}"
+            migrations.upgrade(url.replace("postgresql://", "postgresql+psycopg://"))
+            yield url
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _measured(url: str, made: Made, configurations: int, results: int, seconds: float) -> list[Row]:
+    common, new = _common(made), _new(made, seed=1)
+
+    def row(what: str, order: Order) -> Row:
+        return Row(configurations, results, what, load(order))
+
+    with _service(url) as address, _bare() as bare:
+        tagged = _with_tags(address, common)
+        same = {"connections": CONNECTIONS, "seconds": seconds}
+        rows = [
+            row("a bare endpoint, 52 kB", Order(urls=(bare,), asks=(Ask(path="/"),), **same)),
+            row("common pages", Order(urls=(address,), asks=common, **same)),
+            row("common pages, unchanged", Order(urls=(address,), asks=tagged, **same)),
+            row("new pages", Order(urls=(address,), asks=new[: len(new) // 2], repeated=False, **same)),
+            row(
+                f"new pages at {RATE:.0f}/s",
+                Order(urls=(address,), asks=new[len(new) // 2 :], repeated=False, rate=RATE, **same),
+            ),
+        ]
+    if wrong := [each.what for each in rows if set(each.served.statuses) - {"200", "304"}]:
+        raise OptiGPUError(f"Requests were refused: {', '.join(wrong)}.")
+    return rows
+
+
+def _common(made: Made) -> tuple[Ask, ...]:
+    """What people ask for: the list, some boards, with and without compression."""
+    queries = ["", *(f"?workload={digest}" for digest in made.digests[:8]), "?clean=true&format=csv"]
+    plain = tuple(Ask(path=f"/v1/leaderboard{query}") for query in queries)
+    return plain + tuple(ask.model_copy(update={"headers": {"Accept-Encoding": "gzip"}}) for ask in plain)
+
+
+def _with_tags(address: str, asks: Sequence[Ask]) -> tuple[Ask, ...]:
+    """The same with the tag of the answer that the client has."""
+    tagged = []
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for ask in asks:
+            headers = {"Accept-Encoding": "identity", "Accept": ""} | ask.headers
+            tag = client.get(ask.path, headers=headers).headers["etag"]
+            tagged.append(ask.model_copy(update={"headers": headers | {"If-None-Match": tag}}))
+    return tuple(tagged)
+
+
+def _new(made: Made, seed: int, count: int = 20_000) -> tuple[Ask, ...]:
+    """Pages with filters that differ each time."""
+    random_, asked = random.Random(seed), []
+    for number in range(count):
+        query: dict[str, object] = {"workload": random_.choice(made.digests)}
+        if random_.random() < 0.2:
+            query = {"model": random_.choice(made.models)}
+        if random_.random() < 0.3:
+            query["technique"] = random_.choice(TECHNIQUES)
+        if random_.random() < 0.3:
+            query["hardware"] = random_.choice(HARDWARE)
+        if random_.random() < 0.3:
+            query["metric"] = random_.choice(METRIC_NAMES)
+        query |= {"min_top1": round(0.8 + 0.1 * random_.random(), 9), "max_kld": 1 + number}
+        query["limit"] = random_.randint(5, 50)
+        asked.append(Ask(path=f"/v1/leaderboard?{urlencode(query)}"))
+    return tuple(asked)
+
+
+@contextmanager
+def _service(url: str) -> Iterator[str]:
+    variables = {
+        "OPTIGPU_DATABASE_URL": url.replace("postgresql://", "postgresql+psycopg://"),
+        "OPTIGPU_EMBEDDED_WORKER": "false",
+        "OPTIGPU_RATE_LIMIT": MANY,
+    }
+    with _started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as address:
+        yield address
+
+
+@contextmanager
+def _bare() -> Iterator[str]:
+    with _started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as address:
+        yield address
+
+
+@contextmanager
+def _started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[str]:
+    """A server that says on its first line where it listens."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPTIGPU_")}
+    with subprocess.Popen(command, env=inherited | variables, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline().strip() if process.stdout else ""
+            if says not in line:
+                raise OptiGPUError("A server could not start, so nothing was measured.")
+            yield line.partition(says)[2]
+        finally:
+            process.terminate()
+            process.wait(LISTENS_WITHIN_S)
+
+
+def _plain(row: Row) -> dict[str, object]:
+    return asdict(row) | {"served": row.served.model_dump()}
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(title="The leaderboard over many results")
+    for heading in ("configurations", "results", "requests", "per s", "p50 (ms)", "p99 (ms)", "bytes"):
+        table.add_column(heading, justify="left" if heading == "requests" else "right")
+    for row in rows:
+        served = row.served
+        times = ("-" if each is None else f"{1000 * each:.1f}" for each in (served.p50_s, served.p99_s))
+        sizes = f"{row.configurations:,}", f"{row.results:,}"
+        table.add_row(*sizes, row.what, f"{served.per_s:,.0f}", *times, f"{served.bytes_each:,.0f}")
+    return table
+
+
+def _goals(rows: Sequence[Row]) -> Iterator[tuple[bool, str]]:
+    """Whether each goal is met, in a sentence."""
+    new: list[float] = []
+    for row in rows:
+        served, size = row.served, f"{row.configurations:,} configurations"
+        if row.what == "common pages":
+            yield served.per_s >= COMMON, f"{size}: {served.per_s:,.0f} common pages/s (goal {COMMON:,.0f})"
+        elif row.what == "new pages":
+            new.append(served.per_s)
+            yield served.per_s >= NEW, f"{size}: {served.per_s:,.0f} new pages/s (goal {NEW:,.0f})"
+        elif row.what.startswith("new pages at") and served.p99_s is not None:
+            yield (
+                served.p99_s <= NEW_AT_200,
+                f"{size}: 99% within {1000 * served.p99_s:.1f} ms at {RATE:.0f}/s (goal {1000 * NEW_AT_200:.0f})",
+            )
+    if len(new) > 1:
+        ratio = new[-1] / new[0]
+        yield (
+            ratio >= 1 - WITHIN,
+            f"new pages/s of the largest size over the smallest: {ratio:.2f} (goal 0.8)",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What the leaderboard keeps of a result: an entry, and what of its metrics orders the rows of a board."""
+
+import hashlib
+import re
+
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.result import MetricSummary, Result
+from optigpu.documents.versions import compared, versions_of
+from optigpu.documents.views import RowFacts, Standing
+from optigpu.store.tables import LeaderboardEntry, MetricRow
+from optigpu.vocabulary import COUNTED_METRICS, METRICS, Better, DeviceKind, Document
+
+NO_PEAKS = (DeviceKind.CPU, DeviceKind.MPS)
+"""Devices of whose memory torch keeps no peak: a result's size is that of its weights there."""
+ENERGIES = ("j_per_token", "j_per_image")
+EDGE_METRICS = ("images_per_s", "latency_s", "power_w", "j_per_image")
+DIGITS = 15
+"""Of each number of a version, so that text is ordered as numbers are."""
+
+
+def board_number(workload_digest: str, source: str) -> int:
+    """The number of the board of a workload and a source: 64 bits of a digest of both."""
+    made = hashlib.sha256(f"{source}|{workload_digest}".encode()).digest()
+    return int.from_bytes(made[:8], signed=True)
+
+
+def age(backend: str, versions: Document) -> bytes:
+    """Versions as something that databases can compare: later ones are larger.
+
+    Only the numbers of a release are read: 2.13.0+cpu, 2.13.0+cu130 and 2.13.0rc1 are the same version. Commits have no
+    order, so results of different commits of one version are measured with the same versions.
+    """
+    # A space is less than a point, so that 2.13 of one package comes before 2.13.0, whatever the next package is.
+    return b" ".join(_release(versions.get(package, "")) for package in compared(backend))
+
+
+def metric_row(result: Result, name: str, metric: MetricSummary) -> MetricRow:
+    """A metric that has a value, as it is sorted and filtered by."""
+    assert metric.value is not None
+    exact = (metric.value, metric.value) if name in COUNTED_METRICS else (None, None)
+    low, high = metric.ci or exact
+    return MetricRow(
+        result_id=result.id,
+        name=name,
+        value=metric.value,
+        low=low,
+        high=high,
+        summary=metric.model_dump_json(),
+        board=board_number(result.variant.workload_digest, result.source),
+        standing=first_standing(result),
+        unsure=low is None,
+        place=place_of_value(name, metric.value),
+    )
+
+
+def place_of_value(metric: str, value: float) -> float:
+    """The smaller, the better."""
+    return -value if METRICS[metric].better is Better.HIGHER else value
+
+
+def first_standing(result: Result) -> Standing:
+    """Before it is compared with the others of its place."""
+    return Standing.EARLIER if result.verdict.valid else Standing.INVALID
+
+
+def entry_of(result: Result) -> LeaderboardEntry:
+    """The entry of a result before it is compared with others."""
+    variant, verdict = result.variant, result.verdict
+    primary = result.metrics.get(variant.primary_metric)
+    versions = versions_of(variant.backend, result.environment.software)
+    score = _value(result, variant.primary_metric)
+    return LeaderboardEntry(
+        result_id=result.id,
+        board=board_number(variant.workload_digest, result.source),
+        variant_digest=variant.variant_digest,
+        hardware_class=result.environment.hardware_class,
+        source=result.source,
+        standing=first_standing(result),
+        superseded=False,
+        earlier=0,
+        measured_at=result.created_at,
+        workload=variant.workload["kind"],
+        model=variant.model,
+        backend=variant.backend,
+        device=variant.device,
+        replicates=primary.replicates if primary else 0,
+        warnings=" ".join(verdict.warnings),
+        reasons=" ".join(verdict.reasons),
+        age=age(variant.backend, versions),
+        score=None if score is None else -place_of_value(variant.primary_metric, score),
+        size_bytes=_value(result, "weight_bytes" if variant.device in NO_PEAKS else "peak_bytes"),
+        kld=_value(result, "kld_mean"),
+        energy_j=next((joules for name in ENERGIES if (joules := _value(result, name)) is not None), None),
+        pareto=None,
+        shown=_row_facts(result, versions).model_dump_json(),
+        edge=_for_the_edge(result),
+    )
+
+
+def techniques_of(result: Result) -> tuple[str, ...]:
+    """The names of the stack's techniques, in its order."""
+    return tuple(technique["name"] for technique in result.variant.stack)
+
+
+def _row_facts(result: Result, versions: dict[str, str]) -> RowFacts:
+    variant, verdict = result.variant, result.verdict
+    return RowFacts(
+        result_id=result.id,
+        job_id=result.job_id,
+        source=result.source,
+        measured_at=result.created_at,
+        workload=variant.workload,
+        workload_digest=variant.workload_digest,
+        variant_digest=variant.variant_digest,
+        model=variant.model,
+        label=variant.label,
+        techniques=techniques_of(result),
+        backend=variant.backend,
+        device=variant.device,
+        hardware=result.environment.hardware_class,
+        versions=versions,
+        weight_bytes=_value(result, "weight_bytes"),
+        peak_bytes=_value(result, "peak_bytes"),
+        top1_agreement=_value(result, "top1_agreement"),
+        kld_mean=_value(result, "kld_mean"),
+        j_per_token=_value(result, "j_per_token"),
+        warnings=tuple(map(str, verdict.warnings)),
+        reasons=tuple(map(str, verdict.reasons)),
+        notes=verdict.notes,
+    )
+
+
+def _for_the_edge(result: Result) -> Document | None:
+    """What the edge leaderboard finds a result by, and its energy with what measured it; of what classifies images."""
+    facts: RunFacts = result.facts
+    if facts.network is None:
+        return None
+    metrics = {name: result.metrics[name] for name in EDGE_METRICS if name in result.metrics}
+    return {
+        "network": facts.network.model_dump(mode="json"),
+        "weight_hash": facts.weights.hash if facts.weights else None,
+        "energy": {"source": facts.energy.source, "scope": facts.energy.scope} if facts.energy else None,
+        "metrics": {name: metric.model_dump(mode="json") for name, metric in metrics.items()},
+    }
+
+
+def _value(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return metric.value if metric else None
+
+
+def _release(version: str) -> bytes:
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    parts = numbers[0].split(".") if numbers else ()
+    return ".".join(part.lstrip("0")[-DIGITS:].zfill(DIGITS) for part in parts).encode()

@@ -1,0 +1,110 @@
+"""The valid results of one place on the leaderboard over time."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Row, literal, select, tuple_
+from sqlalchemy.orm import Session
+
+from optigpu.documents.views import History, HistoryPoint, RowFacts, Standing, Withdrawn
+from optigpu.store.cursors import bad_cursor, decode_cursor, encode_cursor
+from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
+from optigpu.store.tombstones import absent
+from optigpu.vocabulary import METRICS, NotFoundError
+
+MOST = 1000
+
+
+def of_result(
+    session: Session,
+    result_id: str,
+    *,
+    metric: str | None = None,
+    limit: int = MOST,
+    cursor: str | None = None,
+) -> History:
+    """The newest results of the place of this one, without changes of their level; `metric` is the primary one of its
+    workload if not given.
+
+    Raises NotFoundError, for an unknown metric too, and CursorError.
+    """
+    entry = session.get(LeaderboardEntry, result_id)
+    if entry is None:
+        raise absent(session, Withdrawn.RESULT, result_id)
+    name = metric or session.get_one(BoardRow, entry.board).primary_metric
+    if name not in METRICS:
+        raise NotFoundError(f"There is no metric {name!r}; the metrics are {', '.join(METRICS)}.")
+    found = _found(session, entry, name, limit + 1, cursor)
+    points = tuple(_point(row) for row in reversed(found[:limit]))
+    facts = RowFacts.model_validate_json(entry.shown)
+    oldest = points[0] if len(found) > limit else None
+    return History(
+        workload=facts.workload,
+        model=facts.model,
+        label=facts.label,
+        backend=facts.backend,
+        device=facts.device,
+        hardware=facts.hardware,
+        metric=name,
+        unit=METRICS[name].unit,
+        better=METRICS[name].better,
+        points=points,
+        next_cursor=encode_cursor(oldest.measured_at.isoformat(), oldest.result_id) if oldest else None,
+    )
+
+
+def _found(
+    session: Session, entry: LeaderboardEntry, metric: str, limit: int, cursor: str | None
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    """The newest ones first."""
+    each = LeaderboardEntry
+    query = (
+        select(
+            each.result_id,
+            each.measured_at,
+            each.standing,
+            each.replicates,
+            each.warnings,
+            each.shown,
+            MetricRow.value,
+            MetricRow.low,
+            MetricRow.high,
+        )
+        .join(MetricRow, (MetricRow.result_id == each.result_id) & (MetricRow.name == metric))
+        .where(
+            each.board == entry.board,
+            each.variant_digest == entry.variant_digest,
+            each.hardware_class == entry.hardware_class,
+            each.standing != Standing.INVALID,
+        )
+        .order_by(each.measured_at.desc(), each.result_id.desc())
+        .limit(limit)
+    )
+    if cursor is not None:
+        at, result_id = _position(cursor)
+        before = tuple_(literal(at, each.measured_at.type), literal(result_id))
+        query = query.where(tuple_(each.measured_at, each.result_id) < before)
+    found: Sequence[Row[*tuple[Any, ...]]] = session.execute(query).all()
+    return found
+
+
+def _position(cursor: str) -> tuple[datetime, str]:
+    text, result_id = decode_cursor(cursor, str, str)
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC), result_id
+    except (ValueError, OverflowError):
+        raise bad_cursor() from None
+
+
+def _point(row: Row[*tuple[Any, ...]]) -> HistoryPoint:
+    return HistoryPoint(
+        result_id=row.result_id,
+        measured_at=row.measured_at,
+        standing=row.standing,
+        value=row.value,
+        ci=None if row.low is None else (row.low, row.high),
+        replicates=row.replicates,
+        versions=RowFacts.model_validate_json(row.shown).versions,
+        warnings=tuple(row.warnings.split()),
+    )

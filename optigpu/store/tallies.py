@@ -1,0 +1,201 @@
+"""What has happened to jobs since the first one, as counts that only grow: attempts, phases, variants and verdicts.
+
+Jobs that are older than the oldest unfinished one can no longer change. A `TallyReader` counts them once; each read
+after that looks at newer jobs alone, by the index on the time at which they were posted.
+"""
+
+import json
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from optigpu.store.database import moment
+from optigpu.store.tables import Attempt, Job, JobEvent, ResultRow, VariantRow
+from optigpu.store.transitions import UNFINISHED
+from optigpu.vocabulary import DeviceKind, JobState
+
+BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+"""The upper bounds of the buckets of durations; one more bucket holds what took longer."""
+COMMITTED_AFTER = timedelta(seconds=60)
+"""A job is posted in a transaction that takes far less than this."""
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+ROWS_AT_ONCE = 1000
+
+
+class Phase(StrEnum):
+    """The phases of an attempt: waiting in the queue, until the first variant starts, and from then on."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    MEASURING = "measuring"
+
+
+class PhaseBucket(NamedTuple):
+    """A bucket of the durations of one phase on one kind of device: the index of its bound in BOUNDS_S."""
+
+    phase: Phase
+    device: DeviceKind
+    bucket: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The counts. `phase_s` are sums of durations, and `busy_s` the seconds that each worker had a job."""
+
+    attempts: Counter[tuple[DeviceKind, str]] = field(default_factory=Counter)
+    variants: Counter[tuple[DeviceKind, str]] = field(default_factory=Counter)
+    verdicts: Counter[tuple[DeviceKind, str]] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    phases: Counter[PhaseBucket] = field(default_factory=Counter)
+    phase_s: defaultdict[tuple[Phase, DeviceKind], float] = field(default_factory=lambda: defaultdict(float))
+    busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Both together."""
+        whole = Tally()
+        for each in fields(self):
+            kept = getattr(whole, each.name)
+            for part in (getattr(self, each.name), getattr(other, each.name)):
+                for key, value in part.items():
+                    kept[key] += value
+        return whole
+
+    def at_least(self, other: "Tally") -> "Tally":
+        """The larger of both, count by count."""
+        whole = Tally()
+        for each in fields(self):
+            mine, theirs, kept = (getattr(tally, each.name) for tally in (self, other, whole))
+            for key in {*mine, *theirs}:
+                kept[key] = max(mine[key], theirs[key])
+        return whole
+
+    def took(self, phase: Phase, device: DeviceKind, lasted: timedelta) -> None:
+        """Counts one duration."""
+        seconds = max(0.0, lasted.total_seconds())
+        self.phases[PhaseBucket(phase, device, bisect_left(BOUNDS_S, seconds))] += 1
+        self.phase_s[phase, device] += seconds
+
+
+class TallyReader:
+    """Reads the tally again and again. For one thread at a time.
+
+    What is withdrawn stays counted by a reader that has seen it: a counter that falls would look like a restart.
+    """
+
+    def __init__(self) -> None:
+        self._settled = Tally()
+        self._since = BEGINNING
+        self._latest = Tally()
+
+    def read(self, session: Session) -> Tally:
+        """The counts of all jobs up to now."""
+        until = _settled_until(session)
+        if until > self._since:
+            self._settled = self._settled.plus(_count(session, self._since, until))
+            self._since = until
+        now = self._settled.plus(_count(session, self._since, None))
+        self._latest = now.at_least(self._latest)
+        return self._latest
+
+
+def _settled_until(session: Session) -> datetime:
+    """Every job that was posted before this moment is committed and has ended."""
+    unfinished = Job.state.in_((JobState.QUEUED, JobState.RUNNING))
+    query = select(func.min(Job.created_at)).where(unfinished)
+    committed = moment(session) - COMMITTED_AFTER
+    oldest: datetime | None = session.execute(query).scalar_one()
+    return committed if oldest is None else min(oldest, committed)
+
+
+def _count(session: Session, since: datetime, until: datetime | None) -> Tally:
+    """The counts of the jobs that were posted from `since` on and before `until`."""
+    tally = Tally()
+    posted = [Job.created_at >= since, *([] if until is None else [Job.created_at < until])]
+    _count_attempts(session, posted, tally)
+    _count_variants(session, posted, tally)
+    return tally
+
+
+class _Attempt(NamedTuple):
+    """One attempt, with what is known of its job."""
+
+    job_id: str
+    number: int
+    worker_id: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    device: DeviceKind
+    posted_at: datetime
+
+
+def _count_attempts(session: Session, posted: Sequence[ColumnElement[bool]], tally: Tally) -> None:
+    starts, now = _variant_starts(session, posted), moment(session)
+    queued_since: Mapping[str, datetime] = {}
+    for attempt in _attempts(session, posted):
+        waited_from = queued_since.get(attempt.job_id, attempt.posted_at)
+        tally.took(Phase.QUEUED, attempt.device, attempt.started_at - waited_from)
+        tally.busy_s[attempt.worker_id] += ((attempt.ended_at or now) - attempt.started_at).total_seconds()
+        if attempt.ended_at is None:
+            continue
+        tally.attempts[attempt.device, attempt.outcome or "unknown"] += 1
+        began = [at for at in starts[attempt.job_id] if attempt.started_at <= at <= attempt.ended_at]
+        measuring_from = min(began, default=attempt.ended_at)
+        tally.took(Phase.PREPARING, attempt.device, measuring_from - attempt.started_at)
+        if began:
+            tally.took(Phase.MEASURING, attempt.device, attempt.ended_at - measuring_from)
+        queued_since = {attempt.job_id: attempt.ended_at}
+
+
+def _attempts(session: Session, posted: Sequence[ColumnElement[bool]]) -> Iterator[_Attempt]:
+    """The attempts of these jobs, those of one job in their order."""
+    of_attempt = (Attempt.job_id, Attempt.number, Attempt.worker_id, Attempt.started_at, Attempt.ended_at)
+    query = (
+        select(*of_attempt, Attempt.outcome, Job.device, Job.created_at)
+        .join(Job, Job.id == Attempt.job_id)
+        .where(*posted)
+        .order_by(Attempt.job_id, Attempt.number)
+        .execution_options(yield_per=ROWS_AT_ONCE)
+    )
+    for row in session.execute(query):
+        yield _Attempt(*row)
+
+
+def _variant_starts(
+    session: Session, posted: Sequence[ColumnElement[bool]]
+) -> defaultdict[str, list[datetime]]:
+    """When variants of each of these jobs started."""
+    query = (
+        select(JobEvent.job_id, JobEvent.at)
+        .join(Job, Job.id == JobEvent.job_id)
+        .where(*posted, JobEvent.kind == "variant_started")
+    )
+    found: defaultdict[str, list[datetime]] = defaultdict(list)
+    for job_id, at in session.execute(query):
+        found[job_id].append(at)
+    return found
+
+
+def _count_variants(session: Session, posted: Sequence[ColumnElement[bool]], tally: Tally) -> None:
+    verdict = ResultRow.document["verdict"].as_string()
+    query = (
+        select(Job.device, VariantRow.status, verdict)
+        .select_from(VariantRow)
+        .join(Job, Job.id == VariantRow.job_id)
+        .outerjoin(ResultRow, ResultRow.id == VariantRow.result_id)
+        .where(*posted, VariantRow.status.not_in(UNFINISHED))
+        .execution_options(yield_per=ROWS_AT_ONCE)
+    )
+    for device, status, text in session.execute(query):
+        tally.variants[device, status.value] += 1
+        if text is not None:
+            judged = json.loads(text)
+            tally.verdicts[device, "valid" if judged["valid"] else "invalid"] += 1
+            tally.reasons.update(judged["reasons"])

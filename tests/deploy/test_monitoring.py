@@ -1,0 +1,189 @@
+"""Dashboard, alerts and Prometheus's configuration speak of what /metrics serves, and of nothing else.
+
+Each expression is read by promql-parser, the parser of GreptimeDB, which follows Prometheus's own grammar.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.deploy.compose import ONE_HOST, ROOT, read_compose
+from tests.deploy.compose_keys import wrong_keys
+from tests.service.records import a_metric, a_result
+from tests.service.serving import serving
+
+DEPLOY = ROOT / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "optigpu.json").read_text())
+RULES = [
+    rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]
+]
+PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+FILE = "docker-compose.monitoring.yml"
+OF_THE_TARGET = {"instance", "job"}
+"""Labels that Prometheus itself adds to each series."""
+DURATION = re.compile(r"\d+(ms|s|m|h|d|w|y)")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An expression, and the labels that the text beside it names."""
+
+    where: str
+    expression: str
+    named: frozenset[str]
+
+
+def shown() -> Iterator[Shown]:
+    for rule in RULES:
+        named = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))
+        yield Shown(rule["alert"], rule["expr"], frozenset(named))
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            yield Shown(panel["title"], target["expr"], frozenset(named))
+
+
+SHOWN = list(shown())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The labels of each sample of /metrics, of a service in which everything has happened once."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    with serving(f"sqlite:///{folder / 'optigpu.db'}") as service:
+        service.submit()
+        service.submit()
+        lease = service.claim()
+        invalid = a_result({"tflops": a_metric("tflops", 1.0)}, workload="matmul", valid=False)
+        service.finish(lease, invalid)
+        text = service.client.get("/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {
+        name: {label for sample in samples if sample.name == name for label in sample.labels}
+        for name in {sample.name for sample in samples}
+    } | {"up": set()}
+
+
+def nodes(expression: str) -> list[promql_parser.Expr]:
+    """The parsed expression and every part of it. Raises ValueError for what Prometheus could not read."""
+    found: list[promql_parser.Expr] = []
+    promql_parser.walk(promql_parser.parse(expression), pre_visit=found.append)
+    return found
+
+
+def selectors(expression: str) -> list[promql_parser.VectorSelector]:
+    found = [node for node in nodes(expression) if isinstance(node, promql_parser.VectorSelector)]
+    assert found, expression
+    return found
+
+
+def grouped_by(expression: str) -> set[str]:
+    """Every label that an aggregation of the expression keeps."""
+    kept = [node.modifier for node in nodes(expression) if isinstance(node, promql_parser.AggregateExpr)]
+    return {label for modifier in kept if modifier for label in modifier.labels}
+
+
+def matched_on(expression: str) -> set[str]:
+    """Every label by which the two sides of an operator are matched."""
+    both = [node.modifier for node in nodes(expression) if isinstance(node, promql_parser.BinaryExpr)]
+    return {label for each in both if each and each.matching for label in each.matching.labels}
+
+
+@pytest.mark.parametrize("each", SHOWN, ids=lambda each: each.where)
+def test_an_expression_names_series_and_labels_that_are_served(
+    each: Shown, served: dict[str, set[str]]
+) -> None:
+    labels = set(OF_THE_TARGET)
+    for selector in selectors(each.expression):
+        assert selector.name in served, each.where
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert matched <= served[selector.name] | OF_THE_TARGET, each.where
+        labels |= served[selector.name]
+    assert grouped_by(each.expression) | matched_on(each.expression) <= labels, each.where
+    kept = grouped_by(each.expression) or labels
+    assert each.named <= kept, each.where
+
+
+def test_the_words_that_a_matcher_asks_for_are_those_of_the_code() -> None:
+    """A matcher of an outcome that no attempt ever has would never fire."""
+    asked = set(
+        re.findall(r'(outcome|verdict|status_class)="(\w+)"', "\n".join(each.expression for each in SHOWN))
+    )
+    assert asked == {
+        ("outcome", "lost"),
+        ("outcome", "failed"),
+        ("verdict", "invalid"),
+        ("status_class", "2xx"),
+    }
+
+
+def test_a_wrong_name_or_a_wrong_word_is_noticed(served: dict[str, set[str]]) -> None:
+    (wrong,) = selectors("rate(optigpu_request_total[5m])")
+    assert wrong.name not in served
+    with pytest.raises(ValueError, match="invalid promql"):
+        promql_parser.parse("sum(optigpu_jobs{state=})")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert DURATION.fullmatch(rule.get("for", "0s"))
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert all(rule["annotations"][part].endswith(".") for part in ("summary", "description"))
+    assert f"| {rule['alert']} |" in PAGE
+
+
+def test_the_page_lists_every_metric_and_no_other(served: dict[str, set[str]]) -> None:
+    listed = set(re.findall(r"^\| `(optigpu_\w+)` \|", PAGE, re.MULTILINE))
+    parts = re.compile(r"_(bucket|count|sum|created)$")
+    assert listed == {parts.sub("", name) for name in served if not name.endswith("_created")} - {"up"} - {
+        name for name in served if not name.startswith("optigpu_")
+    }
+
+
+def test_panels_have_places_of_their_own_and_one_source() -> None:
+    (source,) = yaml.safe_load(
+        (DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text()
+    )["datasources"]
+    panels = DASHBOARD["panels"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    places = [(at["x"] + x, at["y"]) for at in (panel["gridPos"] for panel in panels) for x in range(at["w"])]
+    assert len(set(places)) == len(places), "two panels overlap"
+    assert max(x for x, _ in places) < 24
+
+
+def test_the_compose_file_mounts_what_is_there_and_scrapes_the_api() -> None:
+    document = read_compose({"GRAFANA_PASSWORD": "secret"}, FILE)
+    assert wrong_keys(document) == []
+    with pytest.raises(ValueError, match="GRAFANA_PASSWORD"):
+        read_compose({}, FILE)
+    prometheus, grafana = document["services"]["prometheus"], document["services"]["grafana"]
+    inside = {}
+    for volume in (*prometheus["volumes"], *grafana["volumes"]):
+        source, target, *_ = volume.split(":")
+        if source.startswith("."):
+            assert (ROOT / source).exists(), source
+            inside[target] = ROOT / source
+    assert [inside[file] for file in PROMETHEUS["rule_files"]] == [DEPLOY / "alerts.yml"]
+    (job,) = PROMETHEUS["scrape_configs"]
+    assert job["authorization"]["credentials_file"] == f"/run/secrets/{prometheus['secrets'][0]}"
+    (target,) = job["static_configs"][0]["targets"]
+    api = read_compose({"POSTGRES_PASSWORD": "secret", "OPTIGPU_API_KEY": "key"}, ONE_HOST)["services"]["api"]
+    assert target == f"api:{api['command'][-1]}"
+    assert document["networks"]["optigpu"]["name"] == "optigpu_default", (
+        "what compose calls that project's network"
+    )
+    (provider,) = yaml.safe_load(
+        (DEPLOY / "grafana" / "provisioning" / "dashboards" / "optigpu.yml").read_text()
+    )["providers"]
+    assert any(str(Path(file).parent) == provider["options"]["path"] for file in inside)

@@ -1,0 +1,127 @@
+"""Whose turn it is: priority, keys, age; a job's place in the queue, when it will begin, and its deadline."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+from optigpu.store import jobs, leases, outcomes, queue, workers
+from optigpu.store.database import Database
+from optigpu.store.leases import Lease
+from optigpu.vocabulary import DeviceKind, JobState, utc_now
+from tests.service.records import a_spec, a_worker
+
+HOUR = timedelta(hours=1)
+
+
+def posted(session: Session, owner: str = "open", **fields: object) -> str:
+    return jobs.submit(session, a_spec(**fields), owner=owner).job.id
+
+
+def claimed(session: Session, name: str = "worker-1", asked: str | None = None) -> Lease:
+    lease = leases.claim(session, a_worker(name), 30, asked=asked)
+    assert lease is not None
+    return lease
+
+
+def test_a_higher_priority_goes_first_and_a_lower_one_last(database: Database) -> None:
+    with database.write() as session:
+        low, usual, high = (posted(session, priority=each) for each in (-1, 0, 3))
+        places = [jobs.get(session, job_id).queue_position for job_id in (low, usual, high)]
+        assert [claimed(session).job_id for _ in range(3)] == [high, usual, low]
+    assert places == [3, 2, 1]
+
+
+def test_keys_take_turns_and_the_place_of_each_job_says_so(database: Database) -> None:
+    """One key posts many jobs before another posts two."""
+    with database.write() as session:
+        many = [posted(session, "many") for _ in range(4)]
+        few = [posted(session, "few") for _ in range(2)]
+        places = {jobs.get(session, job_id).queue_position: job_id for job_id in (*many, *few)}
+        taken = [claimed(session, f"worker-{number}").job_id for number in range(6)]
+    assert taken == [many[0], few[0], many[1], few[1], many[2], many[3]]
+    assert [places[number] for number in range(1, 7)] == taken
+
+
+def test_a_key_that_had_much_of_the_last_hour_waits_and_older_use_is_forgotten(database: Database) -> None:
+    now = utc_now()
+    with database.write() as session:
+        posted(session, "busy")
+        lease = leases.claim(session, a_worker(), 30, now - HOUR / 2)
+        assert lease is not None
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
+        older, newer = posted(session, "busy"), posted(session, "idle")
+        first = leases.claim(session, a_worker(), 30)
+        second = leases.claim(session, a_worker(), 30)
+        assert first is not None
+        assert second is not None
+        assert [first.job_id, second.job_id] == [newer, older]
+        for each in (first, second):
+            leases.release(session, each)
+        later = leases.claim(session, a_worker(), 30, now + 2 * HOUR)
+    assert later is not None
+    assert later.job_id == older
+
+
+def test_a_message_s_job_goes_before_others_of_its_key_and_before_no_other(database: Database) -> None:
+    with database.write() as session:
+        first, second = posted(session), posted(session)
+        urgent = posted(session, priority=1)
+        assert claimed(session, asked=second).job_id == urgent
+        assert claimed(session, asked=second).job_id == second
+        assert claimed(session, asked=second).job_id == first, "a repeated message: the job runs already"
+        assert leases.claim(session, a_worker(), 30, asked=second) is None
+
+
+def test_a_worker_passes_over_the_jobs_of_a_key_that_it_cannot_run(database: Database) -> None:
+    with database.write() as session:
+        for _ in range(3):
+            posted(session, "alien", device="cuda")
+            posted(session, "alien", workload={"kind": "generate"}, model="path:elsewhere")
+        mine = posted(session, "mine", priority=-5)
+        assert claimed(session).job_id == mine
+        assert leases.claim(session, a_worker(), 30) is None
+
+
+def test_when_a_job_begins_is_reckoned_from_the_latest_like_it(database: Database) -> None:
+    with database.write() as session:
+        workers.register(session, a_worker())
+        waits = posted(session, fresh=True)
+        assert jobs.get(session, waits).estimated_start_at is None, "nothing is known of such jobs"
+        lease = leases.claim(session, a_worker(), 30, utc_now() - timedelta(seconds=600))
+        assert lease is not None
+        outcomes.finish(session, lease, JobState.SUCCEEDED)
+        ahead, last = posted(session), posted(session)
+        now = utc_now()
+        begins = [jobs.get(session, job_id).estimated_start_at for job_id in (ahead, last)]
+        assert begins[0] is not None
+        assert begins[1] is not None
+        assert abs(begins[0] - now) < timedelta(seconds=60), "a worker is idle"
+        workers.seen(session, "worker-1", claimed(session).job_id)
+        begins = [jobs.get(session, job_id).estimated_start_at for job_id in (ahead, last)]
+    assert begins[0] is None, "it runs"
+    assert begins[1] is not None
+    assert timedelta(seconds=240) < begins[1] - now < timedelta(seconds=360), "half of the one that runs"
+
+
+def test_a_job_whose_deadline_passed_before_it_began_fails(database: Database) -> None:
+    deadline = utc_now() + HOUR
+    with database.write() as session:
+        late = posted(session, limits={"deadline": deadline.isoformat()})
+        usual = posted(session)
+        after = deadline + timedelta(seconds=1)
+        assert queue.waiting(session, DeviceKind.CPU) == 2
+        lease = leases.claim(session, a_worker(), 30, after)
+        assert lease is not None
+        assert lease.job_id == usual
+        assert leases.sweep(session, deadline - HOUR).overdue == ()
+        assert leases.sweep(session, after).overdue == (late,)
+        job = jobs.get(session, late)
+    assert (job.state, job.parked) == (JobState.FAILED, False)
+    assert (job.reason or "").startswith(f"The deadline ({deadline:%Y-%m-%d %H:%M:%S} UTC) passed")
+
+
+@pytest.mark.parametrize("priority", [-11, 11])
+def test_priorities_have_bounds(priority: int) -> None:
+    with pytest.raises(ValueError, match="priority"):
+        a_spec(priority=priority)

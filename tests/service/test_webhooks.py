@@ -1,0 +1,273 @@
+"""Webhooks: events are written with what they tell, signed, sent, sent again, and given up."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from api.deliveries import Deliveries
+from optigpu.documents.administration import DeliveryView, NewWebhookView, WebhookEvent
+from optigpu.documents.result import Result
+from optigpu.store import jobs, outbox, results, standings, webhooks
+from optigpu.store.database import Database
+from optigpu.store.tables import WebhookDelivery
+from optigpu.vocabulary import JobState, utc_now
+from tests.service.processes import eventually
+from tests.service.receiver import Receiver, receiving
+from tests.service.records import NOON, a_metric, a_result, a_spec
+from tests.service.serving import Served, serving
+
+BOTH = ["job.finished", "regression.found"]
+LOCAL = ("127.0.0.1",)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as found:
+        yield found
+
+
+def webhook(database: Database, url: str, *events: WebhookEvent) -> NewWebhookView:
+    """A webhook for these events, for all of them without any."""
+    with database.write() as session:
+        return webhooks.create(session, url, events or tuple(WebhookEvent), "somebody")
+
+
+def cancelled_job(database: Database) -> str:
+    """A job that has ended."""
+    with database.write() as session:
+        job_id = jobs.submit(session, a_spec(name="a run")).job.id
+        jobs.request_cancel(session, job_id)
+    return job_id
+
+
+def deliver(database: Database) -> int:
+    """Sends what is due, once."""
+    return asyncio.run(Deliveries(database, LOCAL).deliver_due())
+
+
+def deliveries(database: Database, made: NewWebhookView) -> tuple[DeliveryView, ...]:
+    with database.read() as session:
+        return webhooks.deliveries(session, made.id).deliveries
+
+
+def test_a_job_that_ends_is_told_signed_to_who_asked(database: Database, receiver: Receiver) -> None:
+    made = webhook(database, receiver.url())
+    webhook(database, receiver.url(), WebhookEvent.REGRESSION_FOUND)
+    job_id = cancelled_job(database)
+    assert deliver(database) == 1
+    (request,) = receiver.received
+    event = json.loads(request.body)
+    assert event["type"] == "job.finished"
+    assert event["data"] == {
+        "job_id": job_id,
+        "state": "cancelled",
+        "reason": "Cancelled on request, before it began.",
+        "name": "a run",
+    }
+    identity, stamp = request.headers["webhook-id"], request.headers["webhook-timestamp"]
+    key = base64.b64decode(made.secret.removeprefix("whsec_"))
+    signed = hmac.new(key, f"{identity}.{stamp}.".encode() + request.body, hashlib.sha256).digest()
+    assert request.headers["webhook-signature"] == f"v1,{base64.b64encode(signed).decode()}"
+    assert abs(int(stamp) - utc_now().timestamp()) < 60
+    (delivery,) = deliveries(database, made)
+    assert (delivery.id, delivery.attempts, delivery.next_at) == (identity, 1, None)
+    assert delivery.delivered_at is not None
+    assert deliver(database) == 0
+
+
+def test_an_event_that_is_rolled_back_is_never_told(database: Database) -> None:
+    made = webhook(database, "https://hooks.example.org")
+
+    def fail() -> None:
+        with database.write() as session:
+            jobs.request_cancel(session, jobs.submit(session, a_spec()).job.id)
+            raise RuntimeError("the transaction fails")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert deliveries(database, made) == ()
+
+
+def test_a_delivery_that_fails_is_sent_again_until_it_is_given_up(
+    database: Database, receiver: Receiver
+) -> None:
+    made = webhook(database, receiver.url())
+    cancelled_job(database)
+    receiver.answers = [500] * 8
+    for attempt in range(1, 9):
+        assert deliver(database) == 1
+        (delivery,) = deliveries(database, made)
+        assert (delivery.attempts, delivery.delivered_at) == (attempt, None)
+        assert delivery.last_error == "The receiver answered with status 500."
+        assert (delivery.next_at is None) == (attempt == 8)
+        assert deliver(database) == 0, "it waits"
+        with database.write() as session:
+            row = session.scalars(select(WebhookDelivery)).one()
+            row.next_at = row.next_at and utc_now()
+    assert len({request.headers["webhook-id"] for request in receiver.received}) == 1
+
+
+def test_a_receiver_that_recovers_gets_it(database: Database, receiver: Receiver) -> None:
+    made = webhook(database, receiver.url())
+    cancelled_job(database)
+    receiver.answers = [503]
+    deliver(database)
+    with database.write() as session:
+        session.scalars(select(WebhookDelivery)).one().next_at = utc_now()
+    deliver(database)
+    (delivery,) = deliveries(database, made)
+    assert (delivery.attempts, delivery.last_error, delivery.next_at) == (2, None, None)
+
+
+def test_one_process_at_a_time_sends_a_delivery(database: Database) -> None:
+    """One that dies while it sends leaves the delivery to another, whose word then counts."""
+    made = webhook(database, "https://hooks.example.org")
+    cancelled_job(database)
+    with database.write() as session:
+        (first,) = outbox.take(session, 8)
+    with database.write() as session:
+        assert outbox.take(session, 8) == []
+    later = utc_now() + timedelta(seconds=outbox.SENDING_S + 1)
+    with database.write() as session:
+        (second,) = outbox.take(session, 8, now=later)
+        outbox.delivered(session, second)
+    with database.write() as session:
+        outbox.failed(session, first, "too late")
+    (delivery,) = deliveries(database, made)
+    assert (delivery.attempts, delivery.last_error) == (2, None)
+    assert delivery.delivered_at is not None
+
+
+def test_old_deliveries_are_forgotten_and_those_that_wait_are_not(database: Database) -> None:
+    made = webhook(database, "https://hooks.example.org")
+    cancelled_job(database)
+    later = utc_now() + outbox.KEPT + timedelta(days=1)
+    with database.write() as session:
+        outbox.forget(session, now=later)
+    assert len(deliveries(database, made)) == 1
+    with database.write() as session:
+        outbox.delivered(session, outbox.take(session, 1)[0])
+        outbox.forget(session, now=later)
+    assert deliveries(database, made) == ()
+
+
+def a_speed(value: float, hour: int, **changes: Any) -> Result:
+    """A careful result at one place of the leaderboard."""
+    metric = a_metric("tokens_per_s", value, (0.99 * value, 1.01 * value))
+    careful: dict[str, Any] = {"warnings": (), "replicates": 5}
+    return a_result({"tokens_per_s": metric}, measured_at=NOON + timedelta(hours=hour), **careful | changes)
+
+
+def enter(database: Database, *made: Result) -> None:
+    for result in made:
+        with database.write() as session:
+            results.add(session, result, {})
+            standings.enter(session, result)
+
+
+def test_a_result_that_is_worse_than_the_one_before_is_a_regression(database: Database) -> None:
+    made = webhook(database, "https://hooks.example.org")
+    before, slower = a_speed(100.0, 0), a_speed(50.0, 1)
+    enter(database, before, slower)
+    with database.write() as session:
+        (taken,) = outbox.take(session, 8)
+    told = json.loads(taken.body)
+    assert told["type"] == "regression.found"
+    assert (told["data"]["result_id"], told["data"]["previous_result_id"]) == (slower.id, before.id)
+    assert (told["data"]["metric"], told["data"]["ratio"]) == ("tokens_per_s", 0.5)
+    assert told["data"]["ci"][1] < 1
+    assert [delivery.event for delivery in deliveries(database, made)] == ["regression.found"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"value": 200.0},
+        {"value": 100.2},
+        {"replicates": 1},
+        {"valid": False},
+        {"hardware": "1x Other CPU"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_no_regression_is_not_told(sqlite_database: Database, changes: dict[str, Any]) -> None:
+    """A better result, the same one, one that does not become current, and one at another place."""
+    place = f"preset:{'-'.join(map(str, changes.values()))}"  # the database is shared
+    made = webhook(sqlite_database, "https://hooks.example.org")
+    slower: dict[str, Any] = {"value": 50.0, "hour": 1, "model": place} | changes
+    enter(sqlite_database, a_speed(100.0, 0, model=place), a_speed(**slower))
+    assert deliveries(sqlite_database, made) == ()
+
+
+def test_a_webhook_is_created_listed_and_deleted_and_its_secret_shown_once(service: Served) -> None:
+    body = {"url": "https://hooks.example.org/optigpu", "events": BOTH}
+    answer = service.client.post("/v1/webhooks", json=body)
+    assert answer.status_code == 201
+    made = answer.json()
+    assert made["secret"].startswith("whsec_")
+    (listed,) = service.client.get("/v1/webhooks").json()["webhooks"]
+    assert listed == {name: value for name, value in made.items() if name != "secret"}
+    cancelled_job(service.database)
+    page = service.client.get(f"/v1/webhooks/{made['id']}/deliveries").json()
+    assert [each["event"] for each in page["deliveries"]] == ["job.finished"]
+    assert service.client.delete(f"/v1/webhooks/{made['id']}").status_code == 204
+    assert service.client.get("/v1/webhooks").json() == {"webhooks": []}
+    for method, path in (("DELETE", ""), ("GET", "/deliveries")):
+        assert service.client.request(method, f"/v1/webhooks/{made['id']}{path}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.example.org",
+        "https://127.0.0.1/",
+        "https://[::1]/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://user:password@hooks.example.org",
+        "https://hooks.example.org/#part",
+        "ftp://hooks.example.org",
+        "file:///etc/passwd",
+        "https://",
+        "//hooks.example.org",
+        "https://hooks.example.org:99999",
+        "not an address",
+        "https://hooks.example.org/\r\nX-Injected: 1",
+    ],
+)
+def test_an_address_that_may_not_be_sent_to_is_refused(any_service: Served, url: str) -> None:
+    answer = any_service.client.post("/v1/webhooks", json={"url": url, "events": BOTH})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["field"] == "url"
+
+
+def test_only_so_many_webhooks_are_kept(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "MOST_WEBHOOKS", 1)
+    webhook(database, "https://hooks.example.org")
+    with pytest.raises(Exception, match="delete one first"):
+        webhook(database, "https://hooks.example.org")
+
+
+def test_the_service_sends_while_it_runs(tmp_path: Any, receiver: Receiver) -> None:
+    url = f"sqlite:///{tmp_path / 'optigpu.db'}"
+    with serving(url, webhook_allowed_hosts=LOCAL) as served:
+        body = {"url": receiver.url(), "events": ["job.finished"]}
+        assert served.client.post("/v1/webhooks", json=body).status_code == 201
+        lease_of = served.submit()["id"]
+        served.finish(served.claim(), a_result({"tflops": a_metric("tflops", 1.0)}, workload="matmul"))
+        assert eventually(lambda: receiver.received)
+    told = json.loads(receiver.received[0].body)["data"]
+    assert (told["job_id"], told["state"]) == (lease_of, JobState.SUCCEEDED)
+
+
+def test_there_may_be_so_many_webhooks_and_no_more(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "MOST_WEBHOOKS", 1)
+    asked = {"url": "https://hooks.example.org", "events": BOTH}
+    assert [service.client.post("/v1/webhooks", json=asked).status_code for _ in range(2)] == [201, 409]
