@@ -63,7 +63,7 @@ async def claim_body(request: Request, service: ServiceDep) -> bytes:
     status_code=201,
     operation_id="claim_device",
     summary="Enrol a device",
-    responses=problems(413, 415)
+    responses=problems(408, 413, 415)
     | {200: {"model": ClaimAnswer, "description": "The same claim was answered before."}},
     openapi_extra=posted(ClaimRequest, CLAIMS),
 )

@@ -6,7 +6,7 @@ A model in this file says what each call may do; after each call the database mu
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,9 @@ NEXT = {
     JobState.RUNNING: {JobState.QUEUED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED},
 }
 """The states that may follow one; none follows a final one."""
+MOST_LOSSES = 3
+AFTER_LOSSES_S = {2: 30}
+"""A job that has lost this many workers waits so long for the next one."""
 EXAMPLES = {"sqlite": (30, 40), "postgresql": (6, 30)}
 """For each database how many histories, and their most steps: each step is a transaction or two."""
 
@@ -47,8 +50,9 @@ EXAMPLES = {"sqlite": (30, 40), "postgresql": (6, 30)}
 class JobMachine(RuleBasedStateMachine):
     """Calls of the store in any order.
 
-    The model: `holders` has the lease of each job that runs, `writes` counts written progress, `saved` has the ids of
-    each job's results, `states` and `ends` what was last seen.
+    The model: `holders` has the lease of each job that runs, `losses` counts its lost workers, `due` has when a queued
+    job may begin, `writes` counts written progress, `saved` has the ids of each job's results, `states` and `ends` what
+    was last seen.
     """
 
     posted = Bundle("posted")
@@ -59,6 +63,8 @@ class JobMachine(RuleBasedStateMachine):
         self.database = database
         self.now = utc_now()
         self.holders: dict[str, Lease] = {}
+        self.losses: Counter[str] = Counter()
+        self.due: dict[str, datetime] = {}
         self.saved: dict[str, set[str]] = {}
         self.writes: Counter[str] = Counter()
         self.states: dict[str, JobState] = {}
@@ -77,7 +83,8 @@ class JobMachine(RuleBasedStateMachine):
     def claim(self, worker: Any) -> Lease | MultipleResults[Lease]:
         with self.database.write() as session:
             lease = leases.claim(session, worker, LEASE_S, self.now)
-        waiting = [job_id for job_id, state in self.states.items() if state is JobState.QUEUED]
+        queued = [job_id for job_id, state in self.states.items() if state is JobState.QUEUED]
+        waiting = [job_id for job_id in queued if self.due.get(job_id, self.now) <= self.now]
         if lease is None:
             assert not waiting
             return multiple()
@@ -135,6 +142,11 @@ class JobMachine(RuleBasedStateMachine):
             swept = leases.sweep(session, self.now)
         for job_id in (*swept.requeued, *swept.failed, *swept.cancelled):
             del self.holders[job_id]
+        for job_id in (*swept.requeued, *swept.failed):
+            self.losses[job_id] += 1
+            self.due[job_id] = self.now + timedelta(seconds=AFTER_LOSSES_S.get(self.losses[job_id], 0))
+        assert {job_id for job_id in swept.failed if self.losses[job_id] != MOST_LOSSES} == set()
+        assert {job_id for job_id in swept.requeued if self.losses[job_id] >= MOST_LOSSES} == set()
 
     @rule(target=taken, worker=st.sampled_from(WORKERS))
     def lose_and_claim(self, worker: Any) -> Lease | MultipleResults[Lease]:
