@@ -22,7 +22,7 @@ REASONS: dict[str, str] = {
 WARNINGS: dict[str, str] = {
     VerdictWarning.SINGLE_REPLICATE: "only one process was measured; the intervals do not show how processes differ",
     VerdictWarning.INCOMPLETE: "fewer processes were measured than the job asked for",
-    VerdictWarning.NOT_CONVERGED: "the interval was still wider than requested at the time limit",
+    VerdictWarning.NOT_CONVERGED: "the interval was too wide at the time limit, or the warm-up did not settle",
     VerdictWarning.FEW_SAMPLES: "too few requests for a reliable interval",
     VerdictWarning.DISTURBED: "something disturbed the measurement, and the intervals include what it can have cost",
     VerdictWarning.CLOCK_UNSTABLE: "the clock of the device changed during the measurement",

@@ -301,6 +301,42 @@ def test_several_findings_each_have_their_note_and_each_cause_one() -> None:
     assert judged.reason_notes == judged.notes[:2]
 
 
+WIDE = 0.5
+"""The width of one process's interval, of the median: more than any job asks for."""
+
+
+def agreed(low: float, high: float) -> dict[str, MetricSummary]:
+    """A primary metric of 100 with this interval over its processes."""
+    known = METRICS["tokens_per_s"]
+    summary = MetricSummary(unit=known.unit, better=known.better, value=100.0, ci=(low, high))
+    return {"tokens_per_s": summary}
+
+
+def test_a_figure_that_its_processes_agree_on_is_known_whatever_one_of_them_is_by_itself() -> None:
+    metrics = agreed(99.9, 100.1)
+    assert verdict(replicate(width=WIDE), metrics=metrics) == Verdict(valid=True)
+
+
+@pytest.mark.parametrize("metrics", [agreed(98.0, 103.0), {}], ids=["they differ", "no interval"])
+def test_a_figure_is_not_known_where_neither_a_process_nor_all_of_them_say_it_closely_enough(
+    metrics: dict[str, MetricSummary],
+) -> None:
+    judged = verdict(replicate(width=WIDE), metrics=metrics)
+    assert judged.warnings == (VerdictWarning.NOT_CONVERGED,)
+    (note,) = judged.notes
+    assert "In replicate 3 the median's interval was still wider than 1% of the median" in note
+    assert "warm-up" not in note, "the other cause is not named"
+
+
+def test_a_warm_up_that_did_not_settle_is_named_although_their_processes_agree() -> None:
+    cold = Ready(load_s=1, compile_s=None, steady=False, warmup_requests=3, request_s=0.02)
+    judged = verdict(replicate(ready=cold), metrics=agreed(99.9, 100.1))
+    assert judged.warnings == (VerdictWarning.NOT_CONVERGED,)
+    assert judged.notes == (
+        "In replicate 3 the last requests of the warm-up still differed by more than 5%.",
+    )
+
+
 def test_few_and_unsettled_samples_are_marked_as_before() -> None:
     job = spec()
     few = replicate(samples=samples([0.02] * 4), rounds=(1,) * 4, width=0.5, audit=None)

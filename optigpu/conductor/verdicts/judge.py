@@ -1,5 +1,6 @@
 """Whether a variant's result is valid: reasons make it invalid, warnings only mark it, and each has a note."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from optigpu.conductor.verdicts import detectors, disturbance, load, meters, training
@@ -8,6 +9,7 @@ from optigpu.conductor.verdicts.outside import Outside, first, from_outside, num
 from optigpu.documents.facts import BuildFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.job.spec import JobSpec, Limits, Variant
+from optigpu.meters.latency import WARMUP_AGREEMENT
 from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
 
@@ -25,7 +27,7 @@ def judge(
     """
     outside = from_outside(variant.workload.primary, evidence)
     reasons = _reasons(spec, variant, evidence, metrics, outside)
-    warnings = _doubts(spec, variant, evidence) | _marks(evidence, outside) | _handicaps(builds)
+    warnings = _doubts(spec, variant, evidence, metrics) | _marks(evidence, outside) | _handicaps(builds)
     return Verdict(
         valid=not reasons,
         reasons=tuple(reasons),
@@ -126,7 +128,9 @@ def _gate(name: str, limit: str, bound: float | None, metrics: Mapping[str, Metr
     return f"{name} is {summary.value:.4g}, {side} limits.{limit} of {bound:g}."
 
 
-def _doubts(spec: JobSpec, variant: Variant, evidence: Sequence[Evidence]) -> dict[VerdictWarning, str]:
+def _doubts(
+    spec: JobSpec, variant: Variant, evidence: Sequence[Evidence], metrics: Mapping[str, MetricSummary]
+) -> dict[VerdictWarning, str]:
     """Warnings about the samples themselves."""
     found = {}
     if len(evidence) == 1:
@@ -134,13 +138,9 @@ def _doubts(spec: JobSpec, variant: Variant, evidence: Sequence[Evidence]) -> di
             "One process was measured, and others may differ by more than its interval; set measure.replicates to 2 "
             "or more."
         )
-    unsettled = [each.number for each in evidence if not _converged(each, spec)]
-    if unsettled:
-        found[VerdictWarning.NOT_CONVERGED] = (
-            f"In {numbered(unsettled)} the requests were not steady, or the median's interval was still wider than "
-            f"{100 * spec.measure.rel_ci:g}% of the median when the time was up; raise measure.max_seconds, and "
-            "limits.timeout_s where it limited the job."
-        )
+    unsettled = [_unsteady(evidence), _too_wide(spec.measure.rel_ci, evidence, metrics.get(variant.primary))]
+    if any(unsettled):
+        found[VerdictWarning.NOT_CONVERGED] = " ".join(filter(None, unsettled))
     requests = load.queries(evidence) or sum(len(each.times(variant.workload.primary)) for each in evidence)
     if requests < fewest_for(50):
         found[VerdictWarning.FEW_SAMPLES] = (
@@ -153,6 +153,28 @@ def _requests(count: int) -> str:
     return "1 request is" if count == 1 else f"{count} requests are"
 
 
-def _converged(evidence: Evidence, spec: JobSpec) -> bool:
-    replicate = evidence.replicate
-    return replicate.ready.steady and replicate.width <= spec.measure.rel_ci
+def _unsteady(evidence: Sequence[Evidence]) -> str | None:
+    numbers = [each.number for each in evidence if not each.replicate.ready.steady]
+    if not numbers:
+        return None
+    apart = f"{100 * WARMUP_AGREEMENT:g}%"
+    return f"In {numbered(numbers)} the last requests of the warm-up still differed by more than {apart}."
+
+
+def _too_wide(rel_ci: float, evidence: Sequence[Evidence], figure: MetricSummary | None) -> str | None:
+    """A figure that its processes agree on as closely as was asked for is known, whatever each one is by itself."""
+    numbers = [each.number for each in evidence if not each.replicate.width <= rel_ci]
+    if not numbers or (len(evidence) > 1 and figure is not None and _width(figure) <= rel_ci):
+        return None
+    return (
+        f"In {numbered(numbers)} the median's interval was still wider than {100 * rel_ci:g}% of the median when the "
+        "time was up; raise measure.max_seconds, and limits.timeout_s where it limited the job."
+    )
+
+
+def _width(figure: MetricSummary) -> float:
+    """Of the interval, relative to the value; infinite where there is none."""
+    if not figure.value or figure.ci is None:
+        return math.inf
+    low, high = figure.ci
+    return (high - low) / abs(figure.value)
