@@ -86,7 +86,7 @@ def pilot_heartbeat(body: ShortBody, service: ServiceDep, who: PilotDep) -> Pilo
     return PilotBeatAnswer(cancel_requested=asked)
 
 
-@router.get("/job", operation_id="pilot_job", summary="Get the job of the token", responses=problems(404))
+@router.get("/job", operation_id="pilot_job", summary="Get the job of the token")
 def pilot_job(service: ServiceDep, who: PilotDep) -> JobView:
     """As everybody who may read sees it."""
     with service.database.read() as session:
@@ -113,7 +113,7 @@ def pilot_event(body: ShortBody, service: ServiceDep, who: PilotDep) -> None:
     "/outcomes",
     operation_id="pilot_earlier_outcomes",
     summary="Get what earlier attempts measured",
-    responses=problems(404, 409),
+    responses=problems(409),
 )
 def pilot_earlier_outcomes(
     service: ServiceDep, who: PilotDep, held: Annotated[Held, Query()]

@@ -15,7 +15,6 @@ from optigpu.vocabulary import Frozen
 
 APP = {"app.kubernetes.io/name": "optigpu"}
 TOKEN_KEY, URL_KEY = "token", "url"
-DEFAULT_IMAGE = "optigpu:latest"
 _GPU = "nvidia.com/gpu"
 
 Name = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -111,7 +110,7 @@ def manifest(task: Task) -> Manifest:
     labels = {**APP, "optigpu/job": task.job_id}
     container = Container(
         name="pilot",
-        image=task.image or DEFAULT_IMAGE,
+        image=task.image,
         command=_command(task),
         env=(
             _from_secret("OPTIGPU_URL", task.name, URL_KEY),

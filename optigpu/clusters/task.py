@@ -8,6 +8,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
 NAME_PREFIX = "optigpu-"
+DEFAULT_IMAGE = "optigpu:latest"
 BESIDE_THE_LIMIT_S = 240.0
 """How much longer an allocation lasts than the job may measure: to start, to report, and to be told of its end."""
 WARNED_S = 60
@@ -23,7 +24,7 @@ class Task(Frozen):
     spec: JobSpec
     options: tuple[str, ...] = ()
     setup: str = ""
-    image: str = ""
+    image: str = DEFAULT_IMAGE
 
     @property
     def minutes(self) -> int:
@@ -62,5 +63,5 @@ def dry_task(spec: JobSpec) -> Task:
         spec=spec,
         options=options_of(os.environ.get("OPTIGPU_LAUNCH_OPTIONS", "")),
         setup=os.environ.get("OPTIGPU_LAUNCH_SETUP", ""),
-        image=os.environ.get("OPTIGPU_LAUNCH_IMAGE", ""),
+        image=os.environ.get("OPTIGPU_LAUNCH_IMAGE", "") or DEFAULT_IMAGE,
     )

@@ -4,8 +4,7 @@ In this order: the server that a variable names; one that answers on localhost's
 throw-away one from the machine's own programs; the same after apt-get has installed them (root on
 Debian and Ubuntu); Docker. Slurm is always a throw-away one. Where there is not even one of these,
 the tests that need the server are left out, and the end of the run says so; where one is there and
-does not work, they fail with one
-sentence.
+does not work, they fail with one sentence.
 """
 
 import subprocess

@@ -14,7 +14,14 @@ from pathlib import Path
 import psutil
 
 from tests.servers.machine import Machine
-from tests.servers.process import NoServerError, Server, free_port, scratch_folder, wait_until_it_answers
+from tests.servers.process import (
+    NoServerError,
+    Server,
+    end_with_parent,
+    free_port,
+    scratch_folder,
+    wait_until_it_answers,
+)
 from tests.servers.rule import Kind
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
@@ -82,6 +89,7 @@ class Cluster:
                 stdout=printed,
                 stderr=printed,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
                 env=self.variables(),
             )
 

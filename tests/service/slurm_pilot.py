@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 
 import worker.context
 import worker.execute
-from optigpu.documents.events import Event, VariantFinished
+from optigpu.documents.events import Event, VariantFinished, VariantStarted
 from optigpu.documents.result import Outcome
 from optigpu.hardware import probe
 from optigpu.job.plan import variants_of
-from optigpu.job.spec import JobSpec
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.measure import NONE_DONE, Report, never
 from tests.chaos import engine
 from worker import __main__ as program
+
+_PRODUCT = JobSpec.model_validate({"workload": {"kind": "matmul", "sizes": [64]}})
 
 
 def run(
@@ -22,13 +24,20 @@ def run(
     cancelled: Callable[[], str | None] = never,
     done: Mapping[int, Outcome] = NONE_DONE,
 ) -> Report:
-    """The chaos test's engine, whose variants last as many seconds as the job's note says, on this machine."""
-    engine.LASTS_S = float(spec.note or 0.05)
+    """The chaos test's engine, whose variants last as many seconds as the job's note says, one after the other."""
+    lasting = [float(each) for each in (spec.note or "0.05").split(",")]
 
     def listen(event: Event) -> None:
+        if isinstance(event, VariantStarted):
+            engine.LASTS_S = lasting[event.index]
         on_event(_of_this_job(event, spec) if isinstance(event, VariantFinished) else event)
 
     return engine.run(spec, listen, cancelled=cancelled, done=done)
+
+
+def _products(spec: JobSpec) -> list[Variant]:
+    """The job's variants, each as the matrix product that the engine knows."""
+    return [variant.model_copy(update={"workload": _PRODUCT.workload}) for variant in variants_of(spec)]
 
 
 def _of_this_job(event: VariantFinished, spec: JobSpec) -> VariantFinished:
@@ -45,6 +54,7 @@ def _of_this_job(event: VariantFinished, spec: JobSpec) -> VariantFinished:
 
 def main() -> int:
     """Runs the pilot; returns the process's exit status."""
+    engine.variants_of = _products  # type: ignore[attr-defined]
     worker.execute.run = run  # type: ignore[attr-defined]
     worker.context.prove = lambda *_, **__: None  # type: ignore[attr-defined]
     return program.main()
