@@ -91,10 +91,14 @@ def _pilot(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from optigpu.clusters.task import options_of
     from worker.launch import LaunchLoop
     from worker.launchers import LAUNCHERS
+    from worker.service_calls import confidential
 
     settings = _settings(LauncherSettings)
+    confidential(settings.url)
+    options_of(settings.launch_options or "")
     logs.configure(settings.log_level, as_json=False)
     _warn_of_unknown_variables()
     _require_tables(settings.database_url)

@@ -65,7 +65,7 @@ class LaunchLoop:
         try:
             self._follow_all()
             self._launch_all()
-        except SchedulerAwayError as error:
+        except SchedulerError as error:
             log.warning("scheduler.away", reason=str(error))
             self._say(str(error))
         else:
@@ -106,8 +106,8 @@ class LaunchLoop:
             name=name_of(begun.id),
             job_id=begun.job_id,
             spec=begun.spec,
-            options=options_of(self.settings.launch_options),
-            setup=self.settings.launch_setup,
+            options=options_of(self.settings.launch_options or ""),
+            setup=self.settings.launch_setup or "",
             image=self.settings.launch_image,
         )
         try:

@@ -31,9 +31,10 @@ from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
 from optigpu.paths import lock_dir
 from optigpu.store.artifacts import Artifact
+from optigpu.store.launches import PilotLease
 from optigpu.store.leases import Lease
 from optigpu.tracing import Tracing
-from optigpu.vocabulary import DeviceKind, FailureKind, Frozen, JobState, OptiGPUError
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, OptiGPUError
 from worker.capabilities import serving
 from worker.context import DeviceContext, retrying
 from worker.execute import measure
@@ -49,13 +50,6 @@ MOST_FILES_BYTES = 24 * 2**20
 """The compressed files of one outcome that are sent; the service reads no longer body than OPTIGPU_MAX_IMPORT_BYTES."""
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-class Claimed(Frozen):
-    """The answer to a claim."""
-
-    lease: Lease
-    lease_s: float
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ def run_once(job_id: str, device: DeviceKind | None, settings: PilotSettings, tr
         _require_same_job(context, calls, job_id)
         context.prove_device()
         before = time.monotonic()
-        claimed = Claimed.model_validate_json(_reached(context, calls, "POST", "claim", info))
+        claimed = PilotLease.model_validate_json(_reached(context, calls, "POST", "claim", info))
         _measure(context, RemoteJob(calls, claimed.lease), claimed.lease_s, before)
 
 

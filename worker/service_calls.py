@@ -17,7 +17,7 @@ class ServiceCalls:
     """Raises OptiGPUError for an address that would show the token to the network."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url = _confidential(url)
+        self._url = confidential(url)
         headers = {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=self._url, headers=headers, timeout=TIMEOUT)
 
@@ -48,8 +48,8 @@ class ServiceCalls:
         raise OptiGPUError(detail)
 
 
-def _confidential(url: str) -> str:
-    """https, or a service on this machine."""
+def confidential(url: str) -> str:
+    """The address, if it is https or on this machine. Raises OptiGPUError for another one."""
     try:
         parsed = httpx.URL(url.rstrip("/"))
     except httpx.InvalidURL:
@@ -57,7 +57,7 @@ def _confidential(url: str) -> str:
     if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and _is_loopback(parsed.host))):
         return str(parsed)
     raise OptiGPUError(
-        f"A pilot sends its token to OPTIGPU_URL, which is {url!r}; set it to https://HOST. "
+        f"Pilots send their tokens to OPTIGPU_URL, which is {url!r}; set it to https://HOST. "
         "Only a service on the same machine may have http://."
     )
 

@@ -55,8 +55,8 @@ class LauncherSettings(BaseSettings):
     database_url: str = Field(default_factory=lambda: default_url(data_dir()))
     url: str = DEFAULT_URL
     log_level: LogLevel = "INFO"
-    launch_options: str = ""
-    launch_setup: str = ""
+    launch_options: str | None = None
+    launch_setup: str | None = None
     launch_image: str = DEFAULT_IMAGE
     launch_at_once: int = Field(100, ge=1, le=10000)
     launch_poll_s: float = Field(5.0, gt=0, le=600)

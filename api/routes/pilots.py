@@ -27,19 +27,13 @@ from optigpu.documents.pilots import (
 from optigpu.documents.views import JobView
 from optigpu.store import artifacts, jobs, launches, leases, outcomes
 from optigpu.store.artifacts import Artifact
-from optigpu.store.leases import Lease
+from optigpu.store.launches import PilotLease
+from optigpu.store.leases import Hold
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/pilot", tags=["pilots"], responses=GUARDED)
 SENT = problems(408, 409, 413, 415)
-
-
-class PilotLease(Frozen):
-    """The job, and how long it is the pilot's after each sign of life."""
-
-    lease: Lease
-    lease_s: float
 
 
 class Held(Frozen):
@@ -81,8 +75,8 @@ def pilot_heartbeat(body: ShortBody, service: ServiceDep, who: PilotDep) -> Pilo
     """Extends the lease, stores the progress, and says whether the job is to be cancelled."""
     beat = strict_document(body, PilotBeat)
     with holding(), service.database.write() as session:
-        lease = leases.resumed(session, who.job_id, beat.fencing)
-        asked = leases.heartbeat(session, lease, service.settings.lease_s, beat.progress)
+        hold = Hold(job_id=who.job_id, fencing=beat.fencing)
+        asked = leases.heartbeat(session, hold, service.settings.lease_s, beat.progress)
     return PilotBeatAnswer(cancel_requested=asked)
 
 
@@ -159,11 +153,11 @@ def pilot_end(body: ShortBody, service: ServiceDep, who: PilotDep) -> None:
     valid no longer."""
     sent = strict_document(body, PilotEnd)
     with holding(), service.database.write() as session:
-        lease = leases.resumed(session, who.job_id, sent.fencing)
+        hold = Hold(job_id=who.job_id, fencing=sent.fencing)
         match sent.end:
             case Finish():
-                outcomes.finish(session, lease, sent.end.state, sent.end.reason, sent.end.attribution)
+                outcomes.finish(session, hold, sent.end.state, sent.end.reason, sent.end.attribution)
             case Fail():
-                leases.fail(session, lease, sent.end.failure, sent.end.reason)
+                leases.fail(session, hold, sent.end.failure, sent.end.reason)
             case Release():
-                leases.release(session, lease)
+                leases.release(session, hold)

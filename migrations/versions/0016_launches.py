@@ -53,7 +53,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back. Jobs that wait for a scheduler are cancelled: tables of before would hand them to any worker."""
+    """And back. Jobs that wait for a scheduler are cancelled: tables of before would hand them to any worker. What an
+    attempt failed of becomes a kind that was known before."""
+    op.execute("UPDATE jobs SET failure = 'lost' WHERE failure IN ('not_started', 'allocation_ended')")
     op.execute(
         "UPDATE jobs SET state = 'cancelled', ended_at = CURRENT_TIMESTAMP, "
         "reason = 'This version runs no jobs by a scheduler; post it again.' "

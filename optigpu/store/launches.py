@@ -55,7 +55,6 @@ class Launch(Frozen):
     expires_at: datetime
     job_state: JobState
     job_ended_at: datetime | None
-    claimed: bool
     now: datetime
 
 
@@ -64,6 +63,13 @@ class Pilot(Frozen):
 
     launch_id: str
     job_id: str
+
+
+class PilotLease(Frozen):
+    """The answer to a claim: the job, and how long it is the pilot's after each sign of life."""
+
+    lease: Lease
+    lease_s: float
 
 
 def begin(session: Session, scheduler: Scheduler) -> Begun | None:
@@ -95,23 +101,14 @@ def begin(session: Session, scheduler: Scheduler) -> Begun | None:
 def live(session: Session, scheduler: Scheduler) -> Sequence[Launch]:
     """The launches of this scheduler that have not ended, the oldest first."""
     at = moment(session)
-    query = select(LaunchRow, Job).join(Job, Job.id == LaunchRow.job_id)
-    query = query.where(LaunchRow.scheduler == scheduler, LaunchRow.ended_at.is_(None))
-    return [
-        Launch(
-            id=row.id,
-            job_id=job.id,
-            reference=row.reference,
-            state=row.state,
-            created_at=row.created_at,
-            expires_at=row.expires_at,
-            job_state=job.state,
-            job_ended_at=job.ended_at,
-            claimed=job.fencing != row.fencing,
-            now=at,
-        )
-        for row, job in session.execute(query.order_by(LaunchRow.created_at, LaunchRow.id))
-    ]
+    row = LaunchRow
+    query = select(
+        *(row.id, row.job_id, row.reference, row.state, row.created_at, row.expires_at),
+        *(Job.state.label("job_state"), Job.ended_at.label("job_ended_at")),
+    ).join(Job, Job.id == row.job_id)
+    query = query.where(row.scheduler == scheduler, row.ended_at.is_(None))
+    found = session.execute(query.order_by(row.created_at, row.id)).mappings()
+    return [Launch.model_validate({**each, "now": at}) for each in found]
 
 
 def note(session: Session, launch_id: str, state: LaunchState, reference: str) -> None:
@@ -143,14 +140,11 @@ def end(session: Session, launch_id: str, reason: str) -> None:
 def verify(session: Session, token: str) -> Pilot | None:
     """The pilot with this token; None if it is unknown, has expired, or its launch or its job has ended."""
     at = moment(session)
-    query = select(LaunchRow, Job).join(Job, Job.id == LaunchRow.job_id)
-    found = session.execute(query.where(LaunchRow.token_hash == _hash(token))).one_or_none()
-    if found is None:
-        return None
-    row, job = found
-    if row.ended_at is not None or row.expires_at <= at or job.state.is_final:
-        return None
-    return Pilot(launch_id=row.id, job_id=job.id)
+    query = select(LaunchRow.id, LaunchRow.job_id).join(Job, Job.id == LaunchRow.job_id)
+    valid = LaunchRow.token_hash == _hash(token), LaunchRow.ended_at.is_(None), LaunchRow.expires_at > at
+    unfinished = Job.state.in_((JobState.QUEUED, JobState.RUNNING))
+    found = session.execute(query.where(*valid, unfinished)).one_or_none()
+    return None if found is None else Pilot(launch_id=found.id, job_id=found.job_id)
 
 
 def claim(session: Session, pilot: Pilot, worker: WorkerInfo, lease_s: float) -> Lease | str:
@@ -163,7 +157,7 @@ def claim(session: Session, pilot: Pilot, worker: WorkerInfo, lease_s: float) ->
     job, row = locked(session, pilot.job_id), _row(session, pilot.launch_id)
     if job.state is JobState.RUNNING and job.worker_id == worker.id:
         return leases.resumed(session, job.id, job.fencing)
-    if job.state is not JobState.QUEUED:
+    if job.state is not JobState.QUEUED or row.ended_at is not None:
         raise ConflictError(f"Job {job.id} is {job.state}, so that this pilot has nothing to do; end it.")
     if session.scalars(select(Job.id).where(Job.id == job.id, *suits(worker))).one_or_none() is None:
         row.reason = (

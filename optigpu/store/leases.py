@@ -23,12 +23,17 @@ from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import FailureKind, Frozen, JobState, LeaseLostError, SpecError
 
 
-class Lease(Frozen):
-    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
+class Hold(Frozen):
+    """What a write for a running job must show."""
 
     job_id: str
-    spec: JobSpec
     fencing: int
+
+
+class Lease(Hold):
+    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
+
+    spec: JobSpec
     attempt: int
     worker_id: str
     done: tuple[int, ...] = ()
@@ -108,7 +113,7 @@ def readable(session: Session, job: Job, at: datetime) -> JobSpec | None:
 
 def heartbeat(
     session: Session,
-    lease: Lease,
+    lease: Hold,
     lease_s: float,
     progress: ProgressView | None = None,
     now: datetime | None = None,
@@ -127,7 +132,7 @@ def heartbeat(
     return job.cancel_requested_at is not None
 
 
-def held(session: Session, lease: Lease) -> Job:
+def held(session: Session, lease: Hold) -> Job:
     """The job, locked. Raises LeaseLostError if it no longer runs under this lease."""
     query = select(Job).where(
         Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
@@ -140,7 +145,7 @@ def held(session: Session, lease: Lease) -> Job:
     return job
 
 
-def release(session: Session, lease: Lease) -> None:
+def release(session: Session, lease: Hold) -> None:
     """Hands the job back because the worker stops; this attempt does not count as lost.
 
     The caller rings the doorbell after the commit. Raises LeaseLostError.
@@ -153,7 +158,7 @@ def release(session: Session, lease: Lease) -> None:
         requeue(session, job, "released", at)
 
 
-def fail(session: Session, lease: Lease, kind: FailureKind, error: str) -> None:
+def fail(session: Session, lease: Hold, kind: FailureKind, error: str) -> None:
     """This attempt failed; `store.retries` says what follows. Raises LeaseLostError."""
     job = held(session, lease)
     at = moment(session)

@@ -23,7 +23,7 @@ from optigpu.store import artifacts, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
 from optigpu.store.events import record
-from optigpu.store.leases import Lease, held
+from optigpu.store.leases import Hold, Lease, held
 from optigpu.store.tables import Job, VariantRow
 from optigpu.store.transitions import end
 from optigpu.store.types import clean_text
@@ -116,7 +116,7 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
 
 def finish(
     session: Session,
-    lease: Lease,
+    lease: Hold,
     state: JobState,
     reason: str | None = None,
     attribution: Attribution | None = None,
@@ -167,6 +167,6 @@ def _is_saved(variant: VariantRow, outcome: Outcome) -> bool:
     return now == (outcome.status, outcome.reason, result_id)
 
 
-def _is_finished(session: Session, lease: Lease, state: JobState) -> bool:
+def _is_finished(session: Session, lease: Hold, state: JobState) -> bool:
     query = select(Job.id).where(Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == state)
     return session.scalars(query).one_or_none() is not None

@@ -102,15 +102,19 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def is_up(self) -> bool:
-        """Whether the node takes jobs."""
+    def node_state(self) -> str:
+        """As Slurm calls it; empty while its controller does not answer."""
         command = ["sinfo", "--noheader", "--format=%t"]
         with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 command, env=self.variables(), capture_output=True, text=True, timeout=3, check=False
             )
-            return done.stdout.strip() in ("idle", "mix", "alloc")
-        return False
+            return done.stdout.strip()
+        return ""
+
+    def is_up(self) -> bool:
+        """Whether the node takes jobs."""
+        return self.node_state() in ("idle", "mix", "alloc")
 
     def kill_the_node(self) -> None:
         """As a machine that lost its power: the daemon, what watches its jobs, and their processes."""

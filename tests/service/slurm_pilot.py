@@ -54,9 +54,12 @@ def _of_this_job(event: VariantFinished, spec: JobSpec) -> VariantFinished:
 
 def main() -> int:
     """Runs the pilot; returns the process's exit status."""
-    engine.variants_of = _products  # type: ignore[attr-defined]
-    worker.execute.run = run  # type: ignore[attr-defined]
-    worker.context.prove = lambda *_, **__: None  # type: ignore[attr-defined]
+    for module, name, other in (
+        (engine, "variants_of", _products),
+        (worker.execute, "run", run),
+        (worker.context, "prove", lambda *_, **__: None),
+    ):
+        setattr(module, name, other)
     return program.main()
 
 

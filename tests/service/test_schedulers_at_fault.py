@@ -17,6 +17,7 @@ from optigpu.store.tables import Base
 from optigpu.vocabulary import JobState, Scheduler
 from tests.service.records import a_spec
 from tests.service.workers import look
+from worker import __main__ as program
 from worker.launch import LaunchLoop
 from worker.launchers.base import Access, SchedulerAwayError, SchedulerError
 from worker.launchers.kubernetes import Kubernetes
@@ -275,3 +276,31 @@ def test_kubernetes_gets_the_token_on_stdin_and_its_answers_are_read(
     install("kubectl", "echo no")
     with pytest.raises(SchedulerAwayError, match="kubectl answered what cannot be read: no"):
         cluster.status([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--once"], "--once and --job belong together"),
+        (["--job", "7"], "--once and --job belong together"),
+        (["--launch", "slurm", "--device", "cpu"], "--launch runs no job itself"),
+        (["--launch", "pbs"], "invalid"),
+        (
+            ["--launch", "slurm"],
+            "Pilots send their tokens to OPTIGPU_URL, which is 'http://bench.example.org'",
+        ),
+        (["--once", "--job", "7"], "OPTIGPU_PILOT_TOKEN"),
+    ],
+)
+def test_a_worker_that_is_started_wrongly_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    monkeypatch.setenv("OPTIGPU_URL", "http://bench.example.org")
+    monkeypatch.delenv("OPTIGPU_PILOT_TOKEN", raising=False)
+    monkeypatch.setattr("sys.argv", ["worker", *arguments])
+    try:
+        status: object = program.main()
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert said in capsys.readouterr().err

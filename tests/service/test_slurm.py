@@ -181,7 +181,8 @@ def test_a_node_that_dies_gets_its_job_again_when_it_is_back(here: Site) -> None
     job_id = here.submit(note="3")
     first = here.running(job_id)
     here.cluster.kill_the_node()
-    here.until_state(job_id, JobState.QUEUED)
+    here.until(lambda: here.cluster.node_state().startswith("down"))
+    assert here.look(job_id).state is JobState.QUEUED
     here.cluster.start_the_node()
     job = here.until_state(job_id, JobState.SUCCEEDED, within_s=90)
     assert [attempt.outcome for attempt in job.attempts] == ["lost", "succeeded"]

@@ -24,7 +24,7 @@ class _Job(BaseModel):
     """The fields of a job that are read; newer versions of Slurm list several states."""
 
     job_id: int
-    name: str
+    name: str = ""
     job_state: str | list[str]
 
 
@@ -48,7 +48,7 @@ class Slurm:
 
     def status(self, references: Collection[str]) -> Mapping[str, Seen]:
         """`squeue` forgets a job some minutes after its end; then `scontrol` is asked for it."""
-        answer = _slurm(["squeue", "--json", "--states=all"])
+        answer = _slurm(["squeue", "--json", "--me", "--states=all"])
         try:
             jobs = _Jobs.model_validate_json(answer).jobs
         except ValidationError:
