@@ -124,11 +124,11 @@ def end(session: Session, launch_id: str, reason: str) -> None:
     If no pilot has claimed the job, this was an attempt at it that failed; `store.retries` says what follows. If one
     has, its lease says it. Ending a launch again changes nothing.
     """
-    row = _row(session, launch_id)
+    job_id = session.scalars(select(LaunchRow.job_id).where(LaunchRow.id == launch_id)).one()
+    job, row = locked(session, job_id), _row(session, launch_id)  # in the order of a claim
     if row.ended_at is not None:
         return
     at = moment(session)
-    job = locked(session, row.job_id)
     said = row.reason or reason
     row.state, row.reason, row.ended_at = LaunchState.ENDED, said, at
     session.flush()

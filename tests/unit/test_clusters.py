@@ -201,6 +201,14 @@ def test_a_wrong_request_says_what_to_do(arguments: list[str], error: str) -> No
     assert error in str(found.exception)
 
 
+@pytest.mark.parametrize("command", ["run", "ladder"])
+def test_what_is_for_a_cluster_is_not_measured_here(command: str) -> None:
+    found = CliRunner().invoke(app, [command, "--via", "slurm", "--workload", "matmul", "--device", "cpu"])
+    assert (
+        str(found.exception) == "via: a service hands jobs to slurm; use `optigpu submit`, or leave via out."
+    )
+
+
 def test_options_with_a_quotation_that_does_not_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTIGPU_LAUNCH_OPTIONS", "--comment='a")
     with pytest.raises(SpecError, match="OPTIGPU_LAUNCH_OPTIONS has a quotation mark without an end"):
