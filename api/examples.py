@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from optigpu import __version__ as VERSION
+
 
 @dataclass(frozen=True)
 class Example:
@@ -135,5 +137,36 @@ WEBHOOKS = {
     "chat": Example(
         "Every job that ends, and every regression",
         {"url": "https://hooks.example.org/optigpu", "events": ["job.finished", "regression.found"]},
+    ),
+}
+PILOTS = {
+    "claim": Example(
+        "A machine with two cores",
+        {
+            "id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11",
+            "host_id": "4f1c2b7d90aa31e5",
+            "hardware_class": "AMD EPYC 9654 2 cores",
+            "device": "cpu",
+            "memory_bytes": 8000000000,
+            "backends": ["torch"],
+            "version": VERSION,
+        },
+    ),
+    "beat": Example(
+        "Half of the job is done",
+        {"fencing": 1, "progress": {"fraction": 0.5, "doing": "replicate 2 of 3", "remaining_s": 61.0}},
+    ),
+    "event": Example("A variant starts", {"fencing": 1, "event": {"kind": "variant_started", "index": 0}}),
+    "outcome": Example(
+        "A variant that failed",
+        {
+            "fencing": 1,
+            "outcome": {"index": 0, "status": "failed", "reason": "There was no memory left."},
+            "files": [],
+        },
+    ),
+    "end": Example(
+        "The job has ended",
+        {"fencing": 1, "end": {"kind": "finish", "state": "succeeded", "reason": None, "attribution": None}},
     ),
 }

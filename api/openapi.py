@@ -15,8 +15,10 @@ from optigpu import __version__
 from optigpu.documents.administration import WebhookRequest
 from optigpu.documents.devices import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from optigpu.documents.manifest import ModelManifest
+from optigpu.documents.pilots import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
 from optigpu.documents.views import EventView, Problem
 from optigpu.job.spec import JobSpec
+from optigpu.store.workers import WorkerInfo
 
 REFERENCE = "#/components/schemas/{model}"
 TAGS = [
@@ -25,6 +27,10 @@ TAGS = [
     {"name": "leaderboard", "description": "The current results, ranked."},
     {"name": "devices", "description": "Edge devices, their signed reports, and the models they report on."},
     {"name": "workers", "description": "The workers and what they can run."},
+    {
+        "name": "pilots",
+        "description": "For the pilots of a cluster's scheduler, each with the token of its job.",
+    },
     {"name": "administration", "description": "The audit log, and webhooks."},
     {"name": "schema", "description": "What a job can contain."},
     {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
@@ -36,6 +42,7 @@ DESCRIPTION = (
 OURS = (
     *(JobSpec, Problem, EventView),
     *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest, WebhookRequest),
+    *(WorkerInfo, PilotBeat, PilotEvent, PilotOutcome, PilotEnd),
 )
 """Schemas that FastAPI cannot derive: bodies that are read by themselves, errors, messages of a stream."""
 

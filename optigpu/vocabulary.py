@@ -147,6 +147,13 @@ class DeviceKind(StrEnum):
     MPS = "mps"
 
 
+class Scheduler(StrEnum):
+    """What owns the machines of a cluster. Each has a file in `optigpu.clusters` and one in `worker.launchers`."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
 class BenchMode(StrEnum):
     """How much `optigpu bench` measures."""
 
@@ -195,6 +202,8 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     BROKEN = "broken"
     REFUSED = "refused"
+    NOT_STARTED = "not_started"
+    ALLOCATION_ENDED = "allocation_ended"
 
 
 class VariantStatus(StrEnum):

@@ -15,6 +15,7 @@ from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
 from tests.servers.redis import REDIS
 from tests.servers.rule import Kind, advice, is_possible
+from tests.servers.slurm import SLURM
 
 pytest_plugins = ["pytester", "tests.servers.fixtures"]
 
@@ -43,6 +44,7 @@ SERVERS: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
         POSTGRES: frozenset({"postgres_server_url", "postgres_url", "postgresql_database", "postgresql"}),
         REDIS: frozenset({"redis_url"}),
+        SLURM: frozenset({"slurm"}),
     }
 )
 """For each server the fixtures that start it, and the cases that run on it; `make check` runs no such test."""

@@ -3,16 +3,21 @@
 Without OPTIGPU_REDIS_URL it polls the database; with it, it is a Celery worker. Its device proves that it works before
 it takes jobs. Exit status 2 means that the worker could not start, 1 that its device stopped working; the reason is
 printed on stderr.
+
+`python -m worker --launch slurm` hands jobs to a cluster's scheduler; `--once --job ID` is the pilot that it starts
+there: it measures that job and ends.
 """
 
 import argparse
 import os
 import sys
 from contextlib import closing
+from typing import TypeVar
 
 import stamina
 import structlog
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 
 import migrations
 from optigpu import __version__
@@ -23,13 +28,14 @@ from optigpu.store.database import Database, Session
 from optigpu.store.errors import StoreUnavailableError
 from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
-from optigpu.vocabulary import DeviceKind, OptiGPUError, StoreError
+from optigpu.vocabulary import DeviceKind, OptiGPUError, Scheduler, StoreError
 from worker import heartbeat_file, logs, poll
 from worker.capabilities import serving
 from worker.context import WorkerContext, retrying
 from worker.gpu_choice import show_only
-from worker.settings import WorkerSettings
+from worker.settings import LauncherSettings, PilotSettings, WorkerSettings
 
+Settings = TypeVar("Settings", bound=BaseSettings)
 CANNOT_START, DEVICE_LOST, INTERRUPTED = 2, 1, 130
 
 log = structlog.stdlib.get_logger("worker")
@@ -38,7 +44,12 @@ log = structlog.stdlib.get_logger("worker")
 def main() -> int:
     """Runs the worker; returns the process's exit status."""
     try:
-        options, settings = _options(), _settings()
+        options = _options()
+        if options.once:
+            return _pilot(options)
+        if options.launch:
+            return _launch(options)
+        settings = _settings(WorkerSettings)
         logs.configure(settings.log_level, as_json=settings.redis_url is not None)
         _warn_of_unknown_variables()
         if settings.heartbeat_file:
@@ -67,6 +78,35 @@ def _run(options: argparse.Namespace, settings: WorkerSettings) -> str | None:
         return context.lost
 
 
+def _pilot(options: argparse.Namespace) -> int:
+    from worker import pilot  # the other workers need none of what clusters need
+
+    settings = _settings(PilotSettings)
+    logs.configure(settings.log_level, as_json=False)
+    if options.gpu:
+        show_only(options.gpu)
+    with closing(tracing("worker", __version__, os.environ)) as traces:
+        pilot.run_once(options.job, options.device, settings, traces)
+    return 0
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from optigpu.clusters.task import options_of
+    from worker.launch import LaunchLoop
+    from worker.launchers import LAUNCHERS
+    from worker.service_calls import confidential
+
+    settings = _settings(LauncherSettings)
+    confidential(settings.url)
+    options_of(settings.launch_options or "")
+    logs.configure(settings.log_level, as_json=False)
+    _warn_of_unknown_variables()
+    _require_tables(settings.database_url)
+    with closing(Database(settings.database_url)) as database:
+        LaunchLoop(options.launch, LAUNCHERS[options.launch](), database, settings).serve()
+    return 0
+
+
 def _ended(status: int, why: str) -> int:
     print(f"python -m worker: {why}", file=sys.stderr)
     return status
@@ -80,7 +120,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", type=DeviceKind, choices=list(DeviceKind), help=which)
     one = "the GPU or MIG slice to measure on, by its UUID of `nvidia-smi -L`; by default the first that is free"
     parser.add_argument("--gpu", metavar="UUID", help=one)
+    whole = "measure one job in a scheduler's allocation and end; a launcher starts it so"
+    parser.add_argument("--once", action="store_true", help=whole)
+    parser.add_argument("--job", metavar="ID", help="the job of --once")
+    hands = "hand jobs to this scheduler instead of running them"
+    parser.add_argument("--launch", type=Scheduler, choices=list(Scheduler), help=hands)
     options = parser.parse_args()
+    if options.once != bool(options.job):
+        parser.error("--once and --job belong together: --once --job ID")
+    if options.launch and (options.once or options.device or options.gpu):
+        parser.error("--launch runs no job itself; leave the other options out")
     if options.gpu and options.device not in (None, DeviceKind.CUDA):
         parser.error(f"--gpu names an NVIDIA GPU and --device says {options.device}; leave one of them out")
     return options
@@ -91,9 +140,9 @@ def _warn_of_unknown_variables() -> None:
         log.warning("unknown_setting", reason=sentence)
 
 
-def _settings() -> WorkerSettings:
+def _settings(kind: type[Settings]) -> Settings:
     try:
-        return WorkerSettings()
+        return kind()
     except ValidationError as error:
         raise OptiGPUError(describe_settings(error, "OPTIGPU_")) from None
 

@@ -18,25 +18,40 @@ from worker.stopping import Stopping
 T = TypeVar("T")
 
 
-@dataclass
-class WorkerContext:
-    """One worker: who it is, its database, its settings, the flag that stops it, and the job that it works on.
+@dataclass(kw_only=True)
+class DeviceContext:
+    """One device and who measures on it: any worker, and the pilot of a cluster's allocation, which has no database.
 
-    `in_doubt` says that a variant failed since the device was last proven, and `lost` why the device no longer works.
-    `proof` is the program that proves it, and `tracing` records the traces of its jobs. `owed` is the lease of a job
-    that it had to give up while the database was away: `worker.owed`.
+    `stopping` is the flag that stops it. `in_doubt` says that a variant failed since the device was last proven, and
+    `lost` why the device no longer works. `proof` is the program that proves it, and `tracing` records traces.
     """
 
     info: WorkerInfo
-    database: Database
-    settings: WorkerSettings
     stopping: Stopping = field(default_factory=Stopping)
-    job_id: str | None = None
     in_doubt: bool = False
     lost: str | None = None
-    owed: Lease | None = None
     proof: Sequence[str] = PROOF
     tracing: Tracing = field(default_factory=Tracing)
+
+    def prove_device(self) -> None:
+        """Raises UnsupportedError if the device does not work, CancelledError if the worker is to stop meanwhile."""
+        prove(self.info.device, cancelled=self._reason_to_stop, program=self.proof)
+
+    def _reason_to_stop(self) -> str | None:
+        return "The worker was asked to stop." if self.stopping.asked else None
+
+
+@dataclass(kw_only=True)
+class WorkerContext(DeviceContext):
+    """One worker of the service: its database, its settings, and the job that it works on.
+
+    `owed` is the lease of a job that it had to give up while the database was away: `worker.owed`.
+    """
+
+    database: Database
+    settings: WorkerSettings
+    job_id: str | None = None
+    owed: Lease | None = None
 
     def write(self, change: Callable[[Session], T]) -> T:
         """One transaction of its own. Raises StoreUnavailableError when the database is away."""
@@ -47,13 +62,6 @@ class WorkerContext:
         """One state of the database. Raises StoreUnavailableError when the database is away."""
         with self.database.read() as session:
             return query(session)
-
-    def prove_device(self) -> None:
-        """Raises UnsupportedError if the device does not work, CancelledError if the worker is to stop meanwhile."""
-        prove(self.info.device, cancelled=self._reason_to_stop, program=self.proof)
-
-    def _reason_to_stop(self) -> str | None:
-        return "The worker was asked to stop." if self.stopping.asked else None
 
 
 def retrying(attempt: Callable[[], T], worth_retrying: Callable[[], bool]) -> T:

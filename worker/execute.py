@@ -19,9 +19,11 @@ from optigpu.vocabulary import (
     UnsupportedError,
     VariantStatus,
 )
-from worker.context import WorkerContext
+from worker.context import DeviceContext, WorkerContext
 from worker.heartbeat import Heartbeat, Interruption
+from worker.held import StoredJob
 from worker.recorder import Recorder
+from worker.trace import AttemptTrace, parent_of
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -39,8 +41,10 @@ def execute_next(context: WorkerContext, asked: str | None = None) -> bool:
     if lease is None:
         return False
     context.job_id = lease.job_id
-    heartbeat = Heartbeat(context, lease, claimed_at=before)
-    recorder = Recorder(context, lease, heartbeat)
+    job = StoredJob(context, lease)
+    heartbeat = Heartbeat(job, context.settings.lease_s, claimed_at=before)
+    trace = AttemptTrace(context.tracing, lease, parent_of(context, lease.job_id))
+    recorder = Recorder(job, heartbeat, context.stopping, trace)
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt), heartbeat:
         log.info("job.claimed", fencing=lease.fencing, asked=asked)
         _see_to_its_end(context, lease, recorder)
@@ -49,7 +53,7 @@ def execute_next(context: WorkerContext, asked: str | None = None) -> bool:
     return True
 
 
-def _device_works(context: WorkerContext) -> bool:
+def _device_works(context: DeviceContext) -> bool:
     """After a failure the device proves itself again, since one that is gone would fail every other job as well.
 
     If it cannot, the worker is told to stop, and `lost` says why.
@@ -81,7 +85,7 @@ def _claim(context: WorkerContext, asked: str | None) -> Lease | None:
 def _see_to_its_end(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
     """Measures and records. What cannot be recorded any more is left to the next attempt, after the lease."""
     try:
-        _measure(context, lease, recorder)
+        measure(context, lease, recorder)
     except LeaseLostError as error:
         log.warning("job.lease_lost", reason=str(error))
         context.owed = lease if recorder.interruption() is Interruption.DATABASE_AWAY else None
@@ -92,7 +96,8 @@ def _see_to_its_end(context: WorkerContext, lease: Lease, recorder: Recorder) ->
         log.exception("job.abandoned")
 
 
-def _measure(context: WorkerContext, lease: Lease, recorder: Recorder) -> None:
+def measure(context: DeviceContext, lease: Lease, recorder: Recorder) -> None:
+    """Measures the job and reports its end. Raises LeaseLostError and StoreUnavailableError if that cannot be done."""
     try:
         done = recorder.earlier() if lease.done else {}
         report = run(lease.spec, recorder, cancelled=recorder.cancelled, done=done)
@@ -114,7 +119,7 @@ def _interrupted(recorder: Recorder) -> None:
             recorder.finish(JobState.CANCELLED, Interruption.CANCELLED.value)
         case Interruption.NOT_EXTENDED:
             recorder.fail(FailureKind.BROKEN, Interruption.NOT_EXTENDED.value)
-        case Interruption.STOPPING:
+        case Interruption.STOPPING | Interruption.ALLOCATION_ENDED:
             recorder.release()
         case Interruption.DATABASE_AWAY:
             raise LeaseLostError(Interruption.DATABASE_AWAY.value)
@@ -122,15 +127,21 @@ def _interrupted(recorder: Recorder) -> None:
             raise LeaseLostError(Interruption.LEASE_LOST.value)
 
 
-def _end(context: WorkerContext, recorder: Recorder, report: Report) -> None:
+def _end(context: DeviceContext, recorder: Recorder, report: Report) -> None:
     """A job in which something was measured has succeeded, unless it was cancelled: each variant that was not says why.
 
-    A job that stopped before its end says so as well, and one in which no result can be ranked.
+    A job that stopped before its end says so as well, and one in which no result can be ranked. One whose allocation
+    ended before anything was measured is tried again.
     """
     variants = recorder.stored().variants
-    if report.cancelled:
+    unallocated = report.stopped is not None and report.stopped.startswith(Interruption.ALLOCATION_ENDED)
+    measured = any(variant.status is VariantStatus.SUCCEEDED for variant in variants)
+    if report.cancelled and not unallocated:
         recorder.finish(JobState.CANCELLED, report.stopped, report.attribution)
-    elif any(variant.status is VariantStatus.SUCCEEDED for variant in variants):
+    elif unallocated and not measured:
+        ended = f"{Interruption.ALLOCATION_ENDED.value} Nothing was measured by then."
+        recorder.fail(FailureKind.ALLOCATION_ENDED, ended)
+    elif measured:
         reasons = report.stopped, why_none_ranks(report.document()["results"])
         recorder.finish(JobState.SUCCEEDED, " ".join(filter(None, reasons)) or None, report.attribution)
     elif recorder.saw_host_memory_end:
@@ -143,7 +154,7 @@ def _end(context: WorkerContext, recorder: Recorder, report: Report) -> None:
         recorder.finish(JobState.FAILED, f"Nothing was measured: {variants[0].reason}", report.attribution)
 
 
-def _has_lost_its_device(context: WorkerContext) -> bool:
+def _has_lost_its_device(context: DeviceContext) -> bool:
     """Whether the job failed because of the device: then another worker measures it."""
     context.in_doubt = True
     _device_works(context)

@@ -6,12 +6,10 @@ from enum import StrEnum
 import structlog
 
 from optigpu.documents.views import ProgressView
-from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError
-from optigpu.store.leases import Lease
 from optigpu.vocabulary import LeaseLostError
 from worker.background import Background
-from worker.context import WorkerContext
+from worker.held import HeldJob
 
 BEAT_S = 1.0
 """How soon a request to cancel is noticed; progress is written no more often than this."""
@@ -29,21 +27,21 @@ class Interruption(StrEnum):
         "The worker could not extend its lease because of an error of its own; its log shows the error."
     )
     STOPPING = "The worker was asked to stop."
+    ALLOCATION_ENDED = "The scheduler ended the job's allocation."
 
 
 class Heartbeat(Background):
-    """Keeps a lease while a `with` block lasts.
+    """Keeps a lease of `lease_s` seconds while a `with` block lasts.
 
     `claimed_at` is the monotonic time just before the claim. The lease counts as lost if the database says so, or if it
     could not be extended in time: from then on another worker may hold the job. If an unexpected error keeps it from
     being extended, the heartbeat gives up while a third of the lease is left, so that the job can end with a reason.
     """
 
-    def __init__(self, context: WorkerContext, lease: Lease, claimed_at: float) -> None:
+    def __init__(self, job: HeldJob, lease_s: float, claimed_at: float) -> None:
         super().__init__("heartbeat")
-        self._context = context
-        self._lease = lease
-        self._lease_s = context.settings.lease_s
+        self._job = job
+        self._lease_s = lease_s
         self._held_until = claimed_at + self._lease_s
         self._progress: ProgressView | None = None
         self._cancel_requested = False
@@ -84,8 +82,6 @@ class Heartbeat(Background):
 
     def _beat(self) -> None:
         asked_at = time.monotonic()
-        asked = self._context.write(
-            lambda session: leases.heartbeat(session, self._lease, self._lease_s, self._progress)
-        )
+        asked = self._job.heartbeat(self._progress)
         self._held_until = asked_at + self._lease_s
         self._cancel_requested = asked

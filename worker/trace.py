@@ -3,23 +3,21 @@
 from optigpu.documents.result import Outcome
 from optigpu.store import traces
 from optigpu.store.leases import Lease
-from optigpu.tracing import Span, SpanKind, Value
+from optigpu.tracing import Span, SpanKind, Tracing, Value
 from optigpu.vocabulary import StoreError, VariantStatus
 from worker.context import WorkerContext
 
 
 class AttemptTrace:
-    """The spans of one attempt, within the trace of the request that posted the job. Nothing is recorded without a
-    collector."""
+    """The spans of one attempt, within that of its `parent`. Nothing is recorded without a collector."""
 
-    def __init__(self, context: WorkerContext, lease: Lease) -> None:
-        self._tracing = context.tracing
+    def __init__(self, tracing: Tracing, lease: Lease, parent: str | None = None) -> None:
+        self._tracing = tracing
         facts: dict[str, Value] = {
             "job.id": lease.job_id,
             "job.attempt": lease.attempt,
             "worker.id": lease.worker_id,
         }
-        parent = _parent(context, lease.job_id)
         self._attempt = self._tracing.start("attempt", SpanKind.CONSUMER, parent, facts)
         self._variants: dict[int, Span] = {}
 
@@ -52,7 +50,7 @@ class AttemptTrace:
         self._variants.clear()
 
 
-def _parent(context: WorkerContext, job_id: str) -> str | None:
+def parent_of(context: WorkerContext, job_id: str) -> str | None:
     """The span that posted the job; a database that is away costs the trace its beginning, and the job nothing."""
     if context.tracing.provider is None:
         return None

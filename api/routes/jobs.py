@@ -85,7 +85,7 @@ def submit_job(
         if submitted.created and request.state.span:
             traces.keep(session, submitted.job.id, request.state.span)
     request.state.job_id = submitted.job.id
-    if submitted.created and submitted.job.state is JobState.QUEUED:
+    if submitted.created and submitted.job.state is JobState.QUEUED and spec.via is None:
         service.doorbell.ring(submitted.job.id, spec.device)
     job = linked(submitted.job, service)
     # Sent as it is: it need not be validated again.
@@ -141,7 +141,7 @@ def retry_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
         job = jobs.retry(session, job_id, lease_s=service.settings.lease_s)
         if job.state is not before:
             audit.write(session, who.actor, AuditAction.JOB_RETRIED, job_id)
-    if job.state is JobState.QUEUED:
+    if job.state is JobState.QUEUED and job.spec.get("via") is None:
         service.doorbell.ring(job.id, job.device)
     return linked(job, service)
 

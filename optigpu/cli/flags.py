@@ -172,12 +172,16 @@ def _schemas(model: type[BaseModel]) -> dict[str, FieldSchema]:
 
 def _resolved(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> FieldSchema:
     """The schema of the values: what a reference names, and what may be null without the null."""
-    target = definitions[schema.ref.rpartition("/")[2]] if schema.ref else schema
-    chosen = next((each for each in target.any_of if each.type != "null"), target)
+    target = _target(schema, definitions)
+    chosen = _target(next((each for each in target.any_of if each.type != "null"), target), definitions)
     items = chosen.items and _resolved(chosen.items, definitions)
     fields = {name: _resolved(field, definitions) for name, field in chosen.properties.items()}
     own = {"description": schema.description, "default": schema.default, "items": items, "properties": fields}
     return chosen.model_copy(update=own)
+
+
+def _target(schema: FieldSchema, definitions: Mapping[str, FieldSchema]) -> FieldSchema:
+    return definitions[schema.ref.rpartition("/")[2]] if schema.ref else schema
 
 
 def _flat(schemas: Mapping[str, FieldSchema], model: str = "") -> Iterator[tuple[str, FieldSchema]]:

@@ -8,7 +8,7 @@ from optigpu.cli.flagged import Given, add_flagged, job_panels, ladder_panels
 from optigpu.cli.measuring import default_device, measure, measure_and_show, show
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, show_grid, show_list
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, SpecError
 
 if TYPE_CHECKING:
     from optigpu.job.spec import JobSpec
@@ -64,7 +64,7 @@ def run(
 
     With --plan ladder, --plan ablation or --plan grid it measures many.
     """
-    measure_and_show(spec_of(given, default_device, spec_file), format_)
+    measure_and_show(_for_here(spec_of(given, default_device, spec_file)), format_)
 
 
 def ladder(
@@ -103,7 +103,7 @@ def search(
     """
     from optigpu.report.search import pareto_grid
 
-    spec = spec_of(given, default_device, spec_file, plan="search")
+    spec = _for_here(spec_of(given, default_device, spec_file, plan="search"))
     if "stack" not in given and spec_file is None:
         spec = with_default_menu(spec)
     measured = measure(spec)
@@ -126,9 +126,16 @@ def with_default_menu(spec: "JobSpec") -> "JobSpec":
     return spec.model_copy(update={"stack": (*suiting, *fitting)})
 
 
+def _for_here(spec: "JobSpec") -> "JobSpec":
+    """The job, if it is not for a cluster. Raises SpecError."""
+    if spec.via is not None:
+        raise SpecError(f"via: a service hands jobs to {spec.via}; use `optigpu submit`, or leave via out.")
+    return spec
+
+
 def _with_plan(plan: str, given: Given, spec_file: SpecFile) -> "JobSpec":
     """The job, with the device's usual stack where none is named."""
-    spec = spec_of(given, default_device, spec_file, plan=plan)
+    spec = _for_here(spec_of(given, default_device, spec_file, plan=plan))
     if "stack" in given or spec_file is not None:
         return spec
     from optigpu.hardware import probe as probe_machine

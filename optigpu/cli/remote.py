@@ -10,11 +10,12 @@ from optigpu.cli.flagged import Given, add_flagged, job_panels
 from optigpu.cli.options import SpecFile, spec_of
 from optigpu.cli.output import FormatOption, OutputFormat, end_unranked, show_job, show_list
 from optigpu.variables import DEFAULT_URL as DEFAULT_URL  # what other commands take it from
-from optigpu.vocabulary import DeviceKind, JobState
+from optigpu.vocabulary import DeviceKind, JobState, SpecError
 
 if TYPE_CHECKING:
     from optigpu.client import Client
     from optigpu.documents.views import EventView
+    from optigpu.job.spec import JobSpec
     from optigpu.report import RunProgress
 
 Url = Annotated[str, typer.Option(envvar="OPTIGPU_URL", help="URL of the service.")]
@@ -35,12 +36,20 @@ def submit(
     given: Given,
     spec_file: SpecFile = None,
     watch_: Annotated[bool, typer.Option("--watch", help="Follow the job to its end.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="With --via, print what the scheduler would run; submit nothing."),
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Submit a job to a service and print its id."""
     with connect(url, api_key) as client:
-        job = client.submit(spec_of(given, lambda: _best_device(client), spec_file))
+        spec = spec_of(given, lambda: _usual_device(given, client), spec_file)
+        if dry_run:
+            typer.echo(_script(spec), nl=False)
+            return
+        job = client.submit(spec)
         typer.echo(job.id)
         if watch_:
             _follow(client, job.id, OutputFormat.TABLE)
@@ -108,8 +117,23 @@ def connect(url: str, api_key: str | None) -> "Client":
     return Client(url, api_key)
 
 
-def _best_device(client: "Client") -> DeviceKind:
-    """CUDA if a live worker has it, else the CPU."""
+def _script(spec: "JobSpec") -> str:
+    """What a launcher with the settings of this machine would hand to the job's scheduler. Raises SpecError."""
+    from optigpu.clusters import SCRIPTS, dry_task
+    from optigpu.job.foreseen import foreseen
+    from optigpu.job.plan import variants_of
+
+    if spec.via is None:
+        raise SpecError("--dry-run prints what a scheduler would run; name one with --via slurm.")
+    foreseen(spec, variants_of(spec))
+    return SCRIPTS[spec.via](dry_task(spec))
+
+
+def _usual_device(given: Given, client: "Client") -> DeviceKind:
+    """CUDA if a live worker has it, else the CPU. Raises SpecError for a job of a scheduler, whose devices are not
+    known."""
+    if "via" in given:
+        raise SpecError(f"--via {given['via']}: name the device as well, --device cuda or --device cpu.")
     has_cuda = any(worker.alive and worker.device is DeviceKind.CUDA for worker in client.workers())
     return DeviceKind.CUDA if has_cuda else DeviceKind.CPU
 

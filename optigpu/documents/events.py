@@ -80,6 +80,8 @@ class Finished(Frozen):
     attribution: Attribution
 
 
+Noted = Planned | Estimated | Waiting | VariantStarted
+"""Events that are stored as they are. The others are more than an event: progress, an outcome, the job's end."""
 Event = Planned | Estimated | Waiting | VariantStarted | Progressed | VariantFinished | Finished
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

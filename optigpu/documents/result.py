@@ -13,7 +13,16 @@ from pydantic import Field, model_validator
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.roofline import Bound
 from optigpu.documents.rounds import RoundRecord, counted
-from optigpu.vocabulary import METRICS, SCHEMA_VERSION, Better, DeviceKind, Frozen, Role, VariantStatus
+from optigpu.vocabulary import (
+    METRICS,
+    SCHEMA_VERSION,
+    Better,
+    DeviceKind,
+    Frozen,
+    Role,
+    Scheduler,
+    VariantStatus,
+)
 
 Samples = tuple[tuple[float, ...], ...]
 """Raw samples: one inner tuple for each replicate (process), in the order in which they were taken."""
@@ -184,6 +193,18 @@ class CpuSetup(Frozen):
     hypervisor: bool | None = None
 
 
+class Allocation(Frozen):
+    """What a scheduler gave to the job: `job_id` is the scheduler's own. `gres` are generic resources, such as gpu:1;
+    `cpuset` the CPUs that the job may use, as 0-3,8. `node_shared` says whether other jobs may run on the node. Null:
+    the scheduler did not say."""
+
+    scheduler: Scheduler
+    job_id: str
+    gres: str | None = None
+    cpuset: str | None = None
+    node_shared: bool | None = None
+
+
 class Environment(Frozen):
     """The machine of a measurement. `hardware_class` names models and counts: results are comparable when it is equal.
     `host_id` tells two machines of one class apart without naming them; `host_id_source` is what it was made from. The
@@ -196,7 +217,7 @@ class Environment(Frozen):
     commit of this package where it runs from a checkout, or the one that the image's builder recorded; `git_dirty`
     whether the package differs from that commit. Null: there is none, or it is unknown. `variables` are the environment
     variables that the measuring processes inherited and that may change what is measured, for example
-    NVIDIA_TF32_OVERRIDE.
+    NVIDIA_TF32_OVERRIDE. `allocation` is what a cluster's scheduler gave to the job; null without one.
     """
 
     hardware_class: str
@@ -220,6 +241,7 @@ class Environment(Frozen):
     git_dirty: bool | None = None
     software: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
+    allocation: Allocation | None = None
 
     def has(self, device: DeviceKind) -> bool:
         """Whether this machine has such a device."""

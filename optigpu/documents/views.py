@@ -8,7 +8,16 @@ from pydantic import Field
 
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.selftest import SelfTestSummary
-from optigpu.vocabulary import Better, DeviceKind, FailureKind, Frozen, JobState, Role, VariantStatus
+from optigpu.vocabulary import (
+    Better,
+    DeviceKind,
+    FailureKind,
+    Frozen,
+    JobState,
+    Role,
+    Scheduler,
+    VariantStatus,
+)
 
 
 class ReusedView(Frozen):
@@ -39,6 +48,27 @@ class AttemptView(Frozen):
     started_at: datetime
     ended_at: datetime | None = None
     outcome: str | None = None
+
+
+class LaunchState(StrEnum):
+    """submitted: handed to the scheduler, which has not confirmed it; pending: it waits there; running; ended."""
+
+    SUBMITTED = "submitted"
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class LaunchView(Frozen):
+    """The last time that a job was handed to a scheduler. `reference` is the scheduler's own id of it, null until it is
+    known; `reason` why it ended."""
+
+    scheduler: Scheduler
+    state: LaunchState
+    reference: str | None = None
+    reason: str | None = None
+    created_at: datetime
+    ended_at: datetime | None = None
 
 
 class ProgressView(Frozen):
@@ -73,9 +103,11 @@ class JobSummary(Frozen):
 
 
 class Want(StrEnum):
-    """What a job asks for of a worker, in the order in which workers are ruled out; `worker` is any worker at all."""
+    """What a job asks for of a worker, in the order in which workers are ruled out; `worker` is any worker at all, and
+    `launcher` what hands the job to a scheduler."""
 
     WORKER = "worker"
+    LAUNCHER = "launcher"
     DEVICE = "device"
     GPU = "gpu"
     MEMORY = "memory"
@@ -100,7 +132,8 @@ class JobView(JobSummary):
     how long jobs like it took; it is null while none is known. The answer to a POST has neither. `not_before` is until
     when a job waits that is tried again; `failure` is what its last attempt failed of.
 
-    `unserved` is null when a live worker can take the job, and when it is not queued.
+    `unserved` is null when a live worker can take the job, and when it is not queued. A job for a scheduler has neither
+    place nor estimate here; `launch` says what became of it there.
     `spec` is the document as it was accepted, with its `schema_version`; `attribution` the document as it was stored.
     """
 
@@ -109,6 +142,7 @@ class JobView(JobSummary):
     not_before: datetime | None = None
     failure: FailureKind | None = None
     unserved: Unserved | None = None
+    launch: LaunchView | None = None
     progress: ProgressView = ProgressView()
     attempts: tuple[AttemptView, ...] = ()
     variants: tuple[VariantView, ...] = ()

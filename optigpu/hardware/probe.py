@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from optigpu.documents.result import Accelerator, Environment
+from optigpu.hardware.allocation import allocation
 from optigpu.hardware.cgroup import memory_limit
 from optigpu.hardware.cpu import cpu_cores, cpu_features, cpu_model
 from optigpu.hardware.files import contents
@@ -99,6 +100,7 @@ def _machine(root: Path) -> Environment:
         os=_os(),
         container=container(root),
         image=image(),
+        allocation=allocation(),
     )
 
 

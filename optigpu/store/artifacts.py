@@ -48,6 +48,30 @@ def read(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
     return tuple(_read(name, path) for name, path in by_name.items())
 
 
+def received(artifact: Artifact) -> Artifact:
+    """A file that came over HTTP, if it is what it says: its bytes when unpacked are of that size and hash."""
+    name, kind = _safe(artifact.name), _media_type(artifact.name)
+    if artifact.data is None:
+        return Artifact(name, kind, artifact.size_bytes, reason=artifact.reason or "It was not sent.")
+    if len(artifact.data) > MOST_ARTIFACT_BYTES or not _is_whole(artifact):
+        return Artifact(name, kind, reason="What came is not the file that was announced.")
+    return Artifact(name, kind, artifact.size_bytes, artifact.sha256, data=artifact.data)
+
+
+def _is_whole(artifact: Artifact) -> bool:
+    """Unpacks no more than the announced size, a piece at a time."""
+    assert artifact.data is not None
+    decompressor, digest, size = zlib.decompressobj(), hashlib.sha256(), 0
+    packed = artifact.data
+    try:
+        while size <= (artifact.size_bytes or 0) and (plain := decompressor.decompress(packed, PIECE_BYTES)):
+            digest.update(plain)
+            size, packed = size + len(plain), decompressor.unconsumed_tail
+    except zlib.error:
+        return False
+    return size == artifact.size_bytes and digest.hexdigest() == artifact.sha256
+
+
 def add(session: Session, result_id: str, artifacts: Iterable[Artifact]) -> None:
     """Stores the files of a result that was just added."""
     session.add_all(ArtifactRow(result_id=result_id, **vars(artifact)) for artifact in artifacts)
@@ -92,8 +116,7 @@ def content(database: Database, result_id: str, name: str) -> Iterator[bytes]:
 
 
 def _read(name: str, path: Path) -> Artifact:
-    media_type, encoding = _TYPES.guess_type(name)
-    kind = f"application/{encoding}" if encoding else media_type or "application/octet-stream"
+    kind = _media_type(name)
     compressor, digest, packed = zlib.compressobj(), hashlib.sha256(), bytearray()
     try:
         size = path.stat().st_size
@@ -109,6 +132,11 @@ def _read(name: str, path: Path) -> Artifact:
             name, kind, size, reason=f"It is larger than {MOST_ARTIFACT_BYTES} bytes even when compressed."
         )
     return Artifact(name, kind, size, digest.hexdigest(), data=bytes(packed))
+
+
+def _media_type(name: str) -> str:
+    media_type, encoding = _TYPES.guess_type(name)
+    return f"application/{encoding}" if encoding else media_type or "application/octet-stream"
 
 
 def _safe(name: str) -> str:

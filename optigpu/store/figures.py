@@ -13,7 +13,7 @@ from optigpu.vocabulary import DeviceKind, Frozen, JobState
 
 
 class Waiting(Frozen):
-    """The queued jobs of one kind of device: how many, and how long the oldest has waited."""
+    """The jobs that wait for workers of one kind of device: how many, and how long the oldest has waited."""
 
     count: int
     oldest_s: float
@@ -42,7 +42,7 @@ def read(session: Session, lease_s: float) -> Figures:
 def _waiting(session: Session, at: datetime) -> dict[DeviceKind, Waiting]:
     query = (
         select(Job.device, func.count(), func.min(Job.created_at))
-        .where(Job.state == JobState.QUEUED)
+        .where(Job.state == JobState.QUEUED, Job.via.is_(None))
         .group_by(Job.device)
     )
     return {

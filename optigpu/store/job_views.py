@@ -14,7 +14,7 @@ from optigpu.documents.views import (
     ReusedView,
     VariantView,
 )
-from optigpu.store import queue, unserved
+from optigpu.store import launches, queue, unserved
 from optigpu.store.database import moment
 from optigpu.store.tables import Attempt, Job, ResultRow, VariantRow
 from optigpu.store.unserved import Prospects
@@ -40,6 +40,7 @@ def view(session: Session, job: Job, lease_s: float) -> JobView:
         not_before=job.not_before,
         failure=job.failure,
         unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
+        launch=launches.last_of(session, job.id) if job.via else None,
         progress=ENDED if job.state.is_final else ProgressView(**job.progress),
         attempts=_attempts(session, job.id),
         variants=_variants(session, job),
@@ -64,7 +65,7 @@ def new_view(row: Document, created_at: datetime, prospects: Prospects) -> JobVi
 
 
 def _place(session: Session, job: Job, lease_s: float) -> Fields:
-    if job.state is not JobState.QUEUED:
+    if job.state is not JobState.QUEUED or job.via is not None:
         return {}
     at = moment(session)
     place = queue.position(session, job, at)

@@ -59,7 +59,7 @@ def submit(
     if created_at is None:
         return Submitted(job=_earlier(session, row, lease_s), created=False)
     demand = (spec.device, spec.target.gpu, spec.target.min_vram_bytes, needs)
-    prospects = _prospects(session, row["id"], demand, lease_s, created_at, known)
+    prospects = _prospects(session, row["id"], demand, lease_s, created_at, None if spec.via else known)
     answer = None if fresh else reuse.find(session, spec, prospects)
     if answer is not None:
         job = locked(session, row["id"])
@@ -199,6 +199,7 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
         "device": spec.device,
         "gpu_pattern": _like(spec.target.gpu) if spec.target.gpu else None,
         "min_vram_bytes": spec.target.min_vram_bytes,
+        "via": spec.via,
         "owner": owner,
         "precedence": -spec.priority,
         "deadline": spec.limits.deadline,

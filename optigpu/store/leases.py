@@ -23,12 +23,17 @@ from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import FailureKind, Frozen, JobState, LeaseLostError, SpecError
 
 
-class Lease(Frozen):
-    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
+class Hold(Frozen):
+    """What a write for a running job must show."""
 
     job_id: str
-    spec: JobSpec
     fencing: int
+
+
+class Lease(Hold):
+    """A worker's hold on a job. `done` are the indexes of the variants that an earlier attempt has measured."""
+
+    spec: JobSpec
     attempt: int
     worker_id: str
     done: tuple[int, ...] = ()
@@ -58,25 +63,57 @@ def claim(
     """
     at = moment(session, now)
     while (job_id := next_job(session, worker, at, asked)) is not None:
-        job = _take(session, job_id, worker, at, lease_s)
-        if job is None:  # another worker has just taken it
-            continue
-        done = _begin_attempt(session, job, worker, at)
-        announce(session, job, at)
-        try:
-            spec = JobSpec.model_validate(job.spec)
-        except SpecError as error:
-            retries.fail(session, job, FailureKind.REFUSED, _unreadable(error), at)
-            continue
-        return Lease(
-            job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
-        )
+        lease = claim_one(session, job_id, worker, lease_s, at)
+        if lease is not None:  # otherwise another worker has just taken it, or it cannot be read
+            return lease
     return None
+
+
+def claim_one(
+    session: Session, job_id: str, worker: WorkerInfo, lease_s: float, at: datetime
+) -> Lease | None:
+    """Gives the worker this job; None if it is not queued, or if this version cannot read it, so that it has failed."""
+    job = _take(session, job_id, worker, at, lease_s)
+    if job is None:
+        return None
+    done = _begin_attempt(session, job, worker, at)
+    announce(session, job, at)
+    spec = readable(session, job, at)
+    if spec is None:
+        return None
+    return Lease(
+        job_id=job.id, spec=spec, fencing=job.fencing, attempt=job.attempt, worker_id=worker.id, done=done
+    )
+
+
+def resumed(session: Session, job_id: str, fencing: int) -> Lease:
+    """The lease under which a job runs, for a worker that calls without a database. Raises LeaseLostError."""
+    query = select(Job).where(Job.id == job_id, Job.fencing == fencing, Job.state == JobState.RUNNING)
+    job = session.scalars(query).one_or_none()
+    if job is None or job.worker_id is None:
+        raise _lost(job_id)
+    return Lease(
+        job_id=job.id,
+        spec=JobSpec.model_validate(job.spec),
+        fencing=fencing,
+        attempt=job.attempt,
+        worker_id=job.worker_id,
+        done=tuple(_finished(session, job.id)),
+    )
+
+
+def readable(session: Session, job: Job, at: datetime) -> JobSpec | None:
+    """What the job asks for; None if this version cannot read its document, and the job has failed of it."""
+    try:
+        return JobSpec.model_validate(job.spec)
+    except SpecError as error:
+        retries.fail(session, job, FailureKind.REFUSED, _unreadable(error), at)
+        return None
 
 
 def heartbeat(
     session: Session,
-    lease: Lease,
+    lease: Hold,
     lease_s: float,
     progress: ProgressView | None = None,
     now: datetime | None = None,
@@ -95,7 +132,7 @@ def heartbeat(
     return job.cancel_requested_at is not None
 
 
-def held(session: Session, lease: Lease) -> Job:
+def held(session: Session, lease: Hold) -> Job:
     """The job, locked. Raises LeaseLostError if it no longer runs under this lease."""
     query = select(Job).where(
         Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == JobState.RUNNING
@@ -104,13 +141,11 @@ def held(session: Session, lease: Lease) -> Job:
         query.with_for_update(), execution_options={"populate_existing": True}
     ).one_or_none()
     if job is None:
-        raise LeaseLostError(
-            f"Job {lease.job_id} has ended or belongs to another worker; stop working on it."
-        )
+        raise _lost(lease.job_id)
     return job
 
 
-def release(session: Session, lease: Lease) -> None:
+def release(session: Session, lease: Hold) -> None:
     """Hands the job back because the worker stops; this attempt does not count as lost.
 
     The caller rings the doorbell after the commit. Raises LeaseLostError.
@@ -123,7 +158,7 @@ def release(session: Session, lease: Lease) -> None:
         requeue(session, job, "released", at)
 
 
-def fail(session: Session, lease: Lease, kind: FailureKind, error: str) -> None:
+def fail(session: Session, lease: Hold, kind: FailureKind, error: str) -> None:
     """This attempt failed; `store.retries` says what follows. Raises LeaseLostError."""
     job = held(session, lease)
     at = moment(session)
@@ -227,6 +262,10 @@ def _end_overdue(session: Session, at: datetime) -> tuple[str, ...]:
         assert job.deadline is not None
         end(session, job, JobState.FAILED, missed(job.deadline), at)
     return tuple(job.id for job in overdue)
+
+
+def _lost(job_id: str) -> LeaseLostError:
+    return LeaseLostError(f"Job {job_id} has ended or belongs to another worker; stop working on it.")
 
 
 def _unreadable(error: SpecError) -> str:

@@ -12,7 +12,12 @@ Capable = WorkerInfo | WorkerView
 
 
 def can_run(worker: Capable) -> tuple[ColumnElement[bool], ...]:
-    """Conditions on a job's row that hold if the worker can take the job."""
+    """Conditions on a job's row that hold if the worker can take the job: not one that a scheduler's pilot takes."""
+    return (Job.via.is_(None), *suits(worker))
+
+
+def suits(worker: Capable) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on a job's row that hold if the worker's machine has what the job asks for."""
     lacking = select(JobNeed.name).where(JobNeed.job_id == Job.id, not_(has(worker)))
     return (*device_fits(worker).values(), not_(lacking.correlate(Job).exists()))
 

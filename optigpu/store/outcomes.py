@@ -1,6 +1,7 @@
 """Writes of the worker that holds a job: the plan, each variant's outcome, the end."""
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -8,6 +9,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.events import (
     Estimated,
     Finished,
+    Noted,
     Planned,
     PlannedVariant,
     VariantFinished,
@@ -21,7 +23,7 @@ from optigpu.store import artifacts, results, standings
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import moment
 from optigpu.store.events import record
-from optigpu.store.leases import Lease, held
+from optigpu.store.leases import Hold, Lease, held
 from optigpu.store.tables import Job, VariantRow
 from optigpu.store.transitions import end
 from optigpu.store.types import clean_text
@@ -34,6 +36,19 @@ from optigpu.vocabulary import (
     VariantStatus,
     check_document,
 )
+
+
+def note(session: Session, lease: Lease, event: Noted) -> None:
+    """Stores an event of the run. Raises LeaseLostError, NotFoundError for a variant that is not in the plan."""
+    match event:
+        case Planned():
+            plan(session, lease, event.variants)
+        case VariantStarted():
+            variant_started(session, lease, event.index)
+        case Estimated() | Waiting():
+            record(session, held(session, lease), event.kind, as_document(event), moment(session))
+        case _:
+            assert_never(event)
 
 
 def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> None:
@@ -53,11 +68,6 @@ def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> 
     record(session, job, "planned", as_document(Planned(variants=tuple(variants))), moment(session))
 
 
-def estimated(session: Session, lease: Lease, event: Estimated) -> None:
-    """How long the job will take, for those who follow it. Raises LeaseLostError."""
-    record(session, held(session, lease), "estimated", as_document(event), moment(session))
-
-
 def earlier(session: Session, lease: Lease) -> dict[int, Outcome]:
     """The outcomes of the variants in `lease.done`, by their index, with raw samples and without files."""
     query = select(VariantRow).where(VariantRow.job_id == lease.job_id, VariantRow.index.in_(lease.done))
@@ -71,11 +81,6 @@ def _stored_outcome(session: Session, row: VariantRow) -> Outcome:
     result = Result.model_validate(current(results.get(session, row.result_id)))
     samples = results.samples(session, row.result_id).samples
     return Outcome(index=row.index, status=row.status, result=result, samples=samples)
-
-
-def waiting(session: Session, lease: Lease, event: Waiting) -> None:
-    """The job waits for other processes to rest. Raises LeaseLostError."""
-    record(session, held(session, lease), event.kind, as_document(event), moment(session))
 
 
 def variant_started(session: Session, lease: Lease, index: int) -> None:
@@ -111,7 +116,7 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
 
 def finish(
     session: Session,
-    lease: Lease,
+    lease: Hold,
     state: JobState,
     reason: str | None = None,
     attribution: Attribution | None = None,
@@ -162,6 +167,6 @@ def _is_saved(variant: VariantRow, outcome: Outcome) -> bool:
     return now == (outcome.status, outcome.reason, result_id)
 
 
-def _is_finished(session: Session, lease: Lease, state: JobState) -> bool:
+def _is_finished(session: Session, lease: Hold, state: JobState) -> bool:
     query = select(Job.id).where(Job.id == lease.job_id, Job.fencing == lease.fencing, Job.state == state)
     return session.scalars(query).one_or_none() is not None

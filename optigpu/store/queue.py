@@ -1,4 +1,7 @@
-"""The queue: jobs by state, the number of waiting jobs, a job's position, and when it will begin."""
+"""The queue: jobs by state, the number of waiting jobs, a job's position, and when it will begin.
+
+Jobs for a scheduler wait in the scheduler's own queue, and are in none of these but the jobs by state.
+"""
 
 from datetime import datetime, timedelta
 from statistics import median
@@ -14,6 +17,8 @@ from optigpu.vocabulary import DeviceKind, JobState
 
 LATEST = 20
 """How many of the latest jobs of a kind tell how long the next one takes."""
+_WAITS = in_state(JobState.QUEUED), Job.via.is_(None)
+"""Conditions on a job that hold if it waits for a worker of the service."""
 
 
 def counts(session: Session) -> dict[JobState, int]:
@@ -25,14 +30,14 @@ def counts(session: Session) -> dict[JobState, int]:
 
 
 def waiting(session: Session, device: DeviceKind | None = None) -> int:
-    """How many jobs are queued, for one kind of device or for any."""
+    """How many jobs wait for a worker, for one kind of device or for any."""
     return _count(session, *([] if device is None else [Job.device == device]))
 
 
 def due(session: Session, device: DeviceKind, at: datetime, limit: int) -> list[str]:
     """At most `limit` queued jobs that may begin now, the oldest of the highest priority first."""
     begun = or_(Job.not_before.is_(None), Job.not_before <= at)
-    query = select(Job.id).where(in_state(JobState.QUEUED), Job.device == device, begun)
+    query = select(Job.id).where(*_WAITS, Job.device == device, begun)
     return list(session.scalars(query.order_by(Job.precedence, Job.created_at, Job.id).limit(limit)))
 
 
@@ -46,7 +51,7 @@ def position(session: Session, job: Job, at: datetime) -> int:
     more_urgent = _count(session, of_device, Job.precedence < job.precedence)
     alike = of_device, Job.precedence == job.precedence
     own = _count(session, *alike, Job.owner == job.owner, tuple_(Job.created_at, Job.id) < here)
-    others = select(Job.owner, func.count()).where(in_state(JobState.QUEUED), *alike, Job.owner != job.owner)
+    others = select(Job.owner, func.count()).where(*_WAITS, *alike, Job.owner != job.owner)
     lanes = session.execute(others.group_by(Job.owner)).all()
     used = used_s(session, job.device, at) if lanes else {}
     mine = used.get(job.owner, 0.0) + own * JUST_BEGUN_S
@@ -69,7 +74,7 @@ def _turns(lead_s: float) -> tuple[int, bool]:
 
 def _is_older(session: Session, lane: tuple[ColumnElement[bool], ...], number: int, job: Job) -> bool:
     """Whether the job with that number, from 0, of another lane is older than this one."""
-    query = select(Job.created_at, Job.id).where(in_state(JobState.QUEUED), *lane)
+    query = select(Job.created_at, Job.id).where(*_WAITS, *lane)
     other = session.execute(query.order_by(Job.created_at, Job.id).offset(number).limit(1)).one_or_none()
     return other is not None and (other.created_at, other.id) < (job.created_at, job.id)
 
@@ -108,5 +113,5 @@ def _usual_s(session: Session, job: Job) -> float | None:
 
 
 def _count(session: Session, *conditions: ColumnElement[bool]) -> int:
-    query = select(func.count()).select_from(Job).where(in_state(JobState.QUEUED), *conditions)
+    query = select(func.count()).select_from(Job).where(*_WAITS, *conditions)
     return session.execute(query).scalar_one()

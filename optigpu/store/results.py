@@ -20,6 +20,7 @@ from optigpu.store.tables import (
     VariantRow,
 )
 from optigpu.store.tombstones import absent
+from optigpu.vocabulary import ConflictError
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
@@ -70,7 +71,12 @@ def packed_samples(session: Session, result_id: str, name: str) -> tuple[list[in
 
 
 def add(session: Session, result: Result, samples: Mapping[str, Samples]) -> None:
-    """Stores a result with its metrics, its raw samples, and its environment unless that is known."""
+    """Stores a result with its metrics, its raw samples, and its environment unless that is known.
+
+    Raises ConflictError if its id is another's.
+    """
+    if session.get(ResultRow, result.id) is not None:
+        raise ConflictError(f"There is a result {result.id} already; each result has an id of its own.")
     document = result.model_dump(mode="json")
     environment = document["environment"]
     known = digest(environment)

@@ -38,6 +38,10 @@ RETRIES: Mapping[FailureKind, Retry] = MappingProxyType(
         FailureKind.DEVICE_LOST: Retry(waits_s=(0, 10, 60, 300, 900), remeasures=True),
         # The memory may have been another program's.
         FailureKind.OUT_OF_MEMORY: Retry(waits_s=(60,), remeasures=True),
+        # An allocation that ended before its pilot claimed the job: its machine may have been at fault.
+        FailureKind.NOT_STARTED: Retry(waits_s=(0, 30)),
+        # One that ended before a replicate was whole: the scheduler had others who came first.
+        FailureKind.ALLOCATION_ENDED: Retry(waits_s=(0, 60, 300), remeasures=True),
         # A fault of our own comes again.
         FailureKind.BROKEN: Retry(),
         # So does a refusal, and it is what the job asks for.

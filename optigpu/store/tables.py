@@ -17,9 +17,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
-from optigpu.documents.views import Standing, Want, Withdrawn
+from optigpu.documents.views import LaunchState, Standing, Want, Withdrawn
 from optigpu.store.types import Digest, Document, Identifier, PlainText, UtcDateTime, choice
-from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Role, VariantStatus
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, Role, Scheduler, VariantStatus
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -49,9 +49,11 @@ class Base(DeclarativeBase):
         FailureKind: choice(FailureKind),
         InputSource: choice(InputSource),
         JobState: choice(JobState),
+        LaunchState: choice(LaunchState),
         ReportState: choice(ReportState),
         Role: choice(Role),
         RunnerName: choice(RunnerName),
+        Scheduler: choice(Scheduler),
         Standing: choice(Standing),
         Withdrawn: choice(Withdrawn),
         VariantStatus: choice(VariantStatus),
@@ -74,6 +76,7 @@ class Job(Base):
         Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
         _partial("queue", "state = 'queued'", "device", "owner", "precedence", "created_at", "id"),
         _partial("deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
+        _partial("via", "state = 'queued' AND via IS NOT NULL", "via", "precedence", "created_at", "id"),
         _partial("history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
     )
 
@@ -95,6 +98,7 @@ class Job(Base):
     device: Mapped[DeviceKind]
     gpu_pattern: Mapped[str | None]  # a LIKE pattern in lower case; null takes any GPU
     min_vram_bytes: Mapped[int]
+    via: Mapped[Scheduler | None]  # a scheduler's pilot takes it, and no other worker
 
     # Whose turn it is. `owner` is the key's id, or "open"; `precedence` is the priority negated, so that one index in
     # ascending order has the order of a key's jobs.
@@ -150,6 +154,48 @@ class Attempt(Base):
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     outcome: Mapped[str | None]
+
+
+class LaunchRow(Base):
+    """One time that a job was handed to a scheduler: a job has one at a time that has not ended.
+
+    `reference` is the scheduler's id of it, null until it is known. Of the pilot's token only the hash is kept.
+    `fencing` is the job's when it was handed over: as long as it is the same no pilot has claimed the job.
+    """
+
+    __tablename__ = "launches"
+    __table_args__ = (
+        Index(
+            "ix_launches_live",
+            "job_id",
+            unique=True,
+            postgresql_where=text("ended_at IS NULL"),
+            sqlite_where=text("ended_at IS NULL"),
+        ),
+        Index("ix_launches_job_id_created_at", "job_id", "created_at"),
+    )
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    job_id: Mapped[Identifier] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    scheduler: Mapped[Scheduler]
+    state: Mapped[LaunchState]
+    reference: Mapped[str | None]
+    reason: Mapped[str | None]
+    fencing: Mapped[int]
+    token_hash: Mapped[Digest] = mapped_column(unique=True)
+    expires_at: Mapped[datetime]
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class LauncherRow(Base):
+    """The launcher of a scheduler: when it was last seen, and why it can hand over nothing, if it cannot."""
+
+    __tablename__ = "launchers"
+
+    scheduler: Mapped[Scheduler] = mapped_column(primary_key=True)
+    seen_at: Mapped[datetime]
+    problem: Mapped[str | None]
 
 
 class VariantRow(Base):

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Unserved, Want, WorkerView
 from optigpu.job.needs import FOLDER, HUB, Need
-from optigpu.store import workers
+from optigpu.store import launchers, workers
 from optigpu.store.matching import device_fits, has
 from optigpu.store.tables import Job, JobNeed
-from optigpu.vocabulary import DeviceKind, Frozen, JobState
+from optigpu.vocabulary import DeviceKind, Frozen, JobState, Scheduler
 
 MOST_NAMES = 8
 """How many names a sentence lists."""
@@ -51,16 +51,25 @@ class Prospects(Frozen):
 def look(session: Session, job_ids: Sequence[str], lease_s: float) -> dict[str, Prospects]:
     """The prospects of each of these jobs that is queued, by its id, with the workers seen within `lease_s`."""
     queued = select(Job).where(Job.id.in_(job_ids), Job.state == JobState.QUEUED)
-    waiting = {job.id: job for job in session.scalars(queued)}
+    found = session.scalars(queued).all()
+    via = {job.id: _via(session, job.via) for job in found if job.via is not None}
+    waiting = {job.id: job for job in found if job.via is None}
     if not waiting:
-        return {}
+        return via
     lacking = [
         (worker, _lacking(session, waiting, worker)) for worker in _unlike(workers.alive(session, lease_s))
     ]
-    return {
+    return via | {
         job.id: _prospects(job, [(worker, lacks[job.id]) for worker, lacks in lacking])
         for job in waiting.values()
     }
+
+
+def _via(session: Session, scheduler: Scheduler) -> Prospects:
+    """Those of a job for a scheduler, whose machines are not known before it allocates one."""
+    problem = launchers.problem_of(session, scheduler)
+    unserved = Unserved(want=Want.LAUNCHER, name=scheduler.value, sentence=problem) if problem else None
+    return Prospects(unserved=unserved)
 
 
 def _prospects(job: Job, lacking: Sequence[Lacking]) -> Prospects:

@@ -1,5 +1,6 @@
-"""Fixtures for tests that need PostgreSQL or Redis: real servers, started when a first test asks for one."""
+"""Fixtures for tests that need PostgreSQL, Redis or Slurm: real ones, started when a first test asks for one."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.servers.postgres import POSTGRES, fresh_database
 from tests.servers.process import NoServerError, Server
 from tests.servers.redis import REDIS, leased_database
 from tests.servers.rule import Kind, provide
+from tests.servers.slurm import SLURM, Cluster, cluster_of
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +48,16 @@ def redis_url() -> Iterator[str]:
     else:
         with leased_database(server.url) as url:
             yield url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    """A cluster of one node with two CPUs and two GPUs that are none; `SLURM_CONF` names it to Slurm's programs."""
+    server = _provide_or_fail(SLURM)
+    os.environ["SLURM_CONF"] = server.url
+    yield cluster_of(server)
+    del os.environ["SLURM_CONF"]
     server.stop()
 
 

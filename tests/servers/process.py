@@ -93,7 +93,7 @@ def serve(
             stderr=subprocess.STDOUT,
             # Ctrl-C must reach the tests alone: they still need the server to clean up.
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
             **_identity(account),
         )
 
@@ -137,7 +137,7 @@ def _identity(account: Account | None) -> dict[str, Any]:
     return {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 
-def _end_with_parent() -> None:
-    """A test session that is killed outright runs no clean-up: let the kernel stop its servers."""
+def end_with_parent() -> None:
+    """In a new process: a test session that is killed outright runs no clean-up, so the kernel stops its servers."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)

@@ -1,10 +1,10 @@
-"""Where the tests' PostgreSQL and Redis come from.
+"""Where the tests' PostgreSQL, Redis and Slurm come from.
 
 In this order: the server that a variable names; one that answers on localhost's standard port; a
 throw-away one from the machine's own programs; the same after apt-get has installed them (root on
-Debian and Ubuntu); Docker. Where there is not even one of these, the tests that need the server are
-left out, and the end of the run says so; where one is there and does not work, they fail with one
-sentence.
+Debian and Ubuntu); Docker. Slurm is always a throw-away one. Where there is not even one of these,
+the tests that need the server are left out, and the end of the run says so; where one is there and
+does not work, they fail with one sentence.
 """
 
 import subprocess
@@ -27,6 +27,7 @@ class Kind:
     variable: str
     standard_port: int
     package: str
+    # Empty where there is no container of it.
     image: str
     image_environment: tuple[str, ...]
     # URLs worth trying on this port of 127.0.0.1, the likeliest first.
@@ -53,13 +54,15 @@ def is_possible(kind: Kind, machine: Machine) -> bool:
         bool(machine.environment.get(kind.variable))
         or all(machine.program(name) for name in kind.programs)
         or _may_install(machine)
-        or machine.program("docker") is not None
+        or bool(kind.image and machine.program("docker"))
         or _from_localhost(kind, machine) is not None
     )
 
 
 def advice(kind: Kind) -> str:
     """What helps where there is no server."""
+    if not kind.image:
+        return f"install it (Debian and Ubuntu: apt-get install {kind.package})."
     return (
         f"install it (Debian and Ubuntu: apt-get install {kind.package}; macOS: brew install "
         f"{kind.package.removesuffix('-server')}), start Docker, or set {kind.variable}."
@@ -95,7 +98,7 @@ def _from_apt(kind: Kind, machine: Machine) -> Server | None:
         return None
     print(f"Installing {kind.package} with apt-get for the tests ...", file=sys.stderr)
     environment = {**machine.environment, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", kind.package]):
+    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *kind.package.split()]):
         if not _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment):
             return None
     return kind.start(machine)
@@ -114,7 +117,7 @@ def _succeeds(command: list[str], environment: dict[str, str]) -> bool:
 
 
 def _from_docker(kind: Kind, machine: Machine) -> Server | None:
-    docker = machine.program("docker")
+    docker = machine.program("docker") if kind.image else None
     if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode != 0:
         return None
     settings = [argument for pair in kind.image_environment for argument in ("--env", pair)]

@@ -21,7 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.examples import JOBS, MANIFESTS
 from api.parameters import refuse_unknown_parameters
-from optigpu.store import devices, keys, leases, outcomes, workers
+from optigpu import __version__
+from optigpu.store import devices, keys, launches, leases, outcomes, workers
+from optigpu.vocabulary import Scheduler
 from tests.service.device_client import Claim, EdgeDevice, enrolled, invited, message
 from tests.service.records import a_metric, a_plan, a_result, a_worker, an_outcome
 from tests.service.serving import MATMUL, Served, serving
@@ -178,9 +180,11 @@ POSTING = (
         "send_measurements",
     ),
     *("start_device_run", "submit_job"),
+    *("claim_job", "pilot_heartbeat", "pilot_event", "pilot_outcome", "pilot_end"),
 )
 ELSEWHERE: Mapping[str, Collection[Answer]] = {
     "every key of today may read": [(name, 403) for name in READING],
+    "a pilot has all rights or none": [("pilot_job", 403), ("pilot_earlier_outcomes", 403)],
     "a claim needs no key": [("claim_device", 401)],
     "it asks no database": [("is_alive", 503)],
     "test_hostile_clients.py": [(name, 408) for name in POSTING],
@@ -204,7 +208,7 @@ def targeted(document: dict[str, Any], folder: Path) -> set[Answer]:
         found |= ask(
             served, [(name, method, f"{path.partition('?')[0]}?colour=red") for name, method, path in every]
         )  # 422
-        found |= in_turn(served) | of_a_device(served)
+        found |= in_turn(served) | of_a_device(served) | of_a_pilot(served)
     keyed = {"api_key": KEY, "rate_limit": "1000000/day"}
     with serving(f"sqlite:///{folder / 'keyed' / 'optigpu.db'}", **keyed) as served:
         found |= ask(served, every)  # 401
@@ -228,6 +232,7 @@ def targeted(document: dict[str, Any], folder: Path) -> set[Answer]:
             file.unlink()
         away.rmdir()
         found |= ask(served, every) | signed(device)  # 503
+        found |= ask(served, every, Authorization="Bearer ogp_of_a_pilot")
         found.add(("claim_device", served.client.post("/v1/devices/claim", json=claim).status_code))
     return found
 
@@ -330,6 +335,54 @@ def of_a_device(served: Served) -> set[Answer]:
     with served.database.write() as session:
         devices.revoke(session, device.id)
     return found | signed(device)  # 401
+
+
+def of_a_pilot(served: Served) -> set[Answer]:
+    """A pilot that sends what is too long, not JSON or not planned, ends its job, and has an old number at last."""
+    served.submit(MATMUL | {"via": "slurm"})
+    with served.database.write() as session:
+        begun = launches.begin(session, Scheduler.SLURM)
+    assert begun is not None
+    token = {"Authorization": f"Bearer {begun.token}"}
+    found: set[Answer] = set()
+
+    def call(operation: str, path: str, content: Any, kind: str = "application/json") -> None:
+        sent = content if isinstance(content, bytes) else json.dumps(content).encode()
+        answer = served.client.post(f"/v1/pilot/{path}", content=sent, headers=token | {"Content-Type": kind})
+        found.add((operation, answer.status_code))
+
+    posts: Mapping[str, tuple[str, dict[str, Any]]] = {
+        "claim_job": ("claim", a_worker(version=__version__).model_dump(mode="json")),
+        "pilot_heartbeat": ("heartbeat", {}),
+        "pilot_event": (
+            "events",
+            {"event": {"kind": "planned", "variants": [a_plan("")[0].model_dump(mode="json")]}},
+        ),
+        "pilot_outcome": ("outcomes", {"outcome": {"index": 0, "status": "failed", "reason": "No memory."}}),
+        "pilot_end": ("end", {"end": {"kind": "release"}}),
+    }
+    for operation, (path, _) in posts.items():
+        call(operation, path, b"{}", "text/plain")
+        call(operation, path, b" " * 60_000_000)
+    for operation, (path, body) in posts.items():
+        numbered = {} if operation == "claim_job" else {"fencing": 1}
+        if path in ("events", "outcomes"):
+            unknown = {"event": {"kind": "variant_started", "index": 7}}
+            unknown = unknown if path == "events" else {"outcome": body["outcome"] | {"index": 7}}
+            call(operation, path, numbered | unknown)  # 404
+        if path == "end":
+            for part, operation_ in (("job", "pilot_job"), ("outcomes?fencing=1", "pilot_earlier_outcomes")):
+                answer = served.client.get(f"/v1/pilot/{part}", headers=token)
+                found.add((operation_, answer.status_code))
+        call(operation, path, numbered | body)
+    claimed_by_another = posts["claim_job"][1] | {"id": "another"}
+    call("claim_job", "claim", claimed_by_another)
+    call("claim_job", "claim", posts["claim_job"][1])  # 409
+    for operation, (path, body) in posts.items():
+        if operation != "claim_job":
+            call(operation, path, body | {"fencing": 1})  # 409
+    answer = served.client.get("/v1/pilot/outcomes?fencing=1", headers=token)
+    return found | {("pilot_earlier_outcomes", answer.status_code)}
 
 
 def signed(device: EdgeDevice) -> set[Answer]:

@@ -60,7 +60,14 @@ def test_every_call_that_needs_a_key_says_so(document: dict[str, Any]) -> None:
         "apiKey",
         "Authorization",
     )
-    assert len(schemes) == 2
+    assert (schemes["PilotToken"]["type"], schemes["PilotToken"]["scheme"]) == ("http", "bearer")
+    assert len(schemes) == 3
+    by_pilots = {
+        call.partition(" ")[2]
+        for call, operation in operations(document)
+        if operation.get("security") == [{"PilotToken": []}]
+    }
+    assert by_pilots == {call.partition(" ")[2] for call, _ in operations(document) if "/v1/pilot/" in call}
     by_devices = {
         operation["operationId"]
         for _, operation in operations(document)

@@ -41,7 +41,7 @@ def test_the_page_shows_results(public: Served) -> None:
     assert "needs a key" not in text
 
 
-CHALLENGES = {"HTTPBearer": "Bearer", "DeviceSignature": "OptiGPU1", "nothing": None}
+CHALLENGES = {"HTTPBearer": "Bearer", "PilotToken": "Bearer", "DeviceSignature": "OptiGPU1", "nothing": None}
 """What a call without credentials is asked for, by the scheme that the document names."""
 
 

@@ -23,7 +23,9 @@ from tests.service.records import a_plan, a_result, a_spec, a_worker, an_outcome
 from tests.service.serving import Served
 from tests.service.workers import look, matmul, migrated, submit, worker_context
 from worker.heartbeat import Heartbeat
+from worker.held import StoredJob
 from worker.recorder import Recorder
+from worker.trace import AttemptTrace
 
 TRACE = b'{"traceEvents": [' + b'{"name": "aten::mm", "dur": 12}, ' * 1000 + b"{}]}"
 LONG = b"a" * (5 * PIECE_BYTES + 3)
@@ -143,8 +145,10 @@ def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[st
         context.write(lambda session: outcomes.plan(session, lease, a_plan("baseline")))
         result = a_result()
         outcome = Outcome(index=0, status=VariantStatus.SUCCEEDED, result=result, artifacts=files)
-        with Heartbeat(context, lease, claimed_at=time.monotonic()) as heartbeat:
-            recorder = Recorder(context, lease, heartbeat)
+        job = StoredJob(context, lease)
+        with Heartbeat(job, 60, claimed_at=time.monotonic()) as heartbeat:
+            trace = AttemptTrace(context.tracing, lease)
+            recorder = Recorder(job, heartbeat, context.stopping, trace)
             recorder(VariantFinished(outcome=outcome))
             for path in files.values():
                 path.unlink()

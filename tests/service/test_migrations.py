@@ -23,6 +23,7 @@ from optigpu.store import (
     events,
     jobs,
     keys,
+    launches,
     leaderboard,
     leases,
     outcomes,
@@ -39,7 +40,7 @@ from optigpu.store.errors import StoreUnavailableError
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.tables import Base, DeviceReportRow, EdgeStanding
 from optigpu.store.withdrawals import Withdrawal
-from optigpu.vocabulary import DeviceKind, JobState, NotFoundError, StoreError
+from optigpu.vocabulary import DeviceKind, FailureKind, JobState, NotFoundError, Scheduler, StoreError
 from tests.service.edge_records import a_device, a_report, stored
 from tests.service.filled import fill, fill_devices
 from tests.service.records import NOON, a_metric, a_plan, a_result, a_spec, a_worker, an_outcome
@@ -191,6 +192,28 @@ def test_keys_that_expire_are_revoked_by_tables_that_know_no_end(database_url: s
         assert [(key.name, key.expires_at) for key in keys.list_(session)] == [("without", None)]
         assert audit.list_(session).changes == ()
         assert webhooks.list_(session) == []
+
+
+def test_jobs_that_wait_for_a_scheduler_are_cancelled_by_tables_that_know_none(database_url: str) -> None:
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.write() as session:
+        waits, failed = (jobs.submit(session, a_spec(via="slurm")).job.id for _ in range(2))
+        usual = jobs.submit(session, a_spec()).job.id
+        for _ in range(2):
+            begun = launches.begin(session, Scheduler.SLURM)
+            assert begun is not None
+            if begun.job_id == failed:
+                launches.end(session, begun.id, "It ended.")
+        assert jobs.get(session, failed).failure is FailureKind.NOT_STARTED
+    migrations.downgrade(database_url, "0013")
+    assert not {"launches", "launchers"} & _tables(database_url)
+    migrations.upgrade(database_url)
+    with closing(Database(database_url)) as database, database.read() as session:
+        found = {job_id: jobs.get(session, job_id) for job_id in (waits, failed, usual)}
+    states = [JobState.CANCELLED, JobState.CANCELLED, JobState.QUEUED]
+    assert [job.state for job in found.values()] == states
+    assert [job.failure for job in found.values()] == [None, FailureKind.LOST, None]
+    assert str(found[waits].reason).endswith("post it again.")
 
 
 def test_devices_go_with_the_revision_that_made_them_and_the_rest_stays(database_url: str) -> None:

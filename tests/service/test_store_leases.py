@@ -173,7 +173,7 @@ def test_a_heartbeat_extends_the_lease(database: Database) -> None:
 WRITES: dict[str, Callable[[Session, Lease], object]] = {
     "heartbeat": lambda s, lease: leases.heartbeat(s, lease, 30, ProgressView(fraction=0.9)),
     "plan": lambda s, lease: outcomes.plan(s, lease, a_plan("stale")),
-    "waiting": lambda s, lease: outcomes.waiting(s, lease, Waiting(doing="cc1plus uses it", up_to_s=60)),
+    "waiting": lambda s, lease: outcomes.note(s, lease, Waiting(doing="cc1plus uses it", up_to_s=60)),
     "variant_started": lambda s, lease: outcomes.variant_started(s, lease, 0),
     "save_outcome": lambda s, lease: outcomes.save_outcome(s, lease, an_outcome(a_result())),
     "finish": lambda s, lease: outcomes.finish(

@@ -159,7 +159,7 @@ def test_the_events_tell_the_whole_story(database: Database) -> None:
     lease = _planned(database, "baseline")
     attribution = Attribution(metric="tokens_per_s", rows=())
     with database.write() as session:
-        outcomes.waiting(session, lease, Waiting(doing="cc1plus uses 1.1 of 2 cores", up_to_s=60))
+        outcomes.note(session, lease, Waiting(doing="cc1plus uses 1.1 of 2 cores", up_to_s=60))
         outcomes.variant_started(session, lease, 0)
         outcomes.save_outcome(session, lease, outcome)
         outcomes.finish(session, lease, JobState.SUCCEEDED, attribution=attribution)

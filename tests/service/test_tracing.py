@@ -19,7 +19,9 @@ from tests.service.records import a_failure, a_plan
 from tests.service.serving import MATMUL, serving
 from tests.service.workers import worker_context
 from worker.heartbeat import Heartbeat
+from worker.held import StoredJob
 from worker.recorder import Recorder
+from worker.trace import AttemptTrace, parent_of
 
 CALLER_TRACE, CALLER_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -81,7 +83,9 @@ def test_a_trace_goes_from_the_caller_through_the_post_to_the_attempt(
         with served.database.write() as session:
             lease = leases.claim(session, context.info, 60)
         assert lease is not None
-        recorder = Recorder(context, lease, Heartbeat(context, lease, time.monotonic()))
+        job = StoredJob(context, lease)
+        trace = AttemptTrace(context.tracing, lease, parent_of(context, lease.job_id))
+        recorder = Recorder(job, Heartbeat(job, 60, time.monotonic()), context.stopping, trace)
         recorder(Planned(variants=a_plan("one")))
         recorder(VariantStarted(index=0))
         recorder(VariantFinished(outcome=a_failure()))

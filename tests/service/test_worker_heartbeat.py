@@ -21,6 +21,7 @@ from tests.service.workers import look, matmul, migrated, submit, worker_context
 from worker.context import WorkerContext
 from worker.execute import execute_next
 from worker.heartbeat import Heartbeat, Interruption
+from worker.held import StoredJob
 
 LEASE_S = 1.5
 ON_ONE_ENGINE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -37,7 +38,7 @@ def claimed(context: WorkerContext) -> Heartbeat:
     before = time.monotonic()
     lease = context.write(lambda session: leases.claim(session, context.info, context.settings.lease_s))
     assert lease is not None
-    return Heartbeat(context, lease, before)
+    return Heartbeat(StoredJob(context, lease), context.settings.lease_s, before)
 
 
 def only_job(database: Database) -> str:

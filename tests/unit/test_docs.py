@@ -40,6 +40,8 @@ from tests.pages import PAGES as CODED
 SETTINGS_CLASSES: tuple[type[BaseSettings], ...] = (
     api.settings.ServiceSettings,
     worker.settings.WorkerSettings,
+    worker.settings.PilotSettings,
+    worker.settings.LauncherSettings,
 )
 NAMES = ROOT / "optigpu" / "variables.py"
 """It lists every name, read or not."""

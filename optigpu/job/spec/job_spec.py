@@ -12,7 +12,7 @@ from optigpu.job.spec.names import BackendName, EndpointName, ModelName, PlanNam
 from optigpu.job.spec.variant import LARGEST_BATCH
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import AnyTechnique
-from optigpu.vocabulary import DeviceKind, Frozen
+from optigpu.vocabulary import DeviceKind, Frozen, Scheduler
 from optigpu.workloads import AnyWorkload
 
 
@@ -35,8 +35,8 @@ class JobSpec(Frozen):
     `beside` names other stacks, of this backend or others, that run the same workload on the same model and device: the
     processes of all variants take turns, so that their ratios hold on a machine whose speed drifts. With `models` in
     the place of `model` the plan is measured for each of them, with a baseline and gains of its own. `name`, `tags` and
-    `note` are for people, `priority` and `fresh` for a service: they change nothing of what is measured, and are in no
-    digest.
+    `note` are for people, `priority`, `fresh` and `via` for a service: they change nothing of what is measured, and are
+    in no digest.
     """
 
     workload: AnyWorkload
@@ -78,6 +78,10 @@ class JobSpec(Frozen):
     fresh: bool = Field(
         False,
         description="Whether a service measures the job even if it has results of the very same measurement.",
+    )
+    via: Scheduler | None = Field(
+        None,
+        description="The scheduler of a cluster that runs the job; null: a worker of the service takes it.",
     )
     note: str | None = Field(None, max_length=2000, description="Anything worth knowing about the job.")
     measure: Measure = Measure()

@@ -1,0 +1,163 @@
+"""The pilot of a cluster's allocation: it claims the one job of its token, and reports what a worker would write."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api.bodies import strict_document
+from api.examples import PILOTS
+from api.openapi import GUARDED, posted, problems
+from api.pilots import LongBody, PilotDep, ShortBody, holding, require_planned
+from api.problems import ProblemError
+from api.routes.jobs import linked
+from api.service import ServiceDep
+from optigpu import __version__
+from optigpu.documents.pilots import (
+    Fail,
+    Fencing,
+    Finish,
+    PilotBeat,
+    PilotBeatAnswer,
+    PilotEnd,
+    PilotEvent,
+    PilotOutcome,
+    PilotOutcomes,
+    Release,
+)
+from optigpu.documents.views import JobView
+from optigpu.store import artifacts, jobs, launches, leases, outcomes
+from optigpu.store.artifacts import Artifact
+from optigpu.store.launches import PilotLease
+from optigpu.store.leases import Hold
+from optigpu.store.workers import WorkerInfo
+from optigpu.vocabulary import Frozen
+
+router = APIRouter(prefix="/v1/pilot", tags=["pilots"], responses=GUARDED)
+SENT = problems(408, 409, 413, 415)
+
+
+class Held(Frozen):
+    """Under which claim."""
+
+    fencing: Fencing
+
+
+@router.post(
+    "/claim",
+    operation_id="claim_job",
+    summary="Claim the job of the token",
+    responses=SENT,
+    openapi_extra=posted(WorkerInfo, {"cpu": PILOTS["claim"]}),
+)
+def claim_job(body: ShortBody, service: ServiceDep, who: PilotDep) -> PilotLease:
+    """The pilot says what its machine is and gets the job with a lease, as a worker does. The same worker that claims
+    again gets the same lease. 409: another worker has the job, or the machine does not suit it."""
+    worker = strict_document(body, WorkerInfo)
+    if worker.version != __version__:
+        raise ProblemError(
+            409, f"The pilot is OptiGPU {worker.version} and the service {__version__}; install the same one."
+        )
+    with service.database.write() as session:
+        found = launches.claim(session, who, worker, service.settings.lease_s)
+    if isinstance(found, str):
+        raise ProblemError(409, found)
+    return PilotLease(lease=found, lease_s=service.settings.lease_s)
+
+
+@router.post(
+    "/heartbeat",
+    operation_id="pilot_heartbeat",
+    summary="Extend the lease",
+    responses=SENT,
+    openapi_extra=posted(PilotBeat, {"beat": PILOTS["beat"]}),
+)
+def pilot_heartbeat(body: ShortBody, service: ServiceDep, who: PilotDep) -> PilotBeatAnswer:
+    """Extends the lease, stores the progress, and says whether the job is to be cancelled."""
+    beat = strict_document(body, PilotBeat)
+    with holding(), service.database.write() as session:
+        hold = Hold(job_id=who.job_id, fencing=beat.fencing)
+        asked = leases.heartbeat(session, hold, service.settings.lease_s, beat.progress)
+    return PilotBeatAnswer(cancel_requested=asked)
+
+
+@router.get("/job", operation_id="pilot_job", summary="Get the job of the token")
+def pilot_job(service: ServiceDep, who: PilotDep) -> JobView:
+    """As everybody who may read sees it."""
+    with service.database.read() as session:
+        return linked(jobs.get(session, who.job_id, lease_s=service.settings.lease_s), service)
+
+
+@router.post(
+    "/events",
+    status_code=204,
+    operation_id="pilot_event",
+    summary="Report an event",
+    responses=SENT | problems(404),
+    openapi_extra=posted(PilotEvent, {"started": PILOTS["event"]}),
+)
+def pilot_event(body: ShortBody, service: ServiceDep, who: PilotDep) -> None:
+    """The plan, a wait, an estimate, or the start of a variant."""
+    sent = strict_document(body, PilotEvent)
+    with holding(), service.database.write() as session:
+        lease = leases.resumed(session, who.job_id, sent.fencing)
+        outcomes.note(session, lease, sent.event)
+
+
+@router.get(
+    "/outcomes",
+    operation_id="pilot_earlier_outcomes",
+    summary="Get what earlier attempts measured",
+    responses=problems(409),
+)
+def pilot_earlier_outcomes(
+    service: ServiceDep, who: PilotDep, held: Annotated[Held, Query()]
+) -> PilotOutcomes:
+    """On the same device of the same host, with raw samples."""
+    with holding(), service.database.read() as session:
+        earlier = outcomes.earlier(session, leases.resumed(session, who.job_id, held.fencing))
+    return PilotOutcomes(outcomes=tuple(earlier.values()))
+
+
+@router.post(
+    "/outcomes",
+    status_code=204,
+    operation_id="pilot_outcome",
+    summary="Report how a variant ended",
+    responses=SENT | problems(404),
+    openapi_extra=posted(PilotOutcome, {"failed": PILOTS["outcome"]}),
+)
+def pilot_outcome(body: LongBody, service: ServiceDep, who: PilotDep) -> None:
+    """Stores result, samples and files, all or none. The same again changes nothing."""
+    sent = strict_document(body, PilotOutcome)
+    kept = tuple(
+        artifacts.received(Artifact(**each.model_dump(exclude={"data"}), data=each.content))
+        for each in sent.files
+    )
+    outcome = sent.outcome.model_copy(update={"artifacts": {}})
+    with holding(), service.database.write() as session:
+        lease = leases.resumed(session, who.job_id, sent.fencing)
+        require_planned(lease.spec, outcome)
+        outcomes.save_outcome(session, lease, outcome, kept)
+
+
+@router.post(
+    "/end",
+    status_code=204,
+    operation_id="pilot_end",
+    summary="End the attempt",
+    responses=SENT,
+    openapi_extra=posted(PilotEnd, {"finish": PILOTS["end"]}),
+)
+def pilot_end(body: ShortBody, service: ServiceDep, who: PilotDep) -> None:
+    """The job has ended, or this attempt failed, or the pilot hands the job back. The token of a job that has ended is
+    valid no longer."""
+    sent = strict_document(body, PilotEnd)
+    with holding(), service.database.write() as session:
+        hold = Hold(job_id=who.job_id, fencing=sent.fencing)
+        match sent.end:
+            case Finish():
+                outcomes.finish(session, hold, sent.end.state, sent.end.reason, sent.end.attribution)
+            case Fail():
+                leases.fail(session, hold, sent.end.failure, sent.end.reason)
+            case Release():
+                leases.release(session, hold)

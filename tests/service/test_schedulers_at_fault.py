@@ -1,0 +1,306 @@
+"""Schedulers that are away, hang, refuse or answer nonsense: one sentence each, and nothing is lost.
+
+The programs are the test's own, on PATH; they note how they were called.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optigpu.clusters import dry_task
+from optigpu.documents.views import LaunchState
+from optigpu.store import jobs, launches
+from optigpu.store.database import Database
+from optigpu.store.tables import Base
+from optigpu.vocabulary import JobState, Scheduler
+from tests.service.records import a_spec
+from tests.service.workers import look
+from worker import __main__ as program
+from worker.launch import LaunchLoop
+from worker.launchers.base import Access, SchedulerAwayError, SchedulerError
+from worker.launchers.kubernetes import Kubernetes
+from worker.launchers.slurm import Slurm
+from worker.settings import LauncherSettings
+
+Install = Callable[[str, str], None]
+NO_JOBS = """echo '{"jobs": []}'"""
+SUBMIT = "sed -n 's/^#SBATCH --job-name=//p' > $here/name; echo 7"
+"""An sbatch that keeps the name of the last job."""
+
+
+def listed(state: str) -> str:
+    """An squeue that lists this job."""
+    return f"""printf '{{"jobs": [{{"job_id": 7, "name": "%s", "job_state": "{state}"}}]}}' "$(cat $here/name)" """
+
+
+@pytest.fixture
+def database(sqlite_database: Database) -> Database:
+    """With empty tables; these faults are seen by no database."""
+    with sqlite_database.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    return sqlite_database
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr("worker.launchers.programs.PATIENCE_S", 0.5)
+    return folder
+
+
+@pytest.fixture
+def install(programs: Path) -> Install:
+    """Writes a program: a shell script that notes its arguments."""
+
+    def write(name: str, script: str) -> None:
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nhere={programs}\necho "{name} $*" >> $here/calls\n{script}\n')
+        program.chmod(0o755)
+
+    return write
+
+
+def calls(programs: Path) -> list[str]:
+    return (programs / "calls").read_text().splitlines()
+
+
+def launcher(database: Database, **settings: object) -> LaunchLoop:
+    given = LauncherSettings.model_validate({"url": "https://bench.example.org"} | settings)
+    return LaunchLoop(Scheduler.SLURM, Slurm(), database, given)
+
+
+def posted(database: Database) -> str:
+    with database.write() as session:
+        return jobs.submit(session, a_spec(via="slurm")).job.id
+
+
+def problem(database: Database, job_id: str) -> str:
+    unserved = look(database, job_id).unserved
+    assert unserved is not None
+    return unserved.sentence
+
+
+def test_a_scheduler_whose_programs_are_missing(
+    database: Database, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(programs))
+    job_id = posted(database)
+    launcher(database).round()
+    assert problem(database, job_id) == (
+        "squeue is not installed here; start the launcher where the scheduler's programs are."
+    )
+    assert look(database, job_id).launch is None
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("sleep 30", "squeue did not answer within 0.5 s; check that the scheduler runs."),
+        ("echo Hello, I am a teapot", "squeue answered what cannot be read: Hello, I am a teapot"),
+        ("printf '\\001\\377{'", "squeue answered what cannot be read: ?\ufffd{"),
+        ("""echo '{"jobs": [{"job_id": "many"}]}'""", "squeue answered what cannot be read:"),
+        ("true", "squeue answered what cannot be read: nothing"),
+        (
+            "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+            "squeue refused: slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        ),
+    ],
+    ids=["hangs", "talks", "binary", "other types", "silent", "controller away"],
+)
+def test_a_scheduler_that_hangs_or_answers_nonsense_loses_nothing(
+    database: Database, install: Install, programs: Path, script: str, sentence: str
+) -> None:
+    install("squeue", script)
+    install("sbatch", SUBMIT)
+    job_id, loop = posted(database), launcher(database)
+    loop.round()
+    assert problem(database, job_id).startswith(sentence)
+    assert not [call for call in calls(programs) if call.startswith("sbatch")]
+    install("squeue", NO_JOBS)
+    loop.round()
+    job = look(database, job_id)
+    assert (job.unserved, job.state) == (None, JobState.QUEUED)
+    assert job.launch is not None
+    assert (job.launch.reference, job.launch.state) == ("7", LaunchState.PENDING)
+
+
+@pytest.mark.parametrize(
+    "script", [f"{SUBMIT} > /dev/null; sleep 30", f"{SUBMIT} > /dev/null; echo Submitted?"]
+)
+def test_a_submission_of_unknown_outcome_is_found_again_and_not_repeated(
+    database: Database, install: Install, programs: Path, script: str
+) -> None:
+    install("sbatch", script)
+    install("squeue", NO_JOBS)
+    job_id, loop = posted(database), launcher(database)
+    loop.round()
+    assert problem(database, job_id).startswith("sbatch ")
+    loop.round()
+    install("squeue", listed("RUNNING"))
+    loop.round()
+    job = look(database, job_id)
+    assert job.launch is not None
+    assert (job.launch.reference, job.launch.state) == ("7", LaunchState.RUNNING)
+    assert len([call for call in calls(programs) if call.startswith("sbatch")]) == 1
+
+
+def test_a_submission_that_never_arrived_is_repeated(
+    database: Database, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("sbatch", "sleep 30")
+    install("squeue", NO_JOBS)
+    job_id, loop = posted(database), launcher(database)
+    loop.round()
+    first = look(database, job_id).launch
+    monkeypatch.setattr("worker.launch.UNCONFIRMED", 0 * first.created_at.resolution)  # type: ignore[union-attr]
+    install("sbatch", SUBMIT)
+    loop.round()
+    job = look(database, job_id)
+    assert job.launch is not None
+    assert job.launch.reference == "7"
+    assert [attempt.outcome for attempt in job.attempts] == ["not_started"]
+
+
+def test_what_the_scheduler_refuses_is_the_job_s_reason(database: Database, install: Install) -> None:
+    install("squeue", NO_JOBS)
+    install("sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1")
+    job_id = posted(database)
+    launcher(database).round()
+    job = look(database, job_id)
+    assert job.reason is not None
+    assert job.reason.startswith(
+        "sbatch refused: sbatch: error: invalid partition specified: gpu It is tried again"
+    )
+
+
+def test_a_job_that_the_scheduler_has_forgotten_is_handed_over_again(
+    database: Database, install: Install, programs: Path
+) -> None:
+    install("squeue", NO_JOBS)
+    install("sbatch", SUBMIT)
+    install("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    job_id, loop = posted(database), launcher(database)
+    loop.round()
+    loop.round()
+    assert "scontrol show job --oneliner 7" in calls(programs)
+    assert [attempt.outcome for attempt in look(database, job_id).attempts] == ["not_started"]
+    install("scontrol", "echo 'JobId=7 JobName=other JobState=RUNNING Reason=None'")
+    loop.round()
+
+
+def test_a_cancel_that_is_refused_is_tried_again(
+    database: Database, install: Install, programs: Path
+) -> None:
+    install("squeue", NO_JOBS)
+    install("sbatch", SUBMIT)
+    job_id, loop = posted(database), launcher(database)
+    loop.round()
+    install("squeue", listed("PENDING"))
+    install("scancel", "echo 'scancel: error: Kill job error on job id 7: Access denied' >&2; exit 1")
+    with database.write() as session:
+        jobs.request_cancel(session, job_id)
+    loop.round()
+    loop.round()
+    assert len([call for call in calls(programs) if call == "scancel 7"]) == 2
+
+
+def test_no_more_jobs_are_handed_over_than_the_setting_says(
+    database: Database, install: Install, programs: Path
+) -> None:
+    install("squeue", NO_JOBS)
+    install("sbatch", SUBMIT)
+    for _ in range(3):
+        posted(database)
+    launcher(database, launch_at_once=2).round()
+    assert len([call for call in calls(programs) if call.startswith("sbatch")]) == 2
+
+
+def test_the_token_is_in_no_argument_and_no_script_and_the_database_s_address_in_no_variable(
+    database: Database, install: Install, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTIGPU_DATABASE_URL", "postgresql://optigpu:hunter2@db/optigpu")
+    install("squeue", NO_JOBS)
+    install("sbatch", "env > $here/variables; cat > $here/script; echo 7")
+    posted(database)
+    launcher(database).round()
+    variables = (programs / "variables").read_text()
+    token = next(
+        line for line in variables.splitlines() if line.startswith("OPTIGPU_PILOT_TOKEN=")
+    ).partition("=")[2]
+    assert token.startswith(launches.TOKEN_PREFIX)
+    assert "OPTIGPU_URL=https://bench.example.org" in variables
+    assert token not in (programs / "script").read_text() + "".join(calls(programs))
+    assert "hunter2" not in variables
+
+
+def test_kubernetes_gets_the_token_on_stdin_and_its_answers_are_read(
+    install: Install, programs: Path
+) -> None:
+    task = dry_task(a_spec(via="kubernetes")).model_copy(
+        update={"job_id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11"}
+    )
+    install("kubectl", "cat > $here/manifest")
+    cluster = Kubernetes()
+    access = Access(url="https://bench.example.org", token="ogp_secret")
+    assert cluster.submit(task, access) == task.name
+    secret, job = json.loads((programs / "manifest").read_text())["items"]
+    assert secret["stringData"] == {"url": access.url, "token": access.token}
+    assert access.token not in json.dumps(job) + "".join(calls(programs))
+    conditions = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
+    known = [
+        {"metadata": {"name": "optigpu-1"}, "status": {"active": 1}},
+        {"metadata": {"name": "optigpu-2"}, "status": {}},
+        {"metadata": {"name": "optigpu-3"}, "status": {"conditions": conditions}},
+    ]
+    (programs / "answer").write_text(json.dumps({"items": known}))
+    install("kubectl", "cat $here/answer")
+    seen = cluster.status([])
+    assert [each.state for each in seen.values()] == [
+        LaunchState.RUNNING,
+        LaunchState.PENDING,
+        LaunchState.ENDED,
+    ]
+    assert "DeadlineExceeded" in str(seen["optigpu-3"].reason)
+    cluster.cancel("optigpu-1")
+    assert (
+        calls(programs)[-1] == "kubectl delete job/optigpu-1 secret/optigpu-1 --ignore-not-found --wait=false"
+    )
+    install("kubectl", "echo error: no context >&2; exit 1")
+    with pytest.raises(SchedulerError, match="kubectl refused: error: no context"):
+        cluster.status([])
+    install("kubectl", "echo no")
+    with pytest.raises(SchedulerAwayError, match="kubectl answered what cannot be read: no"):
+        cluster.status([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--once"], "--once and --job belong together"),
+        (["--job", "7"], "--once and --job belong together"),
+        (["--launch", "slurm", "--device", "cpu"], "--launch runs no job itself"),
+        (["--launch", "pbs"], "invalid"),
+        (
+            ["--launch", "slurm"],
+            "Pilots send their tokens to OPTIGPU_URL, which is 'http://bench.example.org'",
+        ),
+        (["--once", "--job", "7"], "OPTIGPU_PILOT_TOKEN"),
+    ],
+)
+def test_a_worker_that_is_started_wrongly_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    monkeypatch.setenv("OPTIGPU_URL", "http://bench.example.org")
+    monkeypatch.delenv("OPTIGPU_PILOT_TOKEN", raising=False)
+    monkeypatch.setattr("sys.argv", ["worker", *arguments])
+    try:
+        status: object = program.main()
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert said in capsys.readouterr().err

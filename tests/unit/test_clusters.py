@@ -1,0 +1,215 @@
+"""What a scheduler is asked to run, and where: batch script, manifest, states, allocation. Nothing is submitted."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from optigpu.cli import app
+from optigpu.clusters import SCRIPTS, dry_task
+from optigpu.clusters.kubernetes import Manifest, manifest
+from optigpu.clusters.task import Task
+from optigpu.documents.result import Allocation
+from optigpu.documents.views import LaunchState
+from optigpu.hardware.allocation import KUBERNETES_JOB, SLURM_JOB, allocation
+from optigpu.job.spec import JobSpec
+from optigpu.vocabulary import Scheduler, SpecError
+from worker.launchers import LAUNCHERS
+from worker.launchers.slurm_states import BUSY, HELD, OVER, WAITS, launch_state
+
+JOB_ID = "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def a_task(device: str = "cuda", **fields: Any) -> Task:
+    spec = JobSpec.model_validate(
+        {"workload": {"kind": "matmul", "sizes": [64]}, "device": device, "via": "slurm"}
+    )
+    return Task(name=f"optigpu-{JOB_ID}", job_id=JOB_ID, spec=spec, **fields)
+
+
+def test_every_scheduler_has_one_file_of_each_kind_and_a_name() -> None:
+    names = {scheduler.value for scheduler in Scheduler}
+    assert set(SCRIPTS) == set(LAUNCHERS) == set(Scheduler)
+    for scheduler in Scheduler:
+        assert SCRIPTS[scheduler].__module__ == f"optigpu.clusters.{scheduler}"
+        assert LAUNCHERS[scheduler].__module__ == f"worker.launchers.{scheduler}"
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    assert all(f"`{name}`" in page for name in names)
+
+
+def test_a_batch_script_asks_for_a_node_a_gpu_and_the_job_s_time(tmp_path: Path) -> None:
+    text = SCRIPTS[Scheduler.SLURM](a_task(options=("--partition=gpu",), setup="module load cuda"))
+    options = re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE)
+    assert {"--exclusive", "--gres=gpu:1", "--time=34", "--requeue", "--partition=gpu"} <= set(options)
+    *_, setup, last = text.splitlines()
+    assert setup == "module load cuda"
+    assert last == f"exec python -m worker --once --job {JOB_ID} --device cuda"
+    script = tmp_path / "script"
+    script.write_text(text)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_a_job_on_a_cpu_asks_for_no_gpu() -> None:
+    assert "--gres" not in SCRIPTS[Scheduler.SLURM](a_task("cpu"))
+    assert manifest(a_task("cpu")).spec.template.spec.containers[0].resources.limits == {}
+
+
+def test_a_manifest_is_a_job_of_kubernetes() -> None:
+    """As its reference says: kind, version, required fields, and how a pod of a Job may restart."""
+    document = json.loads(SCRIPTS[Scheduler.KUBERNETES](a_task(image="registry.example.org/optigpu:1")))
+    assert (document["apiVersion"], document["kind"]) == ("batch/v1", "Job")
+    pod = document["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["restartPolicy"] in ("Never", "OnFailure")
+    assert container["image"] == "registry.example.org/optigpu:1"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert document["spec"]["activeDeadlineSeconds"] == 34 * 60
+    assert Manifest.model_validate(document) == manifest(a_task(image="registry.example.org/optigpu:1"))
+
+
+def test_the_setup_of_a_pod_is_run_before_the_pilot() -> None:
+    (container,) = manifest(a_task(setup="echo ready")).spec.template.spec.containers
+    answer = subprocess.run(
+        [*container.command[:4], "echo", *container.command[4:]], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == f"ready\npython -m worker --once --job {JOB_ID} --device cuda\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("kind",), "CronJob"),
+        (("metadata", "name"), "Not_A_Label"),
+        (("metadata", "name"), "x" * 64),
+        (("spec", "activeDeadlineSeconds"), 0),
+        (("spec", "backoffLimits"), 1),
+        (("spec", "template", "spec", "restartPolicy"), "Always"),
+        (("spec", "template", "spec", "containers"), []),
+        (("spec", "template", "metadata", "labels"), {"optigpu/job": "with space"}),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value)[:12],
+)
+def test_a_manifest_that_kubernetes_would_refuse_cannot_be_made(path: tuple[str, ...], value: object) -> None:
+    document = json.loads(SCRIPTS[Scheduler.KUBERNETES](a_task()))
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(ValidationError):
+        Manifest.model_validate(document)
+
+
+@pytest.mark.parametrize(
+    ("names", "state"),
+    [
+        *(([name], LaunchState.PENDING) for name in WAITS),
+        *(([name], LaunchState.RUNNING) for name in BUSY),
+        *(([name], LaunchState.ENDED) for name in OVER | HELD),
+        (["RUNNING", "COMPLETING"], LaunchState.RUNNING),
+        (["CANCELLED", "COMPLETING"], LaunchState.RUNNING),
+        (["NODE_FAIL", "REQUEUED"], LaunchState.PENDING),
+        (["PENDING", "REQUEUE_HOLD"], LaunchState.ENDED),
+        (["A_STATE_OF_A_LATER_VERSION"], LaunchState.RUNNING),
+        ([], LaunchState.RUNNING),
+    ],
+)
+def test_each_of_slurm_s_states_is_one_of_ours(names: list[str], state: LaunchState) -> None:
+    assert launch_state(names) is state
+
+
+def test_slurm_s_own_list_of_states_is_known() -> None:
+    """The base states and flags of squeue's manual page."""
+    manual = """
+        BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING PREEMPTED
+        RUNNING RESV_DEL_HOLD REQUEUE_FED REQUEUE_HOLD REQUEUED RESIZING REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT
+        STOPPED SUSPENDED TIMEOUT
+    """
+    assert set(manual.split()) <= WAITS | BUSY | OVER | HELD
+
+
+def told(tmp_path: Path, answer: str) -> tuple[str, ...]:
+    """A scontrol that answers so."""
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    return (str(program),)
+
+
+def test_outside_of_a_cluster_there_is_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (SLURM_JOB, KUBERNETES_JOB):
+        monkeypatch.delenv(name, raising=False)
+    assert allocation() is None
+
+
+def test_slurm_says_what_it_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SLURM_JOB, "12")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5, 8, 9})
+    line = "JobId=12 JobName=a OverSubscribe=OK Command=(null) TresPerNode=gres:gpu:2"
+    found = allocation(told(tmp_path, f"echo '{line}'"))
+    assert found == Allocation(
+        scheduler=Scheduler.SLURM, job_id="12", gres="gpu:2", cpuset="0-2,5,8-9", node_shared=True
+    )
+    alone = allocation(told(tmp_path, "echo 'JobId=12 OverSubscribe=NO'"))
+    assert alone is not None
+    assert (alone.gres, alone.node_shared) == (None, False)
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "echo nonsense", "sleep 9"])
+def test_what_slurm_does_not_say_is_null(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setenv(SLURM_JOB, "12")
+    monkeypatch.setattr("optigpu.hardware.allocation._PATIENCE_S", 0.2)
+    found = allocation(told(tmp_path, answer))
+    assert found is not None
+    assert (found.job_id, found.gres, found.node_shared) == ("12", None, None)
+
+
+def printed(*arguments: str) -> str:
+    """What `optigpu submit` prints; no service is asked."""
+    found = CliRunner().invoke(app, ["submit", *arguments, "--url", "http://127.0.0.1:9"])
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_a_dry_run_prints_what_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_LAUNCH_OPTIONS", "--partition=gpu")
+    text = printed("--via", "slurm", "--dry-run", "--workload", "matmul", "--device", "cuda")
+    assert "#SBATCH --partition=gpu\n" in text
+    assert text.endswith("exec python -m worker --once --job JOB_ID --device cuda\n")
+    job = json.loads(printed("--via", "kubernetes", "--dry-run", "--workload", "matmul", "--device", "cpu"))
+    assert job["kind"] == "Job"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--dry-run", "--workload", "matmul", "--device", "cpu"], "name one with --via slurm"),
+        (["--via", "slurm", "--dry-run", "--workload", "matmul"], "name the device as well"),
+        (["--via", "pbs", "--workload", "matmul", "--device", "cpu"], "Valid: kubernetes, slurm"),
+    ],
+)
+def test_a_wrong_request_says_what_to_do(arguments: list[str], error: str) -> None:
+    found = CliRunner().invoke(app, ["submit", *arguments, "--url", "http://127.0.0.1:9"])
+    assert isinstance(found.exception, SpecError)
+    assert error in str(found.exception)
+
+
+@pytest.mark.parametrize("command", ["run", "ladder"])
+def test_what_is_for_a_cluster_is_not_measured_here(command: str) -> None:
+    found = CliRunner().invoke(app, [command, "--via", "slurm", "--workload", "matmul", "--device", "cpu"])
+    assert (
+        str(found.exception) == "via: a service hands jobs to slurm; use `optigpu submit`, or leave via out."
+    )
+
+
+def test_options_with_a_quotation_that_does_not_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTIGPU_LAUNCH_OPTIONS", "--comment='a")
+    with pytest.raises(SpecError, match="OPTIGPU_LAUNCH_OPTIONS has a quotation mark without an end"):
+        dry_task(a_task().spec)

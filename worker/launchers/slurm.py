@@ -1,0 +1,106 @@
+"""Slurm: `sbatch`, `squeue`, `scontrol` and `scancel`."""
+
+import re
+from collections.abc import Collection, Mapping
+
+from pydantic import BaseModel, ValidationError
+
+from optigpu.clusters import SCRIPTS, Task
+from optigpu.clusters.slurm import OUTPUT
+from optigpu.clusters.task import NAME_PREFIX
+from optigpu.documents.views import LaunchState
+from optigpu.vocabulary import Scheduler
+from worker.launchers.base import Access, SchedulerAwayError, SchedulerError, Seen
+from worker.launchers.programs import ask, nonsense
+from worker.launchers.slurm_states import launch_state
+
+UNKNOWN_JOB = "Invalid job id"
+AWAY = ("Unable to contact", "connect failure", "Socket timed out", "Connection refused", "Zero Bytes")
+"""What Slurm's programs say while its controller does not answer."""
+_ID = re.compile(r"[1-9][0-9]{0,9}")
+
+
+class _Job(BaseModel):
+    """The fields of a job that are read; newer versions of Slurm list several states."""
+
+    job_id: int
+    name: str = ""
+    job_state: str | list[str]
+
+
+class _Jobs(BaseModel):
+    jobs: list[_Job]
+
+
+class Slurm:
+    """A cluster that has the programs of Slurm on this machine."""
+
+    def submit(self, task: Task, access: Access) -> str:
+        """The token goes by the environment: arguments are shown to everybody on this machine. Of that the job gets all
+        that `sbatch` gets, which is little."""
+        handed = {"OPTIGPU_URL": access.url, "OPTIGPU_PILOT_TOKEN": access.token}
+        command = ["sbatch", "--parsable", "--export=ALL"]
+        answer = _slurm(command, SCRIPTS[Scheduler.SLURM](task), handed)
+        reference = answer.strip().partition(";")[0]
+        if not _ID.fullmatch(reference):
+            raise nonsense("sbatch", answer)
+        return reference
+
+    def status(self, references: Collection[str]) -> Mapping[str, Seen]:
+        """`squeue` forgets a job some minutes after its end; then `scontrol` is asked for it."""
+        answer = _slurm(["squeue", "--json", "--me", "--states=all"])
+        try:
+            jobs = _Jobs.model_validate_json(answer).jobs
+        except ValidationError:
+            raise nonsense("squeue", answer) from None
+        found = {job.name: _seen(job) for job in jobs if job.name.startswith(NAME_PREFIX)}
+        listed = {seen.reference for seen in found.values()}
+        for reference in set(references) - listed:
+            if job := _asked_for(reference):
+                found[job.name] = _seen(job)
+        return found
+
+    def cancel(self, reference: str) -> None:
+        try:
+            _slurm(["scancel", reference])
+        except SchedulerAwayError:
+            raise
+        except SchedulerError as error:
+            if UNKNOWN_JOB not in str(error):
+                raise
+
+
+def _slurm(command: list[str], text: str = "", more: Mapping[str, str] | None = None) -> str:
+    try:
+        return ask(command, text=text, more=more)
+    except SchedulerAwayError:
+        raise
+    except SchedulerError as error:
+        if any(words in str(error) for words in AWAY):
+            raise SchedulerAwayError(str(error)) from error
+        raise
+
+
+def _asked_for(reference: str) -> _Job | None:
+    """The job; None if Slurm no longer knows it."""
+    try:
+        answer = _slurm(["scontrol", "show", "job", "--oneliner", reference])
+    except SchedulerAwayError:
+        raise
+    except SchedulerError as error:
+        if UNKNOWN_JOB in str(error):
+            return None
+        raise
+    told = dict(re.findall(r"(?:^|\s)(JobId|JobName|JobState)=(\S*)", answer))
+    try:
+        return _Job(job_id=told["JobId"], name=told["JobName"], job_state=told["JobState"])
+    except (KeyError, ValidationError):
+        raise nonsense("scontrol", answer) from None
+
+
+def _seen(job: _Job) -> Seen:
+    names = [job.job_state] if isinstance(job.job_state, str) else job.job_state
+    state, output = launch_state(names), OUTPUT.replace("%j", str(job.job_id))
+    reason = f"Slurm's job {job.job_id} ended as {' '.join(names)}; its output is {output} on its node."
+    ended = state is LaunchState.ENDED
+    return Seen(reference=str(job.job_id), state=state, reason=reason if ended else None)
