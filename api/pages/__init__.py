@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from api.pages import board, docs, jobs, static
+from api.pages import badge, board, docs, jobs, result, static
 
-PAGES = (board, jobs, docs, static)
+PAGES = (board, result, badge, jobs, docs, static)
 """One module for each page, or for a few that belong together."""
 
 router = APIRouter(include_in_schema=False)

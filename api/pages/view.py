@@ -34,6 +34,11 @@ class PageView:
     service: Service
     look: Look
 
+    @property
+    def origin(self) -> str:
+        """The address of the service as the client calls it, with its prefix."""
+        return str(self.request.base_url).rstrip("/")
+
     def page(self, template: str, status: int = 200, **shown: object) -> Response:
         """The template as an answer. Every template has `look`."""
         return rendering.page(self.request, template, self.look, status, **shown)
