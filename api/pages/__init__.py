@@ -2,9 +2,43 @@
 
 from fastapi import APIRouter
 
-from api.pages import badge, board, docs, jobs, result, static
+from api.pages import (
+    badge,
+    board,
+    claims,
+    compare,
+    devices,
+    docs,
+    feed,
+    history,
+    image,
+    jobs,
+    ladder,
+    machines,
+    pareto,
+    result,
+    static,
+    techniques,
+)
 
-PAGES = (board, result, badge, jobs, docs, static)
+PAGES = (
+    board,
+    pareto,
+    result,
+    image,
+    compare,
+    ladder,
+    history,
+    claims,
+    machines,
+    devices,
+    techniques,
+    badge,
+    feed,
+    jobs,
+    docs,
+    static,
+)
 """One module for each page, or for a few that belong together."""
 
 router = APIRouter(include_in_schema=False)
