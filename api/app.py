@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from api import problems
+from api import pages, problems
 from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
@@ -26,7 +26,6 @@ from api.routes import (
     audit,
     compare,
     devices,
-    docs,
     edge_leaderboard,
     edge_models,
     events,
@@ -36,7 +35,6 @@ from api.routes import (
     imports,
     jobs,
     leaderboard,
-    pages,
     pilots,
     results,
     schema,
@@ -69,7 +67,6 @@ ROUTERS = (
     schema,
     health,
     pages,
-    docs,
 )
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5

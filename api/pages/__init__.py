@@ -1,0 +1,46 @@
+"""The pages for people. Each module has a router; what it reads comes from the functions that the JSON API calls."""
+
+from fastapi import APIRouter
+
+from api.pages import (
+    badge,
+    board,
+    claims,
+    compare,
+    devices,
+    docs,
+    feed,
+    history,
+    image,
+    jobs,
+    ladder,
+    machines,
+    pareto,
+    result,
+    static,
+    techniques,
+)
+
+PAGES = (
+    board,
+    pareto,
+    result,
+    image,
+    compare,
+    ladder,
+    history,
+    claims,
+    machines,
+    devices,
+    techniques,
+    badge,
+    feed,
+    jobs,
+    docs,
+    static,
+)
+"""One module for each page, or for a few that belong together."""
+
+router = APIRouter(include_in_schema=False)
+for module in PAGES:
+    router.include_router(module.router)
