@@ -10,6 +10,7 @@ from optigpu.documents.events import (
     Event,
     Finished,
     Planned,
+    Printed,
     Progressed,
     VariantFinished,
     VariantStarted,
@@ -63,6 +64,8 @@ class Recorder:
                 self._heartbeat.report(
                     ProgressView(fraction=event.fraction, doing=event.doing, remaining_s=event.remaining_s)
                 )
+            case Printed():
+                self._write(lambda session: outcomes.printed(session, self._lease, event))
             case VariantFinished():
                 self._save(event.outcome)
             case Finished():

@@ -66,6 +66,15 @@ class Progressed(Frozen):
     remaining_s: float | None = None
 
 
+class Printed(Frozen):
+    """A process of a variant has ended, and has printed something: `text` is the end of it. It is kept for an operator
+    and never streamed, since a library may print whatever it likes."""
+
+    kind: Literal["printed"] = "printed"
+    index: int
+    text: str
+
+
 class VariantFinished(Frozen):
     """A variant ended, with its result or the reason why there is none."""
 
@@ -80,7 +89,7 @@ class Finished(Frozen):
     attribution: Attribution
 
 
-Event = Planned | Estimated | Waiting | VariantStarted | Progressed | VariantFinished | Finished
+Event = Planned | Estimated | Waiting | VariantStarted | Progressed | Printed | VariantFinished | Finished
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 

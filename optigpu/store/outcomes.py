@@ -10,6 +10,7 @@ from optigpu.documents.events import (
     Finished,
     Planned,
     PlannedVariant,
+    Printed,
     VariantFinished,
     VariantStarted,
     Waiting,
@@ -34,6 +35,10 @@ from optigpu.vocabulary import (
     VariantStatus,
     check_document,
 )
+
+
+LONGEST_PRINTED = 16_000
+"""Of what a variant's processes have printed."""
 
 
 def plan(session: Session, lease: Lease, variants: Sequence[PlannedVariant]) -> None:
@@ -86,6 +91,14 @@ def variant_started(session: Session, lease: Lease, index: int) -> None:
         return
     variant.status = VariantStatus.RUNNING
     record(session, job, "variant_started", as_document(VariantStarted(index=index)), moment(session))
+
+
+def printed(session: Session, lease: Lease, event: Printed) -> None:
+    """A process of a variant printed this; the last LONGEST_PRINTED characters of all of them are kept. Raises
+    LeaseLostError, NotFoundError."""
+    variant = _variant(session, held(session, lease), event.index)
+    before = f"{variant.printed}\n\n" if variant.printed else ""
+    variant.printed = clean_text(f"{before}{event.text}")[-LONGEST_PRINTED:]
 
 
 def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:
