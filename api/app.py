@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from api import problems
+from api import pages, problems
 from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
@@ -28,7 +28,6 @@ from api.routes import (
     audit,
     compare,
     devices,
-    docs,
     edge_leaderboard,
     edge_models,
     events,
@@ -38,7 +37,6 @@ from api.routes import (
     imports,
     jobs,
     leaderboard,
-    pages,
     results,
     schema,
     webhooks,
@@ -70,7 +68,6 @@ ROUTERS = (
     schema,
     health,
     pages,
-    docs,
 )
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5

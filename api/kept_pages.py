@@ -1,6 +1,5 @@
 """Pages of the leaderboard are kept as they were sent, for as long as the leaderboard does not change."""
 
-import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import ADMITTED, call_of
 from api.gate import Gate
 from api.problems import ProblemError, from_store, problem_response
+from api.tags import is_known, tag_of
 from optigpu.store.revisions import Part
 from optigpu.vocabulary import StoreError
 
@@ -124,7 +124,7 @@ async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> Answer:
 def _to_be_kept(answer: Answer) -> Answer:
     """The same with what lets a client ask whether it has changed. Each encoding of a page has a tag of its own."""
     headers = MutableHeaders(raw=list(answer.headers.raw))
-    headers["ETag"] = f'"{hashlib.sha256(answer.body).hexdigest()[:32]}"'
+    headers["ETag"] = tag_of(answer.body)
     headers["Cache-Control"] = "private, no-cache"
     headers.add_vary_header("Authorization")
     return Answer(answer.status, Headers(raw=headers.raw), answer.body)
@@ -132,11 +132,7 @@ def _to_be_kept(answer: Answer) -> Answer:
 
 def _unless_known(answer: Answer, asked: Headers) -> Answer:
     """304 without a body if the client has this very answer."""
-    tag, known = answer.headers.get("etag"), asked.get("if-none-match")
-    if tag is None or known is None:
-        return answer
-    tags = {each.strip().removeprefix("W/") for each in known.split(",")}
-    if tag not in tags and "*" not in tags:
+    if not is_known(answer.headers.get("etag"), asked.get("if-none-match")):
         return answer
     return Answer(
         304, Headers({name: answer.headers[name] for name in UNCHANGED if name in answer.headers}), b""

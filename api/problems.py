@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from api.rendering import look, page, wants_page
 from optigpu.documents.fields import WHOLE, Entry, describe_parameters
 from optigpu.documents.views import Problem
 from optigpu.store.errors import CursorError, StoreUnavailableError, WithdrawnError
@@ -43,7 +44,10 @@ class ProblemError(Exception):
 
 
 def problem_response(scope: Scope, problem: ProblemError) -> Response:
-    """The document; `instance` is the request's identifier, as the logs have it."""
+    """The document, or a page where a browser asks for one; `instance` is the request's identifier, as the logs have
+    it."""
+    if wants_page(scope):
+        return _problem_page(scope, problem)
     document = Problem(
         title=HTTPStatus(problem.status).phrase,
         status=problem.status,
@@ -54,6 +58,20 @@ def problem_response(scope: Scope, problem: ProblemError) -> Response:
     )
     left_out = None if problem.server_time_us is not None else {"server_time_us"}
     return Response(document.model_dump_json(exclude=left_out), problem.status, problem.headers, MEDIA_TYPE)
+
+
+def _problem_page(scope: Scope, problem: ProblemError) -> Response:
+    request = Request(scope)
+    return page(
+        request,
+        "problem.html",
+        look(request, scope["root_path"]),
+        problem.status,
+        problem.headers,
+        title=HTTPStatus(problem.status).phrase,
+        problem=problem,
+        instance=request_id(scope),
+    )
 
 
 def request_id(scope: Scope) -> str:

@@ -174,9 +174,10 @@ def test_two_keys_may_choose_the_same_idempotency_key(service: Served, keyed: di
 
 def test_the_page_shows_no_data_where_keys_are_needed(service: Served, keyed: dict[str, str]) -> None:
     job_id = service.submit(None, **bearer(keyed["submit"]))["id"]
-    page = service.client.get("/").text
-    assert job_id not in page
-    assert "needs a key" in page
+    page = service.client.get("/jobs", headers={"Accept": "text/html"})
+    assert page.status_code == 401
+    assert job_id not in page.text
+    assert "needs a key" in page.text
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ KEY = "a-first-key-that-is-long-enough"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 READS = (
     "/v1/jobs", "/v1/leaderboard", "/v1/leaderboard?format=csv", "/v1/workers", "/v1/hardware", "/v1/schema/job",
-    "/v1/schema/techniques", "/metrics", "/", "/docs",
+    "/v1/schema/techniques", "/metrics", "/", "/jobs", "/docs",
 )  # fmt: skip
 
 
@@ -34,11 +34,9 @@ def test_whoever_has_no_key_may_read(public: Served) -> None:
     assert "event: state" in public.client.get(job["links"]["events"]).text
 
 
-def test_the_page_shows_results(public: Served) -> None:
+def test_the_page_shows_jobs(public: Served) -> None:
     job = public.submit(None, **WITH_KEY)
-    text = public.client.get("/").text
-    assert job["id"] in text
-    assert "needs a key" not in text
+    assert job["id"] in public.client.get("/jobs").text
 
 
 CHALLENGES = {"HTTPBearer": "Bearer", "DeviceSignature": "OptiGPU1", "nothing": None}
@@ -76,7 +74,9 @@ def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
     with serving(f"sqlite:///{tmp_path / 'optigpu.db'}", api_key=KEY) as served:
         assert served.client.get("/v1/jobs").status_code == 401
         assert served.client.get("/metrics").status_code == 401
-        assert "OPTIGPU_PUBLIC_READ" in served.client.get("/").text
+        page = served.client.get("/", headers={"Accept": "text/html"})
+        assert page.status_code == 401
+        assert "OPTIGPU_PUBLIC_READ" in page.text
 
 
 def test_readers_without_a_key_are_limited_by_their_address(tmp_path: Path) -> None:

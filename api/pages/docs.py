@@ -2,25 +2,20 @@
 
 from functools import lru_cache
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI, Request, Response
 
+from api.pages.view import Plain, View
 from api.reference import Document, phrase
-from api.rendering import page
-from api.service import ServiceDep
-from optigpu import __version__
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter()
 
 
 @router.get("/docs")
-def read_docs(request: Request, service: ServiceDep) -> HTMLResponse:
+def read_docs(request: Request, view: View, _: Plain) -> Response:
     """The calls by their tags, then the schemas."""
     document = _document(request.app)
-    return page(
+    return view.page(
         "docs.html",
-        version=__version__,
-        prefix=service.settings.prefix,
         url=str(request.base_url).rstrip("/"),
         groups=document.groups(),
         schemas=document.schemas(),

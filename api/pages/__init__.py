@@ -1,0 +1,12 @@
+"""The pages for people. Each module has a router; what it reads comes from the functions that the JSON API calls."""
+
+from fastapi import APIRouter
+
+from api.pages import board, docs, jobs, static
+
+PAGES = (board, jobs, docs, static)
+"""One module for each page, or for a few that belong together."""
+
+router = APIRouter(include_in_schema=False)
+for module in PAGES:
+    router.include_router(module.router)

@@ -1,0 +1,74 @@
+"""Figures, times and names as the pages write them: filters of the templates."""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from optigpu.documents.views import BoardFacts
+from optigpu.report.leaderboard import workload_text
+from optigpu.report.numbers import short
+from optigpu.report.rows import heading
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+LONGEST = 120
+"""Characters of a name that are shown; the rest is in the page's title of it."""
+
+
+def with_code(text: str) -> "Markup":
+    """The text escaped, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def day(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")
+
+
+def moment(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def cut(text: object, longest: int = LONGEST) -> str:
+    """At most so many characters; a cut text ends with an ellipsis."""
+    whole = str(text)
+    return whole if len(whole) <= longest else whole[: longest - 1] + "…"
+
+
+def spaced(name: str) -> str:
+    """A name of the vocabulary as words: `few_samples` as `few samples`."""
+    return name.replace("_", " ")
+
+
+def quantity(value: float | None) -> str:
+    """Bytes as MB or GB."""
+    if value is None:
+        return short(None)
+    return f"{short(value * 1e-9)} GB" if value >= 1e9 else f"{short(value * 1e-6)} MB"
+
+
+def percent(share: float | None) -> str:
+    """Two decimals: losses are tenths of a percent."""
+    return short(None) if share is None else f"{100 * share:.2f}%"
+
+
+def workload_line(board: BoardFacts) -> str:
+    """The workload and the model of a board on one line."""
+    return cut(workload_text(board.workload, board.model))
+
+
+FILTERS: dict[str, Callable[..., object]] = {
+    "with_code": with_code,
+    "day": day,
+    "moment": moment,
+    "cut": cut,
+    "spaced": spaced,
+    "short": short,
+    "quantity": quantity,
+    "percent": percent,
+    "heading": heading,
+    "workload_line": workload_line,
+}
