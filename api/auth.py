@@ -75,17 +75,23 @@ def has_key(settings: ServiceSettings, database: Database) -> bool:
 
 def _needs(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     async def check(who: Annotated[Caller, Depends(caller)]) -> Caller:
-        if who.may(scope):
-            return who
-        if who.reads_only:
-            raise unauthorized(has_key=False)
-        raise ProblemError(
-            403,
-            f"This call needs a key with the scope {scope}.",
-            headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
-        )
+        require(who, scope)
+        return who
 
     return check
+
+
+def require(who: Caller, scope: Scope) -> None:
+    """Raises ProblemError 401 or 403 unless the caller may make calls of this scope."""
+    if who.may(scope):
+        return
+    if who.reads_only:
+        raise unauthorized(has_key=False)
+    raise ProblemError(
+        403,
+        f"This call needs a key with the scope {scope}.",
+        headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
+    )
 
 
 Reader = Annotated[Caller, Depends(_needs(Scope.READ))]

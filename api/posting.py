@@ -46,6 +46,17 @@ class Posting:
             service.doorbell.ring(submitted.job.id, spec.device)
         return submitted.job
 
+    def retry(self, job_id: str) -> JobView:
+        """Puts a parked job back and rings for a worker. Raises NotFoundError, ConflictError."""
+        with self.service.database.write() as session:
+            before = jobs.get(session, job_id).state
+            job = jobs.retry(session, job_id, lease_s=self.service.settings.lease_s)
+            if job.state is not before:
+                audit.write(session, self.who.actor, AuditAction.JOB_RETRIED, job_id)
+        if job.state is JobState.QUEUED:
+            self.service.doorbell.ring(job.id, job.device)
+        return job
+
     def cancel(self, job_id: str) -> JobView:
         """Cancels the job; one that has ended stays as it is. Raises NotFoundError."""
         with self.service.database.write() as session:

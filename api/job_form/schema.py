@@ -150,7 +150,7 @@ class _Reader:
         for place in (each["$ref"] for each in node["oneOf"]):
             tag = next(tag for tag, target in discriminator["mapping"].items() if target == place)
             found = self._resolved({"$ref": place})
-            summary, section = _about(tag, found)
+            summary, section = _about(by, tag, found)
             parts = tuple(self.parts(found, f"{name}.{tag}", leaving_out=by))
             members.append(Member(f"{name}.{tag}", tag, summary, section, parts))
         return Choice(name, label, help_, by, many, tuple(members))
@@ -187,11 +187,11 @@ class _Reader:
         return found
 
 
-def _about(tag: str, schema: Schema) -> tuple[str, str]:
-    """What a member does, and under what it is listed."""
-    if tag in TECHNIQUES:
+def _about(by: str, tag: str, schema: Schema) -> tuple[str, str]:
+    """What a member does, and under what it is listed; workloads are named by `kind`, techniques by `name`."""
+    if by == "name" and tag in TECHNIQUES:
         return TECHNIQUES[tag].summary, TECHNIQUES[tag].layer.value
-    if tag in WORKLOADS:
+    if by == "kind" and tag in WORKLOADS:
         return WORKLOADS[tag].summary, ""
     return _first_sentence(schema.get("description", "")), ""
 

@@ -1,15 +1,19 @@
 """What a page is asked with: the request, the service, whether it is to be kept as a file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
+from fastapi.responses import RedirectResponse
 from pydantic import model_validator
 
 from api import rendering
-from api.auth import Reader
+from api.auth import Administrator, Reader
+from api.callers import Caller
 from api.rendering import Look
 from api.service import Service, ServiceDep
+from api.sign_in import Seal, keep_seal, seal_of
+from optigpu.store.keys import Scope
 from optigpu.vocabulary import Frozen
 
 
@@ -27,16 +31,42 @@ class Asked(Frozen):
 
 
 @dataclass(frozen=True)
+class Account:
+    """What a page knows of the browser: with which key it is signed in, and what seals its forms."""
+
+    seal: Seal
+    name: str | None = None
+    may_submit: bool = False
+    may_administer: bool = False
+
+    @classmethod
+    def of(cls, request: Request, who: Caller | None) -> "Account":
+        """Of who asks for the page."""
+        name = who.key.name if who and who.key else None
+        may_submit, may_administer = (bool(who and who.may(scope)) for scope in (Scope.SUBMIT, Scope.ADMIN))
+        return cls(seal_of(request), name, may_submit, may_administer)
+
+
+@dataclass(frozen=True)
 class PageView:
     """One request for a page."""
 
     request: Request
     service: Service
     look: Look
+    who: Caller | None = None
+    """Who asks; None where the page is for everybody."""
 
     def page(self, template: str, status: int = 200, **shown: object) -> Response:
-        """The template as an answer. Every template has `look`."""
-        return rendering.page(self.request, template, self.look, status, **shown)
+        """The template as an answer. Every template has `look` and `account`."""
+        account = Account.of(self.request, self.who)
+        answer = rendering.page(self.request, template, self.look, status, account=account, **shown)
+        keep_seal(answer, self.request, self.service.settings, account.seal)
+        return answer
+
+    def sent_to(self, path: str) -> Response:
+        """Leads the browser to another page, after what it has sent was done."""
+        return RedirectResponse(self.look.root + path, 303)
 
 
 async def _view(request: Request, service: ServiceDep) -> PageView:
@@ -48,12 +78,19 @@ View = Annotated[PageView, Depends(_view)]
 """A page for everybody, which shows nothing that is stored."""
 
 
-async def _reading(view: View, _: Reader) -> PageView:
-    return view
+async def _reading(view: View, who: Reader) -> PageView:
+    return replace(view, who=who)
+
+
+async def _administering(view: View, who: Administrator) -> PageView:
+    return replace(view, who=who)
 
 
 ReaderView = Annotated[PageView, Depends(_reading)]
 """A page for those who may read."""
+
+AdministratorView = Annotated[PageView, Depends(_administering)]
+"""A page for administrators."""
 
 Plain = Annotated[Asked, Query()]
 """The parameters of a page that has none of its own."""

@@ -132,14 +132,7 @@ def cancel_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
 def retry_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
     """A parked job waits for a worker again, and what was measured of it is kept. A job that waits or runs stays as it
     is; another that has ended is refused."""
-    with service.database.write() as session:
-        before = jobs.get(session, job_id).state
-        job = jobs.retry(session, job_id, lease_s=service.settings.lease_s)
-        if job.state is not before:
-            audit.write(session, who.actor, AuditAction.JOB_RETRIED, job_id)
-    if job.state is JobState.QUEUED:
-        service.doorbell.ring(job.id, job.device)
-    return linked(job, service)
+    return linked(Posting(service, who).retry(job_id), service)
 
 
 @router.delete("/{id}", operation_id="withdraw_job", summary="Withdraw a job", responses=problems(404, 409))

@@ -126,8 +126,8 @@ class Session:
     ) -> Iterator[Child]:
         """A new process that measures this variant, or does what `program` does with it, with `more` variables.
 
-        While it lives, the monitor counts it as the job's own; the listener is told what it has printed. Raises UnsupportedError for a model of the hub that the
-        settings do not allow.
+        While it lives, the monitor counts it as the job's own; at its end the listener is told what it has printed.
+        Raises UnsupportedError for a model of the hub that the settings do not allow.
         """
         for repository in variant.hub_repositories:
             if refusal := hub_refusal(repository):

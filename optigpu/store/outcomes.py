@@ -36,7 +36,6 @@ from optigpu.vocabulary import (
     check_document,
 )
 
-
 LONGEST_PRINTED = 16_000
 """Of what a variant's processes have printed."""
 
