@@ -58,7 +58,9 @@ class Look:
         """This page with other parameters; None removes one. `path` is another page, which gets those that are
         given."""
         kept = [each for each in self.query if each[0] not in changes] if path is None else []
-        words = urlencode([*kept, *(each for each in changes.items() if each[1] is not None)])
+        words = urlencode(
+            [*kept, *((name, value) for name, value in changes.items() if value is not None)], doseq=True
+        )
         place = self.root + (self.path if path is None else path)
         return f"{place}?{words}" if words else place
 

@@ -9,6 +9,7 @@ from optigpu.documents.views import BoardFacts
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
+from optigpu.vocabulary import METRICS, Document
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -60,6 +61,16 @@ def workload_line(board: BoardFacts) -> str:
     return cut(workload_text(board.workload, board.model))
 
 
+def variant_line(variant: Document) -> str:
+    """The same of a stored result's variant."""
+    return cut(workload_text(variant["workload"], variant["model"]))
+
+
+def metric_heading(name: str) -> str:
+    """A metric's heading; the name itself if this version does not know it."""
+    return heading(name) if name in METRICS else name
+
+
 FILTERS: dict[str, Callable[..., object]] = {
     "with_code": with_code,
     "day": day,
@@ -69,6 +80,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "short": short,
     "quantity": quantity,
     "percent": percent,
-    "heading": heading,
+    "heading": metric_heading,
+    "variant_line": variant_line,
     "workload_line": workload_line,
 }

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from api.pages import alerts, board, docs, job, jobs, keys, new_job, sign_in, static
+from api.pages import alerts, badge, board, docs, job, jobs, keys, new_job, result, sign_in, static
 
-PAGES = (board, new_job, jobs, job, alerts, keys, sign_in, docs, static)
+PAGES = (board, result, badge, new_job, jobs, job, alerts, keys, sign_in, docs, static)
 """One module for each page, or for a few that belong together."""
 
 router = APIRouter(include_in_schema=False)

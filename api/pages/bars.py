@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.documents.result import MetricSummary
-from optigpu.report.numbers import with_interval
+from optigpu.documents.result import Gain, MetricSummary
+from optigpu.report.numbers import ratio, with_interval
+from optigpu.vocabulary import Document
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,20 @@ class FigureText:
 
     text: str
     spread: str
+
+
+def speedup_text(baseline: MetricSummary, candidate: MetricSummary | Document) -> FigureText | None:
+    """`23.1x` and its interval; None where there is no ratio. A candidate may be a summary as it was stored."""
+    from optigpu.statistics.speedup import speedup  # here, because it loads numpy
+    from optigpu.statistics.stored import StoredSummary
+
+    plain = candidate.model_dump() if isinstance(candidate, MetricSummary) else candidate
+    sides = StoredSummary.model_validate(baseline.model_dump()), StoredSummary.model_validate(plain)
+    found = speedup(*sides)
+    if found is None:
+        return None
+    text, _, spread = ratio(Gain(ratio=found[0], ci=found[1], compared_with=0)).partition(" ")
+    return FigureText(text, spread)
 
 
 def bars(figures: Sequence[MetricSummary]) -> list[Bar]:

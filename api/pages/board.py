@@ -9,20 +9,24 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.filters import check_filters
-from api.pages.bars import Bar, FigureText, bars, figure_text
+from api.pages.bars import Bar, FigureText, bars, figure_text, speedup_text
 from api.pages.verdicts import Badge, badge
 from api.pages.view import Asked, PageView, ReaderView
 from api.routes.leaderboard import LeaderboardFilter
 from optigpu.documents.views import Board, LeaderboardPage, LeaderboardRow
 from optigpu.store import filters, leaderboard
 from optigpu.store.database import Session
+from optigpu.store.filters import DIGEST_LENGTH
 
 router = APIRouter()
+HARDWARE_ROWS = 8
+"""Classes of hardware of a board, where there are several boards."""
 
 
 class Column(StrEnum):
     """What a row shows besides its rank, its stack and its figure."""
 
+    SPEEDUP = "speedup"
     BYTES = "bytes"
     QUALITY = "quality"
     ENERGY = "energy"
@@ -35,9 +39,16 @@ class BoardAsked(Asked, LeaderboardFilter):
 
     columns: Annotated[tuple[Column, ...], Query(description="Columns to show.")] = tuple(Column)
 
+    @property
+    def one_board(self) -> bool:
+        """Whether all rows of one board are asked for, and not the best ones of several."""
+        return self.workload is not None and len(self.workload) == DIGEST_LENGTH
+
     def of_api(self) -> LeaderboardFilter:
         """The same question to the JSON API."""
-        return LeaderboardFilter(**self.model_dump(exclude={"columns", "export"}, exclude_unset=True))
+        given = self.model_dump(exclude={"columns", "export"}, exclude_unset=True)
+        best = {} if self.one_board else {"best": True, "limit": HARDWARE_ROWS}
+        return LeaderboardFilter(**best | given)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class Line:
     row: LeaderboardRow
     bar: Bar
     figure: FigureText
+    speedup: FigureText | None
     badge: Badge
     shares: bool
 
@@ -64,9 +76,10 @@ class Choices:
 
 @router.get("/")
 def read_board(view: ReaderView, asked: Annotated[BoardAsked, Query()]) -> Response:
-    """Boards with their first rows; one board with all of its rows where its workload is asked for."""
+    """Boards with their best rows; one board with all of its rows where it is asked for by its digest."""
+    of_api = asked.of_api()
+    query = of_api.query()
     with view.service.database.read() as session:
-        query = asked.of_api().query()
         check_filters(session, query)
         page = leaderboard.query(session, query)
         choices = _choices(session)
@@ -78,19 +91,23 @@ def read_board(view: ReaderView, asked: Annotated[BoardAsked, Query()]) -> Respo
         choices=choices,
         empty=page.note,
         next_cursor=_next_cursor(page, asked),
-        curl=_curl(view, asked),
-        forms={name: asked.of_api().link(view.look.root, format=name) for name in ("json", "csv", "md")},
+        curl=_curl(view, of_api),
+        forms={name: of_api.link(view.look.root, format=name) for name in ("json", "csv", "md")},
     )
 
 
 def lines(board: Board) -> Iterator[Line]:
     """The rows of a board with what is drawn of them."""
     ranks = [row.rank for row in board.rows]
+    baselines = {(each.hardware, each.device): each for each in board.baselines}
     for row, bar in zip(board.rows, bars([row.value for row in board.rows]), strict=True):
+        baseline = baselines.get((row.hardware, row.device))
+        other = baseline is not None and baseline.result_id != row.result_id
         yield Line(
             row=row,
             bar=bar,
             figure=figure_text(row.value),
+            speedup=speedup_text(baseline.value, row.value) if baseline and other else None,
             badge=badge(row.reasons, row.warnings),
             shares=row.rank is not None and ranks.count(row.rank) > 1,
         )
@@ -108,11 +125,9 @@ def _choices(session: Session) -> Choices:
 
 def _next_cursor(page: LeaderboardPage, asked: BoardAsked) -> str | None:
     """Of the rows that follow where one board is read, or of the boards that follow."""
-    if len(page.boards) == 1 and not asked.continues_list:
-        return page.boards[0].next_cursor
-    return page.next_cursor
+    return page.boards[0].next_cursor if asked.one_board and page.boards else page.next_cursor
 
 
-def _curl(view: PageView, asked: BoardAsked) -> str:
+def _curl(view: PageView, of_api: LeaderboardFilter) -> str:
     """The command that reads the same as JSON."""
-    return f"curl -s {shlex.quote(asked.of_api().link(str(view.request.base_url).rstrip('/')))}"
+    return f"curl -s {shlex.quote(of_api.link(view.origin))}"

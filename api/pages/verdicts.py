@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optigpu.report.notes import REASONS, WARNINGS
+from optigpu.vocabulary import Document
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,17 @@ def badge(reasons: Sequence[str], warnings: Sequence[str]) -> Badge:
         word = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
         return Badge("warn", word, tuple(_sentence(WARNINGS.get(each, each)) for each in warnings))
     return Badge("good", "valid")
+
+
+def sentences(verdict: Document) -> tuple[str, ...]:
+    """The verdict in words: what it is, then each reason and warning with what was noted about it."""
+    names = [*verdict["reasons"], *verdict["warnings"]]
+    notes = list(verdict.get("notes", ()))
+    known = REASONS | WARNINGS
+    said = [_sentence(known.get(name, name)) for name in names] if len(notes) < len(names) else notes
+    if verdict["valid"]:
+        return ("Valid: it is ranked.", *said)
+    return ("Not valid: it is not ranked.", *said)
 
 
 def _sentence(words: str) -> str:

@@ -57,6 +57,11 @@ class PageView:
     who: Caller | None = None
     """Who asks; None where the page is for everybody."""
 
+    @property
+    def origin(self) -> str:
+        """The address of the service as the client calls it, with its prefix."""
+        return str(self.request.base_url).rstrip("/")
+
     def page(self, template: str, status: int = 200, **shown: object) -> Response:
         """The template as an answer. Every template has `look` and `account`."""
         account = Account.of(self.request, self.who)

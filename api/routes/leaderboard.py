@@ -54,6 +54,9 @@ class LeaderboardFilter(Frozen):
             description="Only rows that no other of the same hardware beats in speed, memory, quality and energy."
         ),
     ] = False
+    best: Annotated[
+        bool, Query(description="Only the first row of each class of hardware, with the baselines there.")
+    ] = False
     include_invalid: Annotated[
         bool, Query(description="Add invalid results, without a rank and with their reasons.")
     ] = False

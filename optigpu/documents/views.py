@@ -201,12 +201,22 @@ class LeaderboardRow(RowFacts):
     value: MetricSummary
 
 
+class Baseline(Frozen):
+    """What a class of hardware does on a board without any technique: the current result of torch's empty stack."""
+
+    result_id: str
+    hardware: str
+    device: DeviceKind
+    value: MetricSummary
+
+
 class BoardFacts(Frozen):
     """Of a board, all but its rows: one workload with its shapes and its model, ranked by one metric, best first.
 
     `row_count` counts all of its rows, of which a page has some; null if they are more than 1,000. `next_cursor` leads
     to those that follow, and is null on the last page. `not_ranked` counts the board's invalid results by reason,
-    whatever the filters are. `note` says why a board has no rows.
+    whatever the filters are. `baselines` are those of its hardware where only the best rows are listed. `note` says why
+    a board has no rows.
     """
 
     workload_digest: str
@@ -217,6 +227,7 @@ class BoardFacts(Frozen):
     better: Better
     row_count: int | None
     not_ranked: dict[str, int] = Field(default_factory=dict)
+    baselines: tuple[Baseline, ...] = ()
     note: str | None = None
     next_cursor: str | None = None
     links: dict[str, str] = Field(default_factory=dict)

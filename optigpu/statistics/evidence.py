@@ -34,7 +34,7 @@ def evidence_of(
     sides = [_scaled(summary.per_replicate, as_ratio) for summary in (ours, theirs)]
     if baseline.was_beside(candidate) and len(sides[0]) == len(sides[1]) > 1:
         return Evidence(mean_of(sides[1] - sides[0]), paired=True)
-    found = [_alone(summary, as_ratio) for summary in (ours, theirs)]
+    found = [alone(summary, as_ratio) for summary in (ours, theirs)]
     if found[0] is None or found[1] is None or not comparable(ours.replicates or 1, theirs.replicates or 1):
         return None
     single = 0 if any(parts) else sum(summary.replicates < 2 for summary in (ours, theirs))
@@ -54,7 +54,7 @@ def _over_parts(
     return difference_of_parts(theirs.value - ours.value, parts[1], parts[0])
 
 
-def _alone(summary: StoredSummary, as_ratio: bool) -> Estimate | None:
+def alone(summary: StoredSummary, as_ratio: bool) -> Estimate | None:
     """One side by itself: from its processes, or from its interval; it reaches to where it would be undisturbed."""
     if summary.value is None or summary.cost_bound is None:
         return None

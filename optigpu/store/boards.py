@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import BoardFacts, Standing
-from optigpu.store import ranks
+from optigpu.store import baselines, ranks
 from optigpu.store.filters import LeaderboardQuery
 from optigpu.store.page_text import BoardText
 from optigpu.store.ranks import Figure, Place
@@ -61,6 +61,9 @@ class BoardReader:
             better=METRICS[self.metric].better,
             row_count=None if count > MOST_COUNTED else count,
             not_ranked=_by_reason(self.board),
+            baselines=tuple(baselines.of_board(self.session, self.board.number, self.metric))
+            if self.query.best
+            else (),
             note=None if count else self._why_empty(),
             next_cursor=places[-1].cursor() if len(found) > limit else None,
         )
@@ -107,6 +110,8 @@ class BoardReader:
             MetricRow.standing == standings[0] if len(standings) == 1 else MetricRow.standing.in_(standings)
         )
         here = MetricRow.board == self.board.number, MetricRow.name == self.metric
+        if self.query.best:
+            conditions.append(MetricRow.result_id.in_(_first_of_hardware(*here, standing, *conditions)))
         return statement.where(*here, standing, *conditions)
 
     def _text(self, row: Found, place: Place) -> str:
@@ -130,6 +135,19 @@ class BoardReader:
             have = "result has" if warned == 1 else "results have"
             sentences.append(f"{warned} {have} warnings, which clean=true leaves out.")
         return " ".join(sentences) or f"No result has {self.metric}; choose another metric."
+
+
+def _first_of_hardware(*conditions: ColumnElement[bool]) -> Select[str]:
+    """The ids of the first row of each class of hardware and standing."""
+    of_each = LeaderboardEntry.hardware_class, MetricRow.standing
+    place = func.row_number().over(partition_by=of_each, order_by=ranks.ORDER).label("place")
+    ordered = (
+        select(MetricRow.result_id, place)
+        .join(LeaderboardEntry, LeaderboardEntry.result_id == MetricRow.result_id)
+        .where(*conditions)
+        .subquery()
+    )
+    return select(ordered.c.result_id).where(ordered.c.place == 1)
 
 
 def _by_reason(board: BoardRow) -> dict[str, int]:

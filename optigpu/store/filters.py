@@ -20,7 +20,7 @@ class LeaderboardQuery(Frozen):
     `workload` is a kind, or a workload's digest, which selects one board; `hardware` is part of a hardware class, in
     any case of letters; `technique` must be in the stack. `min_top1` (a share, of `top1_agreement`) and `max_kld`
     (nats, of `kld_mean`) leave out what is worse, and what has no such figure; `clean` leaves out what has warnings,
-    `pareto` what another row of the same hardware beats.
+    `pareto` what another row of the same hardware beats, `best` all but the first row of each class of hardware.
     `include_invalid` and `include_history` add invalid and earlier results after the current ones, without a rank.
     Without a `metric` each board is ranked by the primary metric of its workload. Sources are never mixed: a device's
     own report is not ranked with a worker's. `limit` is the largest number of rows of each board.
@@ -36,6 +36,7 @@ class LeaderboardQuery(Frozen):
     max_kld: float | None = None
     clean: bool = False
     pareto: bool = False
+    best: bool = False
     include_invalid: bool = False
     include_history: bool = False
     source: str = "worker"

@@ -1,0 +1,143 @@
+"""The page at `/results/{id}`: everything that was measured of one variant, how sure it is, and how to get it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from api.pages.badge import badge_words
+from api.pages.bars import FigureText, speedup_text
+from api.pages.code import again
+from api.pages.facts import (
+    environment_facts,
+    measuring_facts,
+    provenance_facts,
+    quality_facts,
+    roofline_facts,
+)
+from api.pages.histogram import Histogram, histogram
+from api.pages.verdicts import Badge, badge, sentences
+from api.pages.view import Asked, ReaderView
+from api.parameters import Id
+from optigpu.documents.older import current
+from optigpu.documents.views import Baseline, History, HistoryPoint
+from optigpu.report.numbers import with_interval
+from optigpu.statistics.stored import StoredResult
+from optigpu.store import artifacts, baselines, history, jobs, results
+from optigpu.store.database import Session
+from optigpu.vocabulary import METRICS, Document, NotFoundError
+
+router = APIRouter()
+MOST_HISTOGRAMS = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric as a line of the table."""
+
+    name: str
+    meaning: str
+    figure: FigureText
+    unit: str
+    summary: Document
+
+
+@router.get("/results/{id}")
+def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -> Response:
+    """As it was stored; an older or newer document is shown by the fields that it has."""
+    with view.service.database.read() as session:
+        document = current(results.get(session, result_id))
+        stored = StoredResult.model_validate(document)
+        files = artifacts.list_(session, result_id).artifacts
+        timeline = history.of_result(session, result_id)
+        shapes = _histograms(session, stored)
+        spec = _spec(session, document)
+        baseline = baselines.of_result(session, result_id)
+    return view.page(
+        "result.html",
+        result=document,
+        stored=stored,
+        measured_at=datetime.fromisoformat(str(document["created_at"])),
+        metrics=tuple(_metrics(document)),
+        primary=_measured(document, stored.variant.primary_metric),
+        badge=_badge(document),
+        verdict=sentences(document["verdict"]),
+        files=files,
+        newer=_newer(timeline, result_id),
+        earlier=len(timeline.points) - 1,
+        histograms=shapes,
+        again=again(document, spec),
+        baseline=baseline,
+        gain=_gain(baseline, document),
+        roofline=roofline_facts(document),
+        quality=quality_facts(document),
+        badge_words=badge_words(document, None if baseline is None else baseline.value),
+        origin=view.origin,
+        address=f"{view.origin}/results/{result_id}",
+        environment=environment_facts(document),
+        provenance=provenance_facts(document),
+        how=measuring_facts(document),
+    )
+
+
+def _gain(baseline: Baseline | None, document: Document) -> FigureText | None:
+    """How many times better it is than the baseline on the same hardware."""
+    primary = document["metrics"].get(document["variant"]["primary_metric"])
+    if baseline is None or baseline.result_id == document["id"] or not primary or primary["value"] is None:
+        return None
+    return speedup_text(baseline.value, primary)
+
+
+def _badge(document: Document) -> Badge:
+    verdict = document["verdict"]
+    return badge(verdict["reasons"], verdict["warnings"])
+
+
+def _metrics(document: Document) -> Iterator[Measured]:
+    """The primary metric first, then in the order of the vocabulary."""
+    first = document["variant"]["primary_metric"]
+    order = {name: number for number, name in enumerate(METRICS)}
+    names = sorted(document["metrics"], key=lambda name: (name != first, order.get(name, len(order)), name))
+    return (_measured(document, name) for name in names)
+
+
+def _measured(document: Document, name: str) -> Measured:
+    summary = document["metrics"].get(name) or {"value": None, "reason": "not measured", "unit": ""}
+    text, _, spread = with_interval(summary).partition(" ")
+    meaning = METRICS[name].meaning if name in METRICS else ""
+    return Measured(name, meaning, FigureText(text, spread), _unit(summary["unit"]), summary)
+
+
+def _unit(unit: str) -> str:
+    return {"1": "", "1/s": "per s"}.get(unit, unit)
+
+
+def _newer(timeline: History, result_id: str) -> HistoryPoint | None:
+    """The result that has taken its place, if it is not the current one."""
+    found = [point for point in timeline.points if point.standing == "current"]
+    return next((point for point in found if point.result_id != result_id), None)
+
+
+def _histograms(session: Session, stored: StoredResult) -> list[tuple[str, Histogram]]:
+    """Of the metrics with raw samples, the primary one first."""
+    first = stored.variant.primary_metric
+    names = sorted(results.sample_names(session, stored.id), key=lambda name: name != first)
+    found = []
+    for name in names[:MOST_HISTOGRAMS]:
+        samples = results.unpack(*results.packed_samples(session, stored.id, name))
+        shape = histogram(samples, stored.metrics[name]) if name in stored.metrics else None
+        if shape is not None:
+            found.append((name, shape))
+    return found
+
+
+def _spec(session: Session, document: Document) -> Document | None:
+    """The request of the result's job, which may have been withdrawn."""
+    if document.get("job_id") is None:
+        return None
+    try:
+        return jobs.get(session, document["job_id"]).spec
+    except NotFoundError:
+        return None
