@@ -3,6 +3,7 @@
 A key can be revoked, and rotated by who shows it again: a browser that is signed in makes no key by itself.
 """
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -43,7 +44,11 @@ async def rotate_key(key_id: Id, posted: AdministratorPosted) -> Response:
     """Makes the key's successor and shows it once. The administrator's own key has to be entered again."""
     if not await _shows_own_key(posted):
         problem = "Enter the key that you are signed in with: without it nothing is rotated."
-        return _page(posted.view, status=403, problem=problem)
+        return await asyncio.to_thread(_page, posted.view, status=403, problem=problem)
+    return await asyncio.to_thread(_rotated, posted, key_id)
+
+
+def _rotated(posted: Posted, key_id: str) -> Response:
     grace = GRACES.get(posted.text("grace"), GRACES["1 day"])
     with posted.service.database.write() as session:
         plain = keys.rotate(session, key_id, grace=grace)
