@@ -26,6 +26,7 @@ POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 's
 EXPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Of a page that is kept as one file: its style is inside, and nothing runs."""
 HTML = "text/html"
+STYLES = ("optigpu.css", "charts.css")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Look:
         return self.root + static_path(name)
 
     def style(self) -> "Markup":
-        """The style sheet, for a page that is kept as one file."""
+        """The style sheets, for a page that is kept as one file."""
         from markupsafe import Markup
 
-        return Markup(static_files()["optigpu.css"].content.decode())
+        return Markup("".join(static_files()[name].content.decode() for name in STYLES))
 
     def here(self) -> str:
         """The path of this page and its parameters, without what the service's prefix adds."""

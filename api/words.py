@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from optigpu.documents.views import BoardFacts
+from optigpu.documents.views import BoardFacts, History
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
@@ -51,6 +51,11 @@ def quantity(value: float | None) -> str:
     return f"{short(value * 1e-9)} GB" if value >= 1e9 else f"{short(value * 1e-6)} MB"
 
 
+def scaled(value: float | None, scale: float) -> str:
+    """A figure in another unit."""
+    return short(None if value is None else value * scale)
+
+
 def percent(share: float | None) -> str:
     """Two decimals: losses are tenths of a percent."""
     return short(None) if share is None else f"{100 * share:.2f}%"
@@ -64,6 +69,11 @@ def workload_line(board: BoardFacts) -> str:
 def variant_line(variant: Document) -> str:
     """The same of a stored result's variant."""
     return cut(workload_text(variant["workload"], variant["model"]))
+
+
+def history_line(history: History) -> str:
+    """The same of a history."""
+    return cut(workload_text(history.workload, history.model))
 
 
 def metric_heading(name: str) -> str:
@@ -80,7 +90,9 @@ FILTERS: dict[str, Callable[..., object]] = {
     "short": short,
     "quantity": quantity,
     "percent": percent,
+    "scaled": scaled,
     "heading": metric_heading,
     "variant_line": variant_line,
+    "history_line": history_line,
     "workload_line": workload_line,
 }

@@ -2,9 +2,53 @@
 
 from fastapi import APIRouter
 
-from api.pages import alerts, badge, board, docs, job, jobs, keys, new_job, result, sign_in, static
+from api.pages import (
+    alerts,
+    badge,
+    board,
+    claims,
+    compare,
+    devices,
+    docs,
+    feed,
+    history,
+    image,
+    job,
+    jobs,
+    keys,
+    ladder,
+    machines,
+    new_job,
+    pareto,
+    result,
+    sign_in,
+    static,
+    techniques,
+)
 
-PAGES = (board, result, badge, new_job, jobs, job, alerts, keys, sign_in, docs, static)
+PAGES = (
+    board,
+    pareto,
+    result,
+    image,
+    compare,
+    ladder,
+    history,
+    claims,
+    machines,
+    devices,
+    techniques,
+    badge,
+    feed,
+    new_job,
+    jobs,
+    job,
+    alerts,
+    keys,
+    sign_in,
+    docs,
+    static,
+)
 """One module for each page, or for a few that belong together."""
 
 router = APIRouter(include_in_schema=False)

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pprint import pformat
 from typing import Any
 
+from pydantic import ValidationError
+
 from optigpu.job.replay import replay_request
+from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import Document, SpecError
 
 WIDTH = 96
@@ -28,16 +31,36 @@ def again(result: Document, spec: Document | None) -> Again:
         request = replay_request(result, spec, {})
     except SpecError as error:
         return Again(reason=str(error))
-    written = {name: value for name, value in request.items() if value not in (None, {}, [])}
+    written = _without_defaults(request)
     return Again(written, _python(written), json.dumps(written, indent=2, ensure_ascii=False))
+
+
+def _without_defaults(request: Document) -> dict[str, Any]:
+    """What differs from a job's usual fields, and those that name what is measured."""
+    try:
+        spec = JobSpec.model_validate(request)
+    except ValidationError:
+        return {name: value for name, value in request.items() if value not in (None, {}, [])}
+    kept = spec.model_dump(mode="json", exclude_defaults=True)
+    named = spec.model_dump(
+        mode="json", include={"workload", "model", "backend", "device", "seed"}, exclude_none=True
+    )
+    return named | kept | {"workload": request["workload"], "stack": list(request["stack"])}
 
 
 def _python(request: Document) -> str:
     model = f"    {request['model']!r},\n" if request.get("model") else ""
-    stack = _argument("stack", request["stack"]) if request.get("stack") else ""
+    stack = (
+        _argument("stack", [_technique(each) for each in request["stack"]]) if request.get("stack") else ""
+    )
     others = "".join(_argument(name, request[name]) for name in ARGUMENTS if name in request)
     workload = _indented(request["workload"])
     return f"import optigpu\n\nreport = optigpu.run(\n    {workload},\n{model}{stack}{others})\nprint(report)"
+
+
+def _technique(technique: Document) -> object:
+    """By its name alone where it has no parameters."""
+    return technique["name"] if len(technique) == 1 else technique
 
 
 def _argument(name: str, value: object) -> str:

@@ -61,7 +61,7 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
         stored=stored,
         measured_at=datetime.fromisoformat(str(document["created_at"])),
         metrics=tuple(_metrics(document)),
-        primary=_measured(document, stored.variant.primary_metric),
+        primary=primary_of(document),
         badge=_badge(document),
         verdict=sentences(document["verdict"]),
         files=files,
@@ -80,6 +80,11 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
         provenance=provenance_facts(document),
         how=measuring_facts(document),
     )
+
+
+def primary_of(document: Document) -> Measured:
+    """The metric that the result is ranked by."""
+    return _measured(document, document["variant"]["primary_metric"])
 
 
 def _gain(baseline: Baseline | None, document: Document) -> FigureText | None:

@@ -34,10 +34,11 @@ def list_hardware(service: ServiceDep, _: Reader) -> Hardware:
     with service.database.read() as session:
         classes = workers.hardware_classes(session)
         serving = workers.list_(session, lease_s=service.settings.lease_s)
-    return Hardware(hardware=tuple(classes), catalog=_catalog(worker for worker in serving if worker.alive))
+    return Hardware(hardware=tuple(classes), catalog=catalog_of(worker for worker in serving if worker.alive))
 
 
-def _catalog(serving: Iterable[WorkerView]) -> tuple[CatalogEntry, ...]:
+def catalog_of(serving: Iterable[WorkerView]) -> tuple[CatalogEntry, ...]:
+    """The catalog with those of these workers that have each device."""
     served: dict[str, list[str]] = {}
     for worker in serving:
         for name in dict.fromkeys(device.name for device in _devices(worker)):

@@ -70,7 +70,7 @@ def _cells(row: ClaimRow) -> tuple[str, ...]:
         claim.hardware or "none named",
         str(row.judgement.plausibility),
         " ".join(finding.sentence for finding in row.judgement.reasons),
-        _measured(row),
+        measured_text(row),
     )
 
 
@@ -80,7 +80,7 @@ def figure(claim: Claim) -> str:
     return f"{of} {plain(claim.value, 12)}" if of else printed(claim)
 
 
-def _measured(row: ClaimRow) -> str:
+def measured_text(row: ClaimRow) -> str:
     """The measured figure in the claim's unit, on which hardware if it is another; or why there is none."""
     if row.measured is None or row.of_claim is None:
         reason = why_never(row.claim)

@@ -47,12 +47,12 @@ def _cells(name: str, metric: MetricComparison, comparison: Comparison) -> tuple
         HEADINGS.get(name) or (name if metric.unit == "1" else f"{name} ({metric.unit})"),
         _figure(metric.baseline, comparison.baseline),
         _figure(metric.candidate, comparison.candidate),
-        _change(metric),
+        change_text(metric),
         _decision(metric),
     )
 
 
-def _change(metric: MetricComparison) -> str:
+def change_text(metric: MetricComparison) -> str:
     """For example "5.0x [4.6, 5.9]", or "+0.12 [0.05, 0.19]" for a difference."""
     if metric.ratio is None:
         return MISSING if metric.difference is None else _difference_text(metric.difference, metric.ci)
@@ -94,7 +94,7 @@ def _legend(comparison: Comparison, shown: dict[str, MetricComparison]) -> Itera
     for name, metric in shown.items():
         if metric.decision is Decision.UNDECIDED and metric.reason is None and metric.ci:
             centre = "1" if metric.ratio is not None else "0"
-            interval = _change(metric).partition(" ")[2]
+            interval = change_text(metric).partition(" ")[2]
             wider = f" and reaches beyond {percent} of it" if metric.ratio is not None else ""
             yield f"{name}: undecided: the interval {interval} contains {centre}{wider}."
 

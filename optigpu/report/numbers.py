@@ -1,6 +1,7 @@
 """Numbers as text. A missing one is "-"."""
 
 import math
+from collections.abc import Sequence
 
 from optigpu.documents.result import Gain, Payback
 from optigpu.vocabulary import Document
@@ -78,3 +79,33 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PREFIXED_FROM = 10_000
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def prefixed(numbers: Sequence[float], step: float) -> list[str]:
+    """Numbers of an axis that are `step` apart, with as many decimals as that needs and one SI prefix for all:
+    `0`, `20k`, `40k`."""
+    largest = max(map(abs, numbers), default=0.0)
+    if largest >= 1e16 or (step and step < 1e-6):
+        return ["0" if number == 0 else f"{number:.6g}" for number in numbers]
+    prefixes = _PREFIXES if largest >= _PREFIXED_FROM else ()
+    unit, letter = next(((size, each) for size, each in prefixes if largest >= size), (1.0, ""))
+    decimals = max(0, -math.floor(math.log10(step / unit) + 1e-9)) if step else 2
+    return ["0" if number == 0 else f"{number / unit:,.{decimals}f}{letter}" for number in numbers]
+
+
+def superscript(number: float) -> str:
+    """A number of a logarithmic axis: `0.5`, `200`, `20k`, `2·10⁻⁶`."""
+    power = math.floor(math.log10(number) + 1e-9)
+    if -3 <= power < 4:
+        return f"{number:g}" if number < 1000 else f"{number:,.0f}"
+    if 4 <= power < 15:
+        unit, letter = next((size, each) for size, each in _PREFIXES if number >= size * (1 - 1e-9))
+        return f"{number / unit:.4g}{letter}"
+    factor = number / 10.0**power
+    times = "" if f"{factor:.3g}" == "1" else f"{factor:.3g}·"
+    return f"{times}10{str(power).translate(_SUPERSCRIPTS)}"

@@ -131,7 +131,7 @@ def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result
         else _missing("j_per_token", "no energy counter here")
     )
     workload_digest = digest([SHAPES, variant.model])
-    stack = tuple({"name": name, "version": 1} for name in variant.stack)
+    stack = tuple({"name": name} for name in variant.stack)
     fields: dict[str, Any] = {
         "id": new_id(),
         "created_at": variant.at,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from optigpu.documents.result import Attribution
-from optigpu.vocabulary import Document, Frozen
+from optigpu.vocabulary import Better, Document, Frozen
 
 Interval = tuple[float, float]
 
@@ -26,7 +26,8 @@ class Mark(Frozen):
 
     `series` is the line or group that it belongs to, `start` where a bar begins, `text` what stands beside it.
     `claimed` marks a published figure, which was not measured. `on_front` is said of what no other mark of its panel
-    surpasses. `source` is the id of the result or of the claim.
+    surpasses. `rank` is its place on a board, which ties share; `limit` what its roof allows, on the values' axis.
+    `source` is the id of the result or of the claim.
     """
 
     label: str
@@ -40,7 +41,17 @@ class Mark(Frozen):
     valid: bool = True
     claimed: bool = False
     on_front: bool = False
+    rank: int | None = None
+    limit: float | None = None
     source: str | None = None
+
+
+class Roof(Frozen):
+    """What a machine can do at most: GB/s of its memory, or GFLOP/s of a dtype; the other one is null."""
+
+    text: str
+    gb_per_s: float | None = None
+    gflop_per_s: float | None = None
 
 
 class Form(StrEnum):
@@ -50,12 +61,14 @@ class Form(StrEnum):
     LINES = "lines"
     LOSS = "loss"
     FRONT = "front"
+    ROOFLINE = "roofline"
 
 
 class Panel(Frozen):
     """Marks on one pair of axes. `axis` names the values' axis and its unit, `x_axis` the other; bars have none.
 
-    `missing` says what is not shown, each label with its reason.
+    `better` and `x_better` say which way is better on them. A roofline alone has `roofs`. `missing` says what is not
+    shown, each label with its reason.
     """
 
     title: str
@@ -63,7 +76,10 @@ class Panel(Frozen):
     axis: str
     x_axis: str = ""
     logarithmic: bool = False
+    better: Better = Better.HIGHER
+    x_better: Better = Better.LOWER
     marks: tuple[Mark, ...] = ()
+    roofs: tuple[Roof, ...] = ()
     missing: dict[str, str] = Field(default_factory=dict)
 
 

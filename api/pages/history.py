@@ -1,0 +1,57 @@
+"""The page at `/history`: one variant on one class of hardware over time, and what changed with its level."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from api.pages.view import Asked, ReaderView
+from api.parameters import Cursor, Uuid
+from api.routes.leaderboard import MetricName
+from optigpu.documents.views import History
+from optigpu.report.charts.history import history_data
+from optigpu.report.charts.svg import Figure, figure
+from optigpu.store import history, leaderboard
+from optigpu.store.filters import LeaderboardQuery
+
+router = APIRouter()
+ROWS = 40
+
+
+class HistoryAsked(Asked):
+    """Whose history, by any result of it."""
+
+    result: Annotated[Uuid | None, Query(description="The id of a result.")] = None
+    metric: MetricName | None = None
+    cursor: Cursor | None = None
+
+
+@router.get("/history")
+def read_history(view: ReaderView, asked: Annotated[HistoryAsked, Query()]) -> Response:
+    """Without a result, the variants that were measured more than once."""
+    if asked.result is None:
+        return _choice(view)
+    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+
+    metric = asked.metric.value if asked.metric else None
+    with view.service.database.read() as session:
+        found = history.of_result(session, asked.result, metric=metric, cursor=asked.cursor)
+    known = with_changes(found)
+    return view.page(
+        "history.html",
+        history=known,
+        chart=_chart(known, view.look.root),
+        worse=[change for change in known.changes if not change.improved],
+        asked=asked,
+        metrics=list(MetricName),
+    )
+
+
+def _choice(view: ReaderView) -> Response:
+    with view.service.database.read() as session:
+        boards = leaderboard.query(session, LeaderboardQuery(limit=ROWS)).boards
+    rows = [(board, row) for board in boards for row in board.rows if row.earlier]
+    return view.page("histories.html", rows=rows)
+
+
+def _chart(known: History, root: str) -> Figure:
+    return figure(history_data(known), id_prefix="history", link=lambda source: f"{root}/results/{source}")

@@ -1,0 +1,176 @@
+"""Bars from the left with their 95% intervals, one row for each mark; those that share a rank are joined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from optigpu.report.charts.marks import Mark, Panel
+from optigpu.report.charts.svg.axes import LINE, TICKS_BELOW, below, label_width, lying, name_below
+from optigpu.report.charts.svg.markup import (
+    Drawing,
+    Frame,
+    Link,
+    Svg,
+    chart,
+    group,
+    line,
+    linked,
+    rect,
+    sentence,
+    text,
+    title,
+)
+from optigpu.report.charts.svg.said import nothing, row_name, spoken
+from optigpu.report.charts.svg.scales import Scale, axis, drawable
+from optigpu.report.charts.svg.whiskers import whisker
+from optigpu.report.charts.svg.words import shortened, text_width, wrapped
+from optigpu.report.numbers import short
+
+MOST_ROWS = 40
+"""Rows of a legible picture; the table has all."""
+BAR = 14.0
+LONGEST_INTERVAL = 1.8
+"""An axis ends at so many times the largest value, and intervals that reach further end in an arrow."""
+GUTTER, FIGURES = 0.36, 0.3
+"""The largest parts of a drawing that names beside bars, and figures, take."""
+
+
+def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
+    """A row for each mark of the panel. `link` makes the names links to their results."""
+    marks = tuple(each for each in panel.marks if drawable(each.value, each.start))
+    if not marks:
+        return sentence(nothing(panel))
+    shown = marks[:MOST_ROWS]
+    return chart(
+        lambda frame: _Bars(frame, panel, shown, link).drawing(len(marks) - len(shown)),
+        heading=panel.title,
+        description=spoken(panel, marks),
+        id_prefix=id_prefix,
+    )
+
+
+def reach(marks: Sequence[Mark]) -> tuple[float, float]:
+    """The ends of the values' axis."""
+    values = [each.value for each in marks]
+    low, high = min(0.0, *values), max(0.0, *values)
+    bounds = [bound for each in marks if each.ci and drawable(*each.ci) for bound in each.ci]
+    room = LONGEST_INTERVAL * (high - low) if high > low else 1.0
+    return max(low - room, min(low, *bounds, 0.0)), min(high + room - (high - low), max(high, *bounds, 0.0))
+
+
+@dataclass(frozen=True)
+class _Bars:
+    frame: Frame
+    panel: Panel
+    marks: tuple[Mark, ...]
+    link: Link | None
+
+    @property
+    def ranks(self) -> float:
+        """The width of the ranks."""
+        return 34.0 if any(each.rank is not None for each in self.marks) else 0.0
+
+    @property
+    def values(self) -> float:
+        """The width of the figures beside the bars."""
+        return max(text_width(_figure(each, self.frame)) for each in self.marks) + 4
+
+    def drawing(self, left_out: int) -> Drawing:
+        scale = self._scale()
+        parts: list[str] = []
+        y, tops = 4.0, []
+        for each in self.marks:
+            made, height = self._row(each, scale, y)
+            tops.append(y)
+            parts.append(made)
+            y += height
+        axes = [
+            below(scale, 0.0, y),
+            name_below(self.panel.axis, scale, self.frame.width, y + 30, self.frame.width),
+        ]
+        y += TICKS_BELOW + LINE
+        if left_out:
+            y += LINE
+            axes.append(text(0, y - 6, f"{left_out} more are in the table.", class_="c-faint"))
+        ties = group("c-ties", *self._ties(tops, y), hidden=True)
+        return Drawing(y, (*axes, *parts, ties))
+
+    def _scale(self) -> Scale:
+        left = self.ranks if self.frame.is_narrow else self.ranks + self._names + 10
+        right = self.frame.width - (12 if self.frame.is_narrow else self.values + 14)
+        low, high = reach(self.marks)
+        most = 4 if self.frame.is_narrow else 7
+        return lying(
+            lambda start, end: axis(low, high, start, end, most=most, size=label_width),
+            left + 4,
+            right,
+            self.frame.width,
+        )
+
+    @property
+    def _names(self) -> float:
+        widest = max(text_width(row_name(each, self.marks)) for each in self.marks)
+        return min(widest + 2, GUTTER * self.frame.width)
+
+    def _row(self, each: Mark, scale: Scale, y: float) -> tuple[Svg, float]:
+        """The row's elements and height: the name stands above the bar in a narrow drawing, else beside it."""
+        name, figure = row_name(each, self.marks), _figure(each, self.frame)
+        if self.frame.is_narrow:
+            room = self.frame.width - self.ranks - text_width(figure) - 12
+            names = [text(self.ranks, y + 12, name, class_="c-label", width=room)]
+            figures = figure_text(figure, self.frame.width, y + 12)
+            top, height, first = y + 18, 18 + BAR + 12, y + 12
+        else:
+            lines = wrapped(name, self._names, 2)
+            height = max(BAR + 12, LINE * len(lines) + 8)
+            top = y + (height - BAR) / 2 - 2
+            first = top + BAR / 2 + 4 - LINE * (len(lines) - 1) / 2
+            names = [
+                text(self.ranks, first + LINE * place, words, class_="c-label")
+                for place, words in enumerate(lines)
+            ]
+            figures = figure_text(figure, self.frame.width, top + BAR / 2 + 4)
+        rank = text(0, first, self._rank(each), class_="c-rank") if each.rank is not None else ""
+        more = title(name) if len(names) > 1 else ""
+        whole = linked(self.link, each.source, None, more, *names)
+        return group("c-row", rank, whole, self._bar(each, scale, top), figures), height
+
+    def _bar(self, each: Mark, scale: Scale, top: float) -> Svg:
+        begin, end = sorted((scale(each.start), scale(each.value)))
+        return group(
+            look(each, self.panel), rect(begin, top, end - begin, BAR), whisker(each.ci, scale, top + BAR / 2)
+        )
+
+    def _rank(self, each: Mark) -> str:
+        shared = sum(other.rank == each.rank for other in self.marks) > 1
+        return f"{each.rank}=" if shared else f"{each.rank}"
+
+    def _ties(self, tops: Sequence[float], end: float) -> list[Svg]:
+        """A line beside each run of rows that share a rank."""
+        found: list[Svg] = []
+        rows = list(zip(self.marks, tops, [*tops[1:], end - TICKS_BELOW - LINE], strict=True))
+        for rank, run in groupby(rows, key=lambda row: row[0].rank):
+            several = list(run)
+            if rank is not None and len(several) > 1:
+                x = self.ranks - 7
+                found.append(line(x, several[0][1] + 3, x, several[-1][2] - 7))
+        return found
+
+
+def figure_text(figure: str, x: float, y: float) -> Svg:
+    """A figure that ends at `x`, its interval in a lighter face."""
+    value, _, rest = figure.partition(" ")
+    return text(x, y, value, class_="c-value", anchor="end", rest=rest)
+
+
+def look(each: Mark, panel: Panel) -> str:
+    """The classes of a bar."""
+    if each.claimed:
+        return "c-bar c-claimed"
+    number = list(dict.fromkeys(other.series for other in panel.marks)).index(each.series) % 6 + 1
+    kind = "c-plain" if each.series == "baseline" else f"c-s{number}"
+    return f"c-bar {kind}" if each.valid else f"c-bar {kind} c-invalid"
+
+
+def _figure(each: Mark, frame: Frame) -> str:
+    return shortened(each.text or short(each.value), FIGURES * frame.width)
