@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, create_model
+from pydantic import Field
 
 from api.examples import JOBS
 from api.job_form.documents import document_of, errors_at, values_of
@@ -50,37 +50,56 @@ def test_the_form_has_every_workload_technique_and_field() -> None:
     assert {name for name in expected if not name.endswith(".kind")} <= names
 
 
+class BrandNew(Frozen):
+    """A technique that was written this morning."""
+
+    name: Literal["brand_new"] = "brand_new"
+    strength: int = Field(3, ge=1, description="How much of it.")
+
+
+class Renamed(Frozen):
+    name: Literal["renamed"] = "renamed"
+
+
+class Other(Frozen):
+    """A workload of the same morning."""
+
+    kind: Literal["other"] = "other"
+    depth: int | None = None
+
+
+class Another(Frozen):
+    kind: Literal["another"] = "another"
+
+
+class Request(Frozen):
+    """With a field that nobody has heard of."""
+
+    workload: Annotated[Other | Another, Field(discriminator="kind")]
+    stack: tuple[Annotated[BrandNew | Renamed, Field(discriminator="name")], ...] = ()
+    colour: str = Field("blue", description="Of it.")
+
+
 def test_what_is_added_in_code_appears_by_itself() -> None:
     """A technique with parameters of its own, a workload, and a field."""
-
-    class Brand(Frozen):
-        """A technique that was written this morning."""
-
-        name: Literal["brand_new"] = "brand_new"
-        strength: int = Field(3, ge=1, description="How much of it.")
-
-    class Other(Frozen):
-        name: Literal["other"] = "other"
-
-    stack = list[Brand | Other]
-    added = create_model(
-        "Added", stack=(stack, Field(discriminator="name")), colour=(str, Field("blue", description="Of it."))
-    )
-    schema = added.model_json_schema()
-    schema["properties"]["stack"] = {"items": schema["properties"]["stack"]["items"]}
-    schema["properties"]["stack"]["items"] = {
-        "oneOf": [{"$ref": "#/$defs/Brand"}, {"$ref": "#/$defs/Other"}],
-        "discriminator": {
-            "propertyName": "name",
-            "mapping": {"brand_new": "#/$defs/Brand", "other": "#/$defs/Other"},
-        },
-    }
-    parts = parts_of(schema)
+    parts = parts_of(Request.model_json_schema())
     found = {part.name: part for part in fields(parts)}
-    assert set(found) == {"stack", "stack.brand_new.strength", "colour"}
+    assert set(found) == {
+        *("workload", "workload.other.depth", "stack", "stack.brand_new.strength", "colour"),
+    }
     assert found["stack.brand_new.strength"].help == "How much of it."
-    sent = {"stack": ["brand_new"], "stack.brand_new.strength": ["5"], "colour": ["red"]}
-    assert document_of(parts, sent) == {"stack": [{"name": "brand_new", "strength": 5}], "colour": "red"}
+    sent = {
+        "workload": ["other"],
+        "workload.other.depth": ["9"],
+        "workload.another.x": ["1"],
+        "colour": ["red"],
+    }
+    sent |= {"stack": ["renamed", "brand_new"], "stack.brand_new.strength": ["5"]}
+    document = document_of(parts, sent)
+    assert Request.model_validate(document).stack == (Renamed(), BrandNew(strength=5))
+    assert document["workload"] == {"kind": "other", "depth": 9}
+    assert document["colour"] == "red"
+    assert values_of(parts, document) == {name: value for name, value in sent.items() if name in found}
 
 
 @pytest.mark.parametrize("name", [*JOBS, *(name for name in PRESETS if name not in JOBS)])
@@ -243,7 +262,7 @@ def test_a_preview_says_what_a_job_will_be_and_stores_nothing(empty: Served) -> 
     preview = answer.json()
     assert [each["label"] for each in preview["variants"]][:2] == ["baseline", "bf16"]
     assert preview["seconds"] > 0
-    assert preview["sentence"].startswith("7 variants x 1 process")
+    assert preview["sentence"].startswith(f"{len(preview['variants'])} variants x 1 process")
     assert preview["spec"]["measure"]["rel_ci"] == 0.01
     assert empty.count_jobs() == before
     wrong = empty.client.post("/v1/jobs/preview", json={"workload": {"kind": "generate"}})
