@@ -108,7 +108,7 @@ class PostedJob:
 
 def job_of(document: object) -> PostedJob:
     """The job of a JSON document. Raises ProblemError 422 for one that can never run."""
-    return posted_job(json.dumps(document, allow_nan=False).encode())
+    return posted_job(json.dumps(document).encode())
 
 
 def posted_job(body: bytes) -> PostedJob:

@@ -81,12 +81,12 @@ def take_job(posted: ReaderPosted) -> Response:
     assert draft.job is not None
     try:
         require(posted.who, Scope.SUBMIT)
-        made = Posting(posted.service, posted.who).submit(
-            draft.job.spec, _once(posted.text("once"), draft.document)
-        )
+        posting = Posting(posted.service, posted.who, posted.view.request.state.span)
+        made = posting.submit(draft.job.spec, _once(posted.text("once"), draft.document))
     except ProblemError as problem:
         draft.errors = {WHOLE: [problem.detail]}
         return _page(posted.view, draft, problem.status)
+    posted.view.request.state.job_id = made.id
     return posted.view.sent_to(f"/jobs/{made.id}")
 
 

@@ -40,8 +40,10 @@ class Account:
     may_administer: bool = False
 
     @classmethod
-    def of(cls, request: Request, who: Caller | None) -> "Account":
-        """Of who asks for the page."""
+    def of(cls, request: Request, who: Caller | None, *, export: bool) -> "Account":
+        """Of who asks for the page. One that is kept as a file has no form that could be sent."""
+        if export:
+            return cls(Seal(""))
         name = who.key.name if who and who.key else None
         may_submit, may_administer = (bool(who and who.may(scope)) for scope in (Scope.SUBMIT, Scope.ADMIN))
         return cls(seal_of(request), name, may_submit, may_administer)
@@ -64,7 +66,7 @@ class PageView:
 
     def page(self, template: str, status: int = 200, **shown: object) -> Response:
         """The template as an answer. Every template has `look` and `account`."""
-        account = Account.of(self.request, self.who)
+        account = Account.of(self.request, self.who, export=self.look.export)
         answer = rendering.page(self.request, template, self.look, status, account=account, **shown)
         keep_seal(answer, self.request, self.service.settings, account.seal)
         return answer

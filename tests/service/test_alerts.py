@@ -151,6 +151,14 @@ def test_there_may_be_so_many_rules_and_each_has_a_place(
         alerts.remove(session, new_id())
 
 
+def test_one_rule_too_many_is_a_conflict(service: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "MOST_RULES", 1)
+    speed = a_speed(100.0)
+    enter(service.database, speed)
+    asked = {"result_id": speed.id, "kind": "change_point"}
+    assert [service.client.post("/v1/alerts", json=asked).status_code for _ in range(2)] == [201, 409]
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
