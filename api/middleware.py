@@ -25,7 +25,9 @@ STRICT = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Headers of every answer. `same-origin` and not `no-referrer`, with which browsers send no origin with a form."""
+"""Headers of every answer that does not set its own.
+
+The referrer's policy is `same-origin` and not `no-referrer`, with which browsers send no origin with a form."""
 NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
 """The content security policy of what is no page; a page has its own."""
 logger = structlog.stdlib.get_logger("api.requests")
@@ -83,7 +85,8 @@ class RequestContext:
 
     def _add_headers(self, scope: Scope, headers: MutableHeaders) -> None:
         headers["X-Request-ID"] = scope["state"]["request_id"]
-        headers.update(STRICT)
+        for name, value in STRICT.items():
+            headers.setdefault(name, value)
         headers.setdefault("Content-Security-Policy", NO_PAGE)
         if self.hsts_s:
             headers["Strict-Transport-Security"] = f"max-age={self.hsts_s}"

@@ -56,7 +56,7 @@ def main() -> int:
     rows: list[Row] = []
     try:
         for configurations, results in sizes:
-            with _database(options.server) as url:
+            with database(options.server) as url:
                 begun = time.monotonic()
                 made = fill(url, configurations, results)
                 console(stderr=True).print(f"{results:,} results made in {time.monotonic() - begun:.0f} s")
@@ -87,7 +87,7 @@ def _options() -> argparse.Namespace:
 
 
 @contextmanager
-def _database(server: str) -> Iterator[str]:
+def database(server: str) -> Iterator[str]:
     """A migrated database with empty tables; its address is removed with it."""
     name = f"optigpu_scale_{os.getpid()}"
     with psycopg.connect(server, autocommit=True) as connection:
@@ -106,7 +106,7 @@ def _measured(url: str, made: Made, configurations: int, results: int, seconds: 
     def row(what: str, order: Order) -> Row:
         return Row(configurations, results, what, load(order))
 
-    with _service(url) as address, _bare() as bare:
+    with service(url) as address, bare() as bare:
         tagged = _with_tags(address, common)
         same = {"connections": CONNECTIONS, "seconds": seconds}
         rows = [
@@ -162,24 +162,24 @@ def _new(made: Made, seed: int, count: int = 20_000) -> tuple[Ask, ...]:
 
 
 @contextmanager
-def _service(url: str) -> Iterator[str]:
+def service(url: str) -> Iterator[str]:
     variables = {
         "OPTIGPU_DATABASE_URL": url.replace("postgresql://", "postgresql+psycopg://"),
         "OPTIGPU_EMBEDDED_WORKER": "false",
         "OPTIGPU_RATE_LIMIT": MANY,
     }
-    with _started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as address:
+    with started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as address:
         yield address
 
 
 @contextmanager
-def _bare() -> Iterator[str]:
-    with _started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as address:
+def bare() -> Iterator[str]:
+    with started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as address:
         yield address
 
 
 @contextmanager
-def _started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[str]:
+def started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[str]:
     """A server that says on its first line where it listens."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPTIGPU_")}
     with subprocess.Popen(command, env=inherited | variables, stdout=subprocess.PIPE, text=True) as process:

@@ -32,7 +32,9 @@ def read_devices(view: ReaderView, asked: Annotated[DevicesAsked, Query()]) -> R
     with view.service.database.read() as session:
         page = devices.list_(session, limit=SHOWN, cursor=asked.cursor)
         shown = [(device, _last(session, device)) for device in page.devices]
-        boards = edge_leaderboard.query(session, EdgeQuery(metric=asked.metric, prices=prices))
+        boards = edge_leaderboard.query(
+            session, EdgeQuery(metric=asked.metric, prices=prices, include_unranked=True)
+        )
     return view.page(
         "devices.html",
         asked=asked,

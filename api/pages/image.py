@@ -7,14 +7,14 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from api.auth import Reader
-from api.pages.badge import badge_words, short_hardware
+from api.pages.badge import badge_words
 from api.pages.result import primary_of
 from api.parameters import Id
 from api.service import ServiceDep
 from api.words import metric_heading, variant_line
 from optigpu.documents.older import current
 from optigpu.report.charts.svg.markup import element, text
-from optigpu.report.charts.svg.words import shortened
+from optigpu.report.charts.svg.words import shortened, text_width
 from optigpu.store import baselines, results
 from optigpu.vocabulary import Document
 
@@ -62,12 +62,12 @@ def _svg(document: Document, words: str) -> str:
         "svg",
         element("rect", width=WIDTH, height=HEIGHT, fill=GROUND),
         _line("OptiGPU", 90, 30, SOFT),
-        _line(document["variant"]["label"], 190, 54, INK, bold=True),
+        _line(document["variant"]["label"], 190, _size_of(document["variant"]["label"]), INK, bold=True),
         _line(variant_line(document["variant"]), 250, 30, SOFT),
         _line(f"{primary.figure.text} {primary.figure.spread} {unit}", 390, 84, INK, bold=True),
         *_interval(primary.summary),
         _line(words if valid else "not valid: it is not ranked", 530, 40, GOOD if valid else BAD, bold=True),
-        _line(short_hardware(document["environment"]["hardware_class"]), 580, 28, SOFT),
+        _line(document["environment"]["hardware_class"], 580, 26, SOFT),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         width=WIDTH,
@@ -80,6 +80,11 @@ def _line(words: str, y: float, size: float, colour: str, *, bold: bool = False)
     shown = shortened(words, ROOM, size * 1.08 if bold else size)
     inner = text(LEFT, y, shown)
     return element("g", inner, fill=colour, font_size=size, font_weight="bold" if bold else None)
+
+
+def _size_of(label: str) -> float:
+    """Smaller letters for a long name."""
+    return next((size for size in (54.0, 44.0) if text_width(label, 1.08 * size) <= ROOM), 34.0)
 
 
 def _interval(summary: Document) -> list[str]:

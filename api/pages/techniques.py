@@ -10,7 +10,7 @@ from api.pages.bars import FigureText
 from api.pages.view import Asked, ReaderView
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.numbers import ratio
-from optigpu.store import gains
+from optigpu.store import filters, gains
 from optigpu.store.gains import MeasuredGain
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Layer
@@ -33,6 +33,7 @@ def read_techniques(view: ReaderView, asked: Annotated[TechniquesAsked, Query()]
     """By layer."""
     with view.service.database.read() as session:
         found = gains.alone(session)
+        known = filters.techniques(session)
     here: dict[str, list[MeasuredGain]] = defaultdict(list)
     for gain in found:
         here[gain.technique].append(gain)
@@ -43,7 +44,12 @@ def read_techniques(view: ReaderView, asked: Annotated[TechniquesAsked, Query()]
         if asked.layer in (None, fact["layer"]) and (here[fact["name"]] or not asked.measured)
     ]
     return view.page(
-        "techniques.html", asked=asked, techniques=shown, layers=list(LayerName), every=len(facts)
+        "techniques.html",
+        asked=asked,
+        techniques=shown,
+        known=known,
+        layers=list(LayerName),
+        every=len(facts),
     )
 
 

@@ -75,6 +75,7 @@ class Variant:
 class Stored:
     """Ids of what was stored, for pages that are about one of them."""
 
+    board: str
     ladder: str
     best: str
     baseline: str
@@ -101,7 +102,8 @@ def fill(database: Database) -> Stored:
     hostile = _hostile(database)
     _workers(database)
     fill_devices(database)
-    return Stored(ladder, results[-1], results[0], history[0], invalid, hostile)
+    board = digest([SHAPES, "preset:gpt2"])
+    return Stored(board, ladder, results[-1], results[0], history[0], invalid, hostile)
 
 
 def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result, dict[str, Any]]:
@@ -210,6 +212,7 @@ def _boards(database: Database) -> None:
     """Two models on four classes of hardware, a few stacks each; two of them with overlapping intervals."""
     rng = random.Random(2)
     whole = ("bf16", "fused_attention", "torch_compile")
+    made: list[tuple[Result, dict[str, Any]]] = []
     for model, size in (("preset:llama-3.2-1b", 0.12), ("preset:gpt2", 1.0)):
         for hardware, fast in ((EPYC, 1.0), (XEON, 0.8), (H100, 9.0), (RTX, 8.93)):
             for stack, gain, kld, backend in (
@@ -230,23 +233,34 @@ def _boards(database: Database) -> None:
                     continue  # of the ladder
                 warned = (VerdictWarning.SHARED_HOST,) if hardware == XEON else ()
                 variant = Variant(
-                    model, hardware, stack, 40 * fast * size * gain, kld, warned, backend=backend
+                    *(model, hardware, stack, 40 * fast * size * gain, kld, warned),
+                    backend=backend,
+                    index=len(made),
                 )
-                _single(database, variant, rng)
+                made.append(result(variant, rng))
+    _job(database, SPEC | {"plan": "single"}, made, None, None)
 
 
 def _history(database: Database) -> list[str]:
     """A variant that became slower with a version of torch."""
-    rng, found = random.Random(3), []
+    rng, made = random.Random(3), []
     for day in range(14):
         slower = 0.86 if day >= 8 else 1.0
         version = "2.13.0" if day >= 8 else "2.12.1"
         at = BEGAN + timedelta(days=day)
         variant = Variant(
-            "preset:gpt2", XEON, ("bf16", "static_kv_cache"), 66 * slower, 0.0004, at=at, torch=version
+            "preset:gpt2",
+            XEON,
+            ("bf16", "static_kv_cache"),
+            66 * slower,
+            0.0004,
+            at=at,
+            torch=version,
+            index=day,
         )
-        found.append(_single(database, variant, rng))
-    return found
+        made.append(result(variant, rng))
+    _job(database, SPEC | {"plan": "single"}, made, None, None)
+    return [each.id for each, _ in made]
 
 
 def _hostile(database: Database) -> str:

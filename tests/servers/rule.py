@@ -90,15 +90,20 @@ def _from_programs(kind: Kind, machine: Machine) -> Server | None:
 
 
 def _from_apt(kind: Kind, machine: Machine) -> Server | None:
+    return kind.start(machine) if apt_installs(kind.package, machine) else None
+
+
+def apt_installs(package: str, machine: Machine) -> bool:
+    """Whether apt-get has installed the package; False where that is not possible."""
     apt_get = machine.program("apt-get")
     if apt_get is None or not _may_install(machine):
-        return None
-    print(f"Installing {kind.package} with apt-get for the tests ...", file=sys.stderr)
+        return False
+    print(f"Installing {package} with apt-get for the tests ...", file=sys.stderr)
     environment = {**machine.environment, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", kind.package]):
-        if not _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment):
-            return None
-    return kind.start(machine)
+    return all(
+        _succeeds([apt_get, "-q", "-o", "DPkg::Lock::Timeout=60", *arguments], environment)
+        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", package])
+    )
 
 
 def _may_install(machine: Machine) -> bool:

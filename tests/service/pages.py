@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 FETCHES = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "base"}
-OURS = ("/static/", "/feed.atom")
+OURS = ("/static/", "/feed.atom", "/badge/")
 
 
 class Page(HTMLParser):
