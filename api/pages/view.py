@@ -32,12 +32,14 @@ class Asked(Frozen):
 
 @dataclass(frozen=True)
 class Account:
-    """What a page knows of the browser: with which key it is signed in, and what seals its forms."""
+    """What a page knows of the browser: with which key it is signed in, and what seals its forms. Where there are no keys
+    nobody can sign in."""
 
     seal: Seal
     name: str | None = None
     may_submit: bool = False
     may_administer: bool = False
+    may_sign_in: bool = True
 
     @classmethod
     def of(cls, request: Request, who: Caller | None, *, export: bool) -> "Account":
@@ -46,7 +48,8 @@ class Account:
             return cls(Seal(""))
         name = who.key.name if who and who.key else None
         may_submit, may_administer = (bool(who and who.may(scope)) for scope in (Scope.SUBMIT, Scope.ADMIN))
-        return cls(seal_of(request), name, may_submit, may_administer)
+        may_sign_in = who is None or who.key is not None or who.reads_only
+        return cls(seal_of(request), name, may_submit, may_administer, may_sign_in)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class PageView:
         """The template as an answer. Every template has `look` and `account`."""
         account = Account.of(self.request, self.who, export=self.look.export)
         answer = rendering.page(self.request, template, self.look, status, account=account, **shown)
-        keep_seal(answer, self.request, self.service.settings, account.seal)
+        if account.seal.token.encode() in answer.body:  # the page has a form
+            keep_seal(answer, self.request, self.service.settings, account.seal)
         return answer
 
     def sent_to(self, path: str) -> Response:
