@@ -18,11 +18,13 @@ from api.gate import Gate
 from api.kept_pages import KeptPages
 from api.key_uses import KeyUses
 from api.limits import RateLimiter
+from api.mcp import endpoint as mcp_endpoint
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
 from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
+    alerts,
     audit,
     compare,
     devices,
@@ -61,6 +63,7 @@ ROUTERS = (
     devices,
     edge_models,
     webhooks,
+    alerts,
     workers,
     pilots,
     hardware,
@@ -75,7 +78,7 @@ CORS: dict[str, Any] = {
     "allow_headers": ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"),
     "expose_headers": ("ETag", "Link", "Location", "Retry-After", "X-Request-ID"),
 }
-"""What pages of allowed origins may send and see. No cookie is ever sent or set: a caller is known by its key."""
+"""What pages of allowed origins may send and see. No cookie goes with their calls: they are known by their keys."""
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
@@ -91,6 +94,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     problems.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    app.state.mcp = mcp_endpoint.mount(app, service)
     # The last one added is the outermost.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)
     app.add_middleware(KeptPages, gate=service.gate)
@@ -133,6 +137,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with AsyncExitStack() as running:
         await running.enter_async_context(service.key_uses.writing())
         await running.enter_async_context(service.deliveries.running())
+        if app.state.mcp is not None:
+            await running.enter_async_context(app.state.mcp.running())
         if service.settings.embedded and service.settings.embedded_worker:
             await running.enter_async_context(embedded_worker(service.settings))
         yield

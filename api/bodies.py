@@ -1,6 +1,7 @@
 """Reads the body of a POST: limits its length, parses strict JSON, validates the job."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeVar
@@ -12,9 +13,11 @@ from starlette.requests import ClientDisconnect
 from api.auth import Administrator, Submitter
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
+from optigpu.documents.events import Estimated, PlannedVariant
 from optigpu.documents.fields import WHOLE, FieldsError, fields_of, line, refusing
 from optigpu.documents.files import parse_json
 from optigpu.documents.runs import RUN_FORMAT, RunDocument
+from optigpu.documents.views import JobPreview
 from optigpu.hub_organisations import hub_refusal
 from optigpu.job.foreseen import foreseen
 from optigpu.job.plan import variants_of
@@ -45,9 +48,18 @@ async def admin_body(request: Request, service: ServiceDep, _: Administrator) ->
 
 async def json_body(request: Request, limit: int) -> bytes:
     """Refuses other media types (415), bodies that are too long (413) and those that take too long (408)."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type_of(request) != "application/json":
         raise ProblemError(415, "Send the body as JSON with the header Content-Type: application/json.")
+    return await body_of(request, limit)
+
+
+def media_type_of(request: Request) -> str:
+    """What the client says that its body is, in lower case and without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """The whole body. Refuses one that is compressed (415), too long (413) or takes too long (408)."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ProblemError(415, "Send the body uncompressed, without the header Content-Encoding.")
     within_s = BODY_WITHIN_S + limit / SLOWEST_BYTES_PER_S
@@ -75,20 +87,44 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def posted_spec(body: bytes) -> JobSpec:
+@dataclass(frozen=True)
+class PostedJob:
+    """A job that was posted, the variants that it is made of, and how long they will take."""
+
+    spec: JobSpec
+    variants: Sequence[Variant]
+    estimate: Estimated
+
+    def preview(self) -> JobPreview:
+        """The same, for people."""
+        planned = (PlannedVariant(index=v.index, role=v.role, label=v.label) for v in self.variants)
+        return JobPreview(
+            spec=self.spec.model_dump(mode="json"),
+            variants=tuple(planned),
+            seconds=self.estimate.seconds,
+            sentence=self.estimate.sentence,
+        )
+
+
+def job_of(document: object) -> PostedJob:
+    """The job of a JSON document. Raises ProblemError 422 for one that can never run."""
+    return posted_job(json.dumps(document).encode())
+
+
+def posted_job(body: bytes) -> PostedJob:
     """The job that was posted. Raises ProblemError 400 for invalid JSON, 422 for a job that can never run."""
     _check_json(body)
     try:
         spec = JobSpec.model_validate_json(body, strict=True)
         variants = variants_of(spec)
         _require_allowed(variants)
-        foreseen(spec, variants)
+        _, estimate = foreseen(spec, variants)
     except FieldsError as error:
         raise ProblemError(422, summary(error.entries), error.entries) from None
     except SpecError as error:
         entries = [fields_of(JobSpec).named(str(error))]
         raise ProblemError(422, summary(entries), entries) from None
-    return spec
+    return PostedJob(spec, variants, estimate)
 
 
 JobBody = Annotated[bytes, Depends(job_body)]

@@ -133,6 +133,21 @@ MANIFESTS = {
         },
     ),
 }
+ALERTS = {
+    "threshold": Example(
+        "When a variant's tokens per second fall below 100",
+        {
+            "result_id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11",
+            "kind": "threshold",
+            "metric": "tokens_per_s",
+            "threshold": 100.0,
+        },
+    ),
+    "change": Example(
+        "When its level changes, in either direction",
+        {"result_id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11", "kind": "change_point"},
+    ),
+}
 WEBHOOKS = {
     "chat": Example(
         "Every job that ends, and every regression",

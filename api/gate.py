@@ -20,7 +20,7 @@ from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, keys, revisions
+from optigpu.store import audit, keys, revisions, sign_ins
 from optigpu.store.database import Database, Session
 from optigpu.store.keys import KeyInfo, Scope
 from optigpu.store.revisions import Part, Revisions
@@ -37,6 +37,8 @@ class Call:
     key: str | None
     address: str
     request_id: str
+    sign_in: str | None = None
+    """What the cookie of a browser holds that is signed in; it counts where there is no key."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Gate:
     def _key(self, session: Session, call: Call) -> KeyInfo | None:
         """The valid key of a call, read without a write lock: only the first use of the environment's key writes."""
         if call.key is None:
-            return None
+            return sign_ins.find(session, call.sign_in) if call.sign_in else None
         found = self._known.get(call.key) or keys.verify(session, call.key)
         if found is None and self._is_first(call.key) and not keys.is_known(session, call.key):
             with self._database.write() as writing:

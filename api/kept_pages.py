@@ -7,9 +7,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth import ADMITTED, address_of
-from api.gate import Call, Gate, bearer_key
-from api.problems import ProblemError, from_store, problem_response, request_id
+from api.auth import ADMITTED, call_of
+from api.gate import Gate
+from api.problems import ProblemError, from_store, problem_response
 from api.tags import is_known, tag_of
 from optigpu.store.revisions import Part
 from optigpu.vocabulary import StoreError
@@ -64,9 +64,7 @@ class KeptPages:
             return
         request = Request(scope)
         try:
-            admitted = await self._gate.admit(
-                Call(bearer_key(request.headers.get("authorization")), address_of(request), request_id(scope))
-            )
+            admitted = await self._gate.admit(call_of(request))
         except ProblemError as problem:
             await problem_response(scope, problem)(scope, receive, send)
             return

@@ -12,11 +12,11 @@ from api.kept_pages import FROM_MEMORY
 from api.metrics import Metrics
 from api.problems import ProblemError, problem_response
 from api.settings import is_loopback
+from api.sign_in import SAFE_METHODS
 from optigpu.tracing import Span, SpanKind, Tracing
 from optigpu.vocabulary import new_id
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
 STRICT = {
     "X-Content-Type-Options": "nosniff",

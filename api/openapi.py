@@ -12,7 +12,7 @@ from api.examples import JOBS, Example
 from api.links import links_of
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
-from optigpu.documents.administration import WebhookRequest
+from optigpu.documents.administration import AlertRequest, WebhookRequest
 from optigpu.documents.devices import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.pilots import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
@@ -31,7 +31,7 @@ TAGS = [
         "name": "pilots",
         "description": "For the pilots of a cluster's scheduler, each with the token of its job.",
     },
-    {"name": "administration", "description": "The audit log, and webhooks."},
+    {"name": "administration", "description": "The audit log, webhooks, and alert rules."},
     {"name": "schema", "description": "What a job can contain."},
     {"name": "health", "description": "Liveness, readiness and Prometheus metrics."},
 ]
@@ -41,7 +41,7 @@ DESCRIPTION = (
 )
 OURS = (
     *(JobSpec, Problem, EventView),
-    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest, WebhookRequest),
+    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest, WebhookRequest, AlertRequest),
     *(WorkerInfo, PilotBeat, PilotEvent, PilotOutcome, PilotEnd),
 )
 """Schemas that FastAPI cannot derive: bodies that are read by themselves, errors, messages of a stream."""

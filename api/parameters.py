@@ -61,9 +61,16 @@ class Withdrawing(Frozen):
         return Withdrawal(reason=self.reason, withdrawn_by=who.name, key_id=who.key.id if who.key else None)
 
 
+async def any_parameters() -> None:
+    """A call that depends on this looks by itself at what it is given."""
+
+
 async def refuse_unknown_parameters(request: Request) -> None:
     """Refuses a query parameter that the call does not have, as a body's unknown fields are refused."""
-    valid = set(_query_parameters(request.scope["route"].dependant))
+    dependant = request.scope["route"].dependant
+    if any(needed.call is any_parameters for needed in dependant.dependencies):
+        return
+    valid = set(_query_parameters(dependant))
     entries = [
         unknown([name], "parameter", name, valid)
         for name in dict.fromkeys(request.query_params)

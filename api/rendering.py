@@ -50,6 +50,11 @@ class Look:
 
         return Markup("".join(static_files()[name].content.decode() for name in STYLES))
 
+    def here(self) -> str:
+        """The path of this page and its parameters, without what the service's prefix adds."""
+        words = urlencode(self.query)
+        return f"{self.path}?{words}" if words else self.path
+
     def link(self, path: str | None = None, **changes: object) -> str:
         """This page with other parameters; None removes one. `path` is another page, which gets those that are
         given."""

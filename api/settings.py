@@ -33,7 +33,8 @@ class ServiceSettings(BaseSettings):
     every link begins with it. With fewer than `min_free_bytes` on the disk of its data it is not ready.
     `cors_origins` are the pages of other origins that may call it; none may by default. With `hsts_s` browsers are told
     to use https alone for so many seconds. `webhook_allowed_hosts` are hosts that webhooks may lead to although their
-    addresses are private, or by http.
+    addresses are private, or by http. A browser stays signed in for `session_s` seconds. Without `mcp` there is no
+    endpoint for programs that talk.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, env_ignore_empty=True)
@@ -57,6 +58,8 @@ class ServiceSettings(BaseSettings):
     embedded_worker: bool = True
     public_read: bool = False
     root_path: str | None = None
+    session_s: int = Field(28_800, ge=60, le=604_800)
+    mcp: bool = True
 
     @field_validator("allowed_hosts", "cors_origins", "webhook_allowed_hosts", mode="before")
     @classmethod

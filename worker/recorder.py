@@ -11,6 +11,7 @@ from optigpu.documents.events import (
     Finished,
     Noted,
     Planned,
+    Printed,
     Progressed,
     VariantFinished,
     VariantStarted,
@@ -62,7 +63,7 @@ class Recorder:
     def __call__(self, event: Event) -> None:
         """Records one event of the run."""
         match event:
-            case Planned() | Waiting() | Estimated() | VariantStarted():
+            case Planned() | Waiting() | Estimated() | VariantStarted() | Printed():
                 self._note(event)
             case Progressed():
                 self._heartbeat.report(

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from api.pages import (
+    alerts,
     badge,
     board,
     claims,
@@ -12,11 +13,15 @@ from api.pages import (
     feed,
     history,
     image,
+    job,
     jobs,
+    keys,
     ladder,
     machines,
+    new_job,
     pareto,
     result,
+    sign_in,
     static,
     techniques,
 )
@@ -35,7 +40,12 @@ PAGES = (
     techniques,
     badge,
     feed,
+    new_job,
     jobs,
+    job,
+    alerts,
+    keys,
+    sign_in,
     docs,
     static,
 )

@@ -6,15 +6,19 @@ from fastapi import APIRouter, Query, Response
 
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
+from optigpu.job.spec import Tag
 from optigpu.store import jobs, unserved
+from optigpu.vocabulary import JobState
 
 router = APIRouter()
 SHOWN = 50
 
 
 class JobsAsked(Asked):
-    """Which page of the list."""
+    """Which jobs, and which page of their list."""
 
+    state: JobState | None = None
+    tag: Tag | None = None
     cursor: Cursor | None = None
 
 
@@ -22,7 +26,9 @@ class JobsAsked(Asked):
 def read_jobs(view: ReaderView, asked: Annotated[JobsAsked, Query()]) -> Response:
     """The newest ones first."""
     with view.service.database.read() as session:
-        page = jobs.list_(session, limit=SHOWN, cursor=asked.cursor)
+        page = jobs.list_(session, state=asked.state, tag=asked.tag, limit=SHOWN, cursor=asked.cursor)
         lease_s = view.service.settings.lease_s
         waiting = unserved.reasons(session, [job.id for job in page.jobs], lease_s)
-    return view.page("jobs.html", page=page, unserved=waiting)
+    return view.page(
+        "jobs.html", page=page, unserved=waiting, asked=asked, states=[state.value for state in JobState]
+    )

@@ -5,17 +5,22 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.auth import Administrator, Reader, Submitter
-from api.bodies import JobBody, posted_spec
-from api.callers import Caller
+from api.bodies import JobBody, posted_job
 from api.openapi import GUARDED, POSTED_JOB, problems
 from api.parameters import PRINTABLE, Cursor, JobId, Limit, Withdrawing
-from api.problems import ProblemError
+from api.posting import Posting
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
-from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView, Withdrawn
+from optigpu.documents.views import (
+    JobPage,
+    JobPreview,
+    JobSummary,
+    JobView,
+    WithdrawalView,
+    Withdrawn,
+)
 from optigpu.job.spec import Tag
-from optigpu.store import audit, jobs, traces, withdrawals
-from optigpu.store.keys import Scope
+from optigpu.store import audit, jobs, withdrawals
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)
@@ -68,30 +73,26 @@ def submit_job(
     """Validates the job and stores it; a worker that can run it picks it up. `unserved` says why none can, if so. A job
     whose very same measurement was made before has ended with its results, unless it is `fresh`. This answer does not
     have its place in the queue, nor when it will begin: get the job for them."""
-    spec = posted_spec(body)
-    if spec.priority > 0 and not who.may(Scope.ADMIN):
-        raise ProblemError(403, "A priority above 0 needs a key with the scope admin; leave priority out.")
-    with service.database.write() as session:
-        submitted = jobs.submit(
-            session,
-            spec,
-            owner=who.id,
-            idempotency_key=_callers_own(idempotency_key, who),
-            lease_s=service.settings.lease_s,
-            known=service.prospects,
-        )
-        if submitted.created:
-            audit.write(session, who.actor, AuditAction.JOB_SUBMITTED, submitted.job.id)
-        if submitted.created and request.state.span:
-            traces.keep(session, submitted.job.id, request.state.span)
-    request.state.job_id = submitted.job.id
-    if submitted.created and submitted.job.state is JobState.QUEUED and spec.via is None:
-        service.doorbell.ring(submitted.job.id, spec.device)
-    job = linked(submitted.job, service)
+    posted = Posting(service, who, request.state.span)
+    job = linked(posted.submit(posted_job(body).spec, idempotency_key), service)
+    request.state.job_id = job.id
     # Sent as it is: it need not be validated again.
     return Response(
         job.model_dump_json(), 202, headers={"Location": job.links["self"]}, media_type="application/json"
     )
+
+
+@router.post(
+    "/preview",
+    operation_id="preview_job",
+    summary="Look at a job without posting it",
+    responses=problems(408, 413, 415),
+    openapi_extra=POSTED_JOB,
+)
+def preview_job(body: JobBody, _: Submitter) -> JobPreview:
+    """Validates the job as a POST does, and says which variants it has and about how long they take. Nothing is
+    stored."""
+    return posted_job(body).preview()
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, the newest first")
@@ -119,12 +120,7 @@ def get_job(job_id: JobId, service: ServiceDep, _: Reader) -> JobView:
 @router.post("/{id}/cancel", operation_id="cancel_job", summary="Cancel a job", responses=problems(404, 410))
 def cancel_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
     """A queued job is cancelled at once, a running one when its processes have ended. An ended job stays as it is."""
-    with service.database.write() as session:
-        before = jobs.get(session, job_id).cancel_requested_at
-        job = jobs.request_cancel(session, job_id, lease_s=service.settings.lease_s)
-        if job.cancel_requested_at != before:
-            audit.write(session, who.actor, AuditAction.JOB_CANCELLED, job_id)
-    return linked(job, service)
+    return linked(Posting(service, who).cancel(job_id), service)
 
 
 @router.post(
@@ -136,14 +132,7 @@ def cancel_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
 def retry_job(job_id: JobId, service: ServiceDep, who: Submitter) -> JobView:
     """A parked job waits for a worker again, and what was measured of it is kept. A job that waits or runs stays as it
     is; another that has ended is refused."""
-    with service.database.write() as session:
-        before = jobs.get(session, job_id).state
-        job = jobs.retry(session, job_id, lease_s=service.settings.lease_s)
-        if job.state is not before:
-            audit.write(session, who.actor, AuditAction.JOB_RETRIED, job_id)
-    if job.state is JobState.QUEUED and job.spec.get("via") is None:
-        service.doorbell.ring(job.id, job.device)
-    return linked(job, service)
+    return linked(Posting(service, who).retry(job_id), service)
 
 
 @router.delete("/{id}", operation_id="withdraw_job", summary="Withdraw a job", responses=problems(404, 409))
@@ -165,8 +154,3 @@ def linked(job: Job, service: Service) -> Job:
     place = f"{service.settings.prefix}/v1/jobs/{job.id}"
     links = {name: f"{place}/{name}" for name in ("events", "results", "cancel", "retry")}
     return job.model_copy(update={"links": {"self": place} | links})
-
-
-def _callers_own(key: str | None, who: Caller) -> str | None:
-    """Idempotency keys of different callers are kept apart."""
-    return None if key is None else f"{who.id}:{key}"

@@ -21,7 +21,7 @@ from optigpu.conductor.saturation import Saturation
 from optigpu.conductor.scratch import scratch_folder
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, no_other_job
 from optigpu.conductor.verdicts.servers import serving_sessions
-from optigpu.documents.events import Event
+from optigpu.documents.events import Event, Printed
 from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
@@ -126,8 +126,8 @@ class Session:
     ) -> Iterator[Child]:
         """A new process that measures this variant, or does what `program` does with it, with `more` variables.
 
-        While it lives, the monitor counts it as the job's own. Raises UnsupportedError for a model of the hub that the
-        settings do not allow.
+        While it lives, the monitor counts it as the job's own; at its end the listener is told what it has printed.
+        Raises UnsupportedError for a model of the hub that the settings do not allow.
         """
         for repository in variant.hub_repositories:
             if refusal := hub_refusal(repository):
@@ -137,12 +137,15 @@ class Session:
         variables |= {**variables_of(variant.backend), **more}
         quality = self.spec.measure.quality if "quality" in self.spec.measure.meters else None
         network = needs_network(variant, quality)
-        with Child(started, variables, keep=self.descriptors, network=network) as child:
-            self._running.add(child.pid)
-            try:
+        child = Child(started, variables, keep=self.descriptors, network=network)
+        try:
+            with child:
+                self._running.add(child.pid)
                 yield child
-            finally:
-                self._running.discard(child.pid)
+        finally:
+            self._running.discard(child.pid)
+            if child.printed:
+                self.on_event(Printed(index=variant.index, text=child.printed))
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from optigpu.vocabulary import Frozen
+from optigpu.vocabulary import METRICS, Frozen
 
 
 class AuditAction(StrEnum):
     """A change that the audit log records."""
 
+    ALERT_CREATED = "alert.created"
+    ALERT_DELETED = "alert.deleted"
     DEVICE_ENROLLED = "device.enrolled"
     DEVICE_INVITED = "device.invited"
     DEVICE_KEY_CHANGED = "device.key_changed"
@@ -27,6 +29,7 @@ class AuditAction(StrEnum):
     KEY_ROTATED = "key.rotated"
     RESULT_WITHDRAWN = "result.withdrawn"
     RUN_IMPORTED = "run.imported"
+    SIGNED_IN = "key.signed_in"
     WEBHOOK_CREATED = "webhook.created"
     WEBHOOK_DELETED = "webhook.deleted"
 
@@ -55,6 +58,7 @@ class AuditPage(Frozen):
 class WebhookEvent(StrEnum):
     """An event that webhooks can ask for."""
 
+    ALERT_FIRED = "alert.fired"
     JOB_FINISHED = "job.finished"
     REGRESSION_FOUND = "regression.found"
 
@@ -110,3 +114,56 @@ class DeliveryPage(Frozen):
 
     deliveries: tuple[DeliveryView, ...]
     next_cursor: str | None = None
+
+
+class AlertKind(StrEnum):
+    """What an alert rule asks: is the figure beyond a bound, or has the level of the history changed?"""
+
+    THRESHOLD = "threshold"
+    CHANGE_POINT = "change_point"
+
+
+class AlertRequest(Frozen):
+    """A rule for one variant on one class of hardware: the place of a result on the leaderboard."""
+
+    result_id: str = Field(
+        pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", description="A result of that place."
+    )
+    kind: AlertKind = Field(
+        description="threshold: the figure is worse than a bound; change_point: its level has changed."
+    )
+    metric: str | None = Field(
+        None, max_length=100, description="Default: the primary metric of the result's workload."
+    )
+    threshold: float | None = Field(
+        None, description="Of threshold: the bound, in the metric's unit; null for change_point."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.metric is not None and self.metric not in METRICS:
+            raise ValueError(f"metric: {self.metric} is not a metric; the metrics are {', '.join(METRICS)}.")
+        if (self.threshold is None) is (self.kind is AlertKind.THRESHOLD):
+            raise ValueError("threshold: a rule of the kind threshold needs it, and no other kind has one.")
+        return self
+
+
+class AlertView(Frozen):
+    """A rule. `result_id` is the result whose place it watches, `fired_at` when it last fired; null: never."""
+
+    id: str
+    result_id: str
+    label: str
+    hardware_class: str
+    metric: str
+    kind: AlertKind
+    threshold: float | None
+    created_at: datetime
+    created_by: str
+    fired_at: datetime | None
+
+
+class Alerts(Frozen):
+    """Every alert rule, the oldest first."""
+
+    alerts: tuple[AlertView, ...]

@@ -66,6 +66,15 @@ class Progressed(Frozen):
     remaining_s: float | None = None
 
 
+class Printed(Frozen):
+    """A process of a variant has ended, and has printed something: `text` is the end of it. It is kept for an operator
+    and never streamed, since a library may print whatever it likes."""
+
+    kind: Literal["printed"] = "printed"
+    index: int
+    text: str
+
+
 class VariantFinished(Frozen):
     """A variant ended, with its result or the reason why there is none."""
 
@@ -80,9 +89,9 @@ class Finished(Frozen):
     attribution: Attribution
 
 
-Noted = Planned | Estimated | Waiting | VariantStarted
-"""Events that are stored as they are. The others are more than an event: progress, an outcome, the job's end."""
-Event = Planned | Estimated | Waiting | VariantStarted | Progressed | VariantFinished | Finished
+Noted = Planned | Estimated | Waiting | VariantStarted | Printed
+"""Events that are stored by themselves. The others are more than an event: progress, an outcome, the job's end."""
+Event = Planned | Estimated | Waiting | VariantStarted | Progressed | Printed | VariantFinished | Finished
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from optigpu.documents.events import PlannedVariant
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.vocabulary import (
@@ -149,6 +150,16 @@ class JobView(JobSummary):
     spec: dict[str, Any]
     schema_version: int
     attribution: dict[str, Any] | None = None
+
+
+class JobPreview(Frozen):
+    """A job that was not stored: the request with all of its defaults, the variants that it would measure, and about
+    how long that would take, which `sentence` says as well."""
+
+    spec: dict[str, Any]
+    variants: tuple[PlannedVariant, ...]
+    seconds: float
+    sentence: str
 
 
 class JobPage(Frozen):

@@ -76,7 +76,7 @@ def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta 
     """
     row = _row(session, key_id)
     at = moment(session)
-    if row.revoked_at is not None or _info(row).has_expired(at):
+    if row.revoked_at is not None or info_of(row).has_expired(at):
         raise ConflictError(f"The key {key_id} is no longer valid; create a new one.")
     if lasts is None and row.expires_at is not None:
         lasts = row.expires_at - row.created_at
@@ -92,7 +92,7 @@ def verify(session: Session, plain: str) -> KeyInfo | None:
     row = _find(session, plain)
     if row is None or not hmac.compare_digest(row.hash, _hash(plain)) or row.revoked_at is not None:
         return None
-    found = _info(row)
+    found = info_of(row)
     return None if found.has_expired(utc_now()) else found
 
 
@@ -123,7 +123,7 @@ def list_(session: Session) -> list[KeyInfo]:
     rows = session.scalars(
         select(ApiKey).where(ApiKey.revoked_at.is_(None)).order_by(ApiKey.created_at, ApiKey.id)
     )
-    return [_info(row) for row in rows]
+    return [info_of(row) for row in rows]
 
 
 def any(session: Session) -> bool:
@@ -163,7 +163,8 @@ def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: 
     return session.scalars(insert.returning(ApiKey.id)).one_or_none() is not None
 
 
-def _info(row: ApiKey) -> KeyInfo:
+def info_of(row: ApiKey) -> KeyInfo:
+    """The key without its secret."""
     return KeyInfo(
         id=row.id,
         name=row.name,

@@ -12,6 +12,7 @@ from optigpu.documents.events import (
     Noted,
     Planned,
     PlannedVariant,
+    Printed,
     VariantFinished,
     VariantStarted,
     Waiting,
@@ -37,6 +38,9 @@ from optigpu.vocabulary import (
     check_document,
 )
 
+LONGEST_PRINTED = 16_000
+"""Of what a variant's processes have printed."""
+
 
 def note(session: Session, lease: Lease, event: Noted) -> None:
     """Stores an event of the run. Raises LeaseLostError, NotFoundError for a variant that is not in the plan."""
@@ -45,6 +49,8 @@ def note(session: Session, lease: Lease, event: Noted) -> None:
             plan(session, lease, event.variants)
         case VariantStarted():
             variant_started(session, lease, event.index)
+        case Printed():
+            printed(session, lease, event)
         case Estimated() | Waiting():
             record(session, held(session, lease), event.kind, as_document(event), moment(session))
         case _:
@@ -91,6 +97,14 @@ def variant_started(session: Session, lease: Lease, index: int) -> None:
         return
     variant.status = VariantStatus.RUNNING
     record(session, job, "variant_started", as_document(VariantStarted(index=index)), moment(session))
+
+
+def printed(session: Session, lease: Lease, event: Printed) -> None:
+    """A process of a variant printed this; the last LONGEST_PRINTED characters of all of them are kept. Raises
+    LeaseLostError, NotFoundError."""
+    variant = _variant(session, held(session, lease), event.index)
+    before = f"{variant.printed}\n\n" if variant.printed else ""
+    variant.printed = clean_text(f"{before}{event.text}")[-LONGEST_PRINTED:]
 
 
 def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequence[Artifact] = ()) -> None:

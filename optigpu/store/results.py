@@ -7,20 +7,22 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from optigpu.documents.result import Result, Samples
+from optigpu.documents.result import MetricSummary, Result, Samples
 from optigpu.documents.views import SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
 from optigpu.store.entries import metric_row
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import (
+    BoardRow,
     EnvironmentRow,
     LeaderboardEntry,
+    MetricRow,
     ResultRow,
     SamplesRow,
     VariantRow,
 )
 from optigpu.store.tombstones import absent
-from optigpu.vocabulary import ConflictError
+from optigpu.vocabulary import ConflictError, Frozen
 
 
 def get(session: Session, result_id: str) -> dict[str, Any]:
@@ -35,6 +37,40 @@ def of_job(session: Session, job_id: str) -> list[dict[str, Any]]:
     """The results of a job's variants, in the order of the plan."""
     query = _with_environment().join(VariantRow, VariantRow.result_id == ResultRow.id)
     return _documents(session, query.where(VariantRow.job_id == job_id).order_by(VariantRow.index))
+
+
+class PrimaryFigure(Frozen):
+    """What a variant was measured for, with the reasons and warnings of its verdict."""
+
+    metric: str
+    summary: MetricSummary
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def primary_figures(session: Session, job_id: str) -> dict[int, PrimaryFigure]:
+    """The figures of a job's variants so far, by the variants' indexes."""
+    entry = LeaderboardEntry
+    query = (
+        select(VariantRow.index, MetricRow.name, MetricRow.summary, entry.reasons, entry.warnings)
+        .join(entry, entry.result_id == VariantRow.result_id)
+        .join(BoardRow, BoardRow.number == entry.board)
+        .join(
+            MetricRow,
+            (MetricRow.result_id == VariantRow.result_id) & (MetricRow.name == BoardRow.primary_metric),
+        )
+        .where(VariantRow.job_id == job_id)
+        .order_by(VariantRow.index)
+    )
+    return {
+        row.index: PrimaryFigure(
+            metric=row.name,
+            summary=MetricSummary.model_validate_json(row.summary),
+            reasons=tuple(row.reasons.split()),
+            warnings=tuple(row.warnings.split()),
+        )
+        for row in session.execute(query)
+    }
 
 
 def of_workload(session: Session, workload: str, model: str | None) -> list[dict[str, Any]]:

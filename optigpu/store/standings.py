@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import Standing
-from optigpu.store import pareto, regressions, revisions
+from optigpu.store import alerts, pareto, regressions, revisions
 from optigpu.store.entries import entry_of, techniques_of
 from optigpu.store.revisions import Part
 from optigpu.store.statements import insert_into, take_turns
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 def enter(session: Session, result: Result) -> None:
-    """Enters a result that was just stored at its place, and tells the webhooks if it is worse than the one before."""
+    """Enters a result that was just stored at its place, and tells the webhooks what they ask for."""
     entry = entry_of(result)
     _hold(session, [entry.board])
     _enter_on_board(session, result, entry)
@@ -54,6 +54,7 @@ def enter(session: Session, result: Result) -> None:
         before = _seat(session, entry)
         _supersede(session, entry)
         regressions.look(session, before, result)
+        alerts.look(session, entry, result)
     session.flush()
     revisions.changed(session, Part.LEADERBOARD)
 

@@ -199,7 +199,7 @@ class LauncherRow(Base):
 
 
 class VariantRow(Base):
-    """The state of one variant of a job."""
+    """The state of one variant of a job. `printed` is the end of what its processes printed, for an operator."""
 
     __tablename__ = "variants"
     __table_args__ = (Index("ix_variants_result_id", "result_id"),)
@@ -211,6 +211,7 @@ class VariantRow(Base):
     status: Mapped[VariantStatus]
     reason: Mapped[str | None]
     result_id: Mapped[Identifier | None] = mapped_column(ForeignKey("results.id"))
+    printed: Mapped[str | None]
 
 
 class EnvironmentRow(Base):
@@ -343,6 +344,18 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
+
+
+class SignIn(Base):
+    """A browser that was signed in with a key. Only the hash of its cookie is kept."""
+
+    __tablename__ = "sign_ins"
+    __table_args__ = (Index("ix_sign_ins_expires_at", "expires_at"),)
+
+    hash: Mapped[Digest] = mapped_column(primary_key=True)
+    key_id: Mapped[Identifier] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
 
 
 class BoardRow(Base):
@@ -676,3 +689,28 @@ class WebhookDelivery(Base):
     next_at: Mapped[datetime | None]
     delivered_at: Mapped[datetime | None]
     last_error: Mapped[str | None]
+
+
+class AlertRule(Base):
+    """A question to each new current result of a place on the leaderboard; `optigpu.store.alerts` asks it.
+
+    `threshold` is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired
+    for.
+    """
+
+    __tablename__ = "alert_rules"
+    __table_args__ = (Index("ix_alert_rules_place", "board", "variant_digest", "hardware_class"),)
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    board: Mapped[int]
+    variant_digest: Mapped[Digest]
+    hardware_class: Mapped[str]
+    result_id: Mapped[Identifier]
+    label: Mapped[str]
+    metric: Mapped[str]
+    kind: Mapped[str]
+    threshold: Mapped[float | None]
+    created_at: Mapped[datetime]
+    created_by: Mapped[str]
+    fired_at: Mapped[datetime | None]
+    fired_for: Mapped[Identifier | None]

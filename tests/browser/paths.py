@@ -22,5 +22,11 @@ def paths(stored: Stored) -> dict[str, str]:
         "workers": "/workers",
         "devices": "/devices",
         "jobs": "/jobs",
+        "job": f"/jobs/{stored.ladder}",
+        "new_job": "/jobs/new?preset=first",
+        "new_job_wrong": "/jobs/new?workload=generate&model=preset:nothing",
+        "login": "/login",
+        "keys": "/keys",
+        "alerts": f"/alerts?result={stored.best}",
         "problem": "/nothing",
     }

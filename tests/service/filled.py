@@ -1,11 +1,25 @@
 """A database with something in it: a job with its result, and an edge device with a report."""
 
 from contextlib import closing
+from datetime import timedelta
 
 from api import enrolment, measurements
+from optigpu.documents.administration import AlertKind, AlertRequest
 from optigpu.documents.devices import ClaimRequest, DeviceMessage
+from optigpu.documents.events import Printed
 from optigpu.documents.manifest import ModelManifest
-from optigpu.store import device_reports, devices, edge_models, jobs, leaderboard, leases, outcomes
+from optigpu.store import (
+    alerts,
+    device_reports,
+    devices,
+    edge_models,
+    jobs,
+    keys,
+    leaderboard,
+    leases,
+    outcomes,
+    sign_ins,
+)
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
 from optigpu.store.devices import DeviceRequest
@@ -16,7 +30,8 @@ from tests.service.records import NOON, a_plan, a_result, a_spec, a_worker, an_o
 
 
 def fill(url: str) -> None:
-    """A job that has succeeded, with a result, samples and a file."""
+    """A job that has succeeded, with a result, samples and a file; a rule for its place, and a browser that is signed
+    in."""
     with closing(Database(url)) as database, database.write() as session:
         jobs.submit(session, a_spec(), idempotency_key="key")
         lease = leases.claim(session, a_worker(), 30)
@@ -24,8 +39,14 @@ def fill(url: str) -> None:
         outcomes.plan(session, lease, a_plan("baseline"))
         file = Artifact(name="trace.json", media_type="application/json", size_bytes=2, data=b"{}")
         outcomes.save_outcome(session, lease, an_outcome(a_result(), {"tokens_per_s": ((1.0,),)}), [file])
+        outcomes.printed(session, lease, Printed(index=0, text="A warning of a library."))
         outcomes.finish(session, lease, JobState.SUCCEEDED)
-        assert leaderboard.query(session, LeaderboardQuery()).boards
+        (board,) = leaderboard.query(session, LeaderboardQuery()).boards
+        rule = AlertRequest(result_id=board.rows[0].result_id, kind=AlertKind.CHANGE_POINT)
+        alerts.create(session, rule, "somebody")
+        key = keys.verify(session, keys.create(session, "a browser's", ["read"]))
+        assert key is not None
+        sign_ins.begin(session, key.id, timedelta(hours=1))
 
 
 def fill_devices(database: Database) -> None:

@@ -81,12 +81,12 @@ class Served:
 
 
 @contextmanager
-def serving(database_url: str, **settings: Any) -> Iterator[Served]:
-    """A migrated database and the service on it, without a worker."""
+def serving(database_url: str, port: int = 0, **settings: Any) -> Iterator[Served]:
+    """A migrated database and the service on it, without a worker; on that port, or on a free one."""
     migrations.upgrade(database_url)
     defaults: dict[str, Any] = {"database_url": database_url, "embedded_worker": False, "rate_limit": MANY}
     app = create_app(ServiceSettings(**defaults | settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, access_log=False))
     app.state.service.feeds.stopping = lambda: server.should_exit
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -179,7 +179,7 @@ POSTING = (
         "import_run",
         "send_measurements",
     ),
-    *("start_device_run", "submit_job"),
+    *("create_alert", "preview_job", "start_device_run", "submit_job"),
     *("claim_job", "pilot_heartbeat", "pilot_event", "pilot_outcome", "pilot_end"),
 )
 ELSEWHERE: Mapping[str, Collection[Answer]] = {
@@ -189,6 +189,7 @@ ELSEWHERE: Mapping[str, Collection[Answer]] = {
     "it asks no database": [("is_alive", 503)],
     "test_hostile_clients.py": [(name, 408) for name in POSTING],
     "test_webhooks.py": [("create_webhook", 409)],
+    "test_alerts.py": [("create_alert", 409)],
     "test_imports.py": [("import_run", 201), ("import_run", 409)],
     "test_artifacts.py": [("get_artifact", 200)],
 }
@@ -315,6 +316,11 @@ def in_turn(served: Served) -> set[Answer]:
         ("retry_job", "POST", "/retry"),
     ):
         call(operation, method, f"/v1/jobs/{job}{part}")
+    rules = [
+        call("create_alert", "POST", "/v1/alerts", json={"result_id": result, "kind": "change_point"})
+        for result in (UUID, first, second)
+    ]
+    call("delete_alert", "DELETE", f"/v1/alerts/{rules[-1]['id']}")
     call("withdraw_result", "DELETE", f"/v1/results/{second}?reason=wrong")
     return found
 

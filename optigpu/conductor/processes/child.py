@@ -85,6 +85,11 @@ class Child:
         return self._process.pid
 
     @property
+    def printed(self) -> str:
+        """The end of what it has printed; of one that has ended, all of that end."""
+        return readable(self._tail.decode(errors="replace"))
+
+    @property
     def has_died(self) -> bool:
         """Whether it was found dead, or was ended."""
         return self._status is not None
@@ -208,8 +213,7 @@ class Child:
         return ReplicateError(f"The measuring process {how} before it answered. {self._last_output()}")
 
     def _last_output(self) -> str:
-        text = readable(self._tail.decode(errors="replace"))
-        return f"Its last output: {text}" if text else "It printed nothing."
+        return f"Its last output: {self.printed}" if self.printed else "It printed nothing."
 
     def _has_ended(self) -> bool:
         """Whether it has ended; it is not reaped, so that its id stays its own."""

@@ -15,6 +15,13 @@ from optigpu.techniques import AnyTechnique
 from optigpu.vocabulary import DeviceKind, Frozen, Scheduler
 from optigpu.workloads import AnyWorkload
 
+PLANS = (
+    "How the job becomes variants. single: the stack. ladder: the baseline, each technique alone, and each prefix of "
+    "the stack. ablation: the same, and the stack without each. grid: every combination. memory-ladder: stacks of its "
+    "own that need less and less memory. search: halving among the combinations. batch_scaling: the largest batch "
+    "under a limit."
+)
+
 
 class Beside(Frozen):
     """A stack of any backend that is measured in the same turns as the job's own variants.
@@ -62,7 +69,7 @@ class JobSpec(Frozen):
         description="The kind of device to measure on. Nothing has run on rocm, xpu and mps yet.",
     )
     stack: tuple[AnyTechnique, ...] = Field((), max_length=16, description="The techniques to apply.")
-    plan: PlanName = Field(PlanName.SINGLE, description="How the job becomes variants.")
+    plan: PlanName = Field(PlanName.SINGLE, description=PLANS)
     beside: tuple[Beside, ...] = Field(
         (), max_length=32, description="Other stacks, of any backend, that are measured in the same turns."
     )

@@ -1,0 +1,192 @@
+"""The tools: what the routes under /v1 do, for programs that talk. Loaded only where the extra mcp is installed.
+
+What a docstring says is what such a program reads of the tool.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import Field
+
+from api.bodies import PostedJob, job_of
+from api.callers import Caller
+from api.filters import check_filters
+from api.mcp.advice import advice_for
+from api.posting import Posting
+from api.problems import ProblemError, from_store
+from api.service import Service
+from optigpu.documents.fields import line
+from optigpu.store import events, jobs, leaderboard, results
+from optigpu.store.filters import LeaderboardQuery
+from optigpu.store.keys import Scope
+from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import Layer, StoreError
+
+LONGEST_WAIT_S = 60.0
+ROWS = 20
+READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+POSTS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+TOOLS = {
+    "list_techniques": READS,
+    "leaderboard": READS,
+    "compare": READS,
+    "advise": READS,
+    "get_job": READS,
+    "follow_job": READS,
+    "preview_job": READS,
+    "submit_job": POSTS,
+}
+"""The tools by their names; only the last one changes anything."""
+
+Answer = dict[str, Any]
+Job = Annotated[
+    Answer, Field(description="The body of POST /v1/jobs: workload, model, stack, plan, device ...")
+]
+JobId = Annotated[str, Field(description="The id of a job, as submit_job returned it.")]
+ResultId = Annotated[str, Field(description="The id of a result, as leaderboard and get_job show it.")]
+
+
+class Tools:
+    """What a program may ask of the service. Every method raises ToolError, with the API's own words."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def list_techniques(self, context: Context, layer: Layer | None = None) -> Answer:
+        """The techniques that a stack can be made of, of one layer or of all: what each does, its parameters, what it
+        requires and excludes, and what it is expected to buy."""
+        from optigpu.report.catalog import technique_fact
+
+        with self._allowed(context, Scope.READ):
+            facts = (technique_fact(kind) for kind in TECHNIQUES.values() if layer in (None, kind.layer))
+            return {"techniques": list(facts)}
+
+    def leaderboard(
+        self,
+        context: Context,
+        workload: Annotated[str | None, Field(description="A kind such as generate, or a digest.")] = None,
+        model: str | None = None,
+        hardware: Annotated[str | None, Field(description="Part of a hardware class.")] = None,
+        technique: str | None = None,
+        metric: Annotated[str | None, Field(description="Default: each board's own.")] = None,
+        min_top1: Annotated[float | None, Field(ge=0, le=1, description="Least agreement with fp32.")] = None,
+        clean: Annotated[bool, Field(description="Leave out results with warnings.")] = False,
+    ) -> Answer:
+        """The best measured stacks: boards of comparable results, best first, each with its 95% interval. Rows whose
+        intervals overlap share a rank."""
+        asked = {"workload": workload, "model": model, "hardware": hardware, "technique": technique}
+        query = LeaderboardQuery(**asked, metric=metric, min_top1=min_top1, clean=clean, limit=ROWS)
+        with self._allowed(context, Scope.READ), self._service.database.read() as session:
+            check_filters(session, query)
+            return leaderboard.query(session, query).model_dump(mode="json")
+
+    def compare(self, context: Context, baseline: ResultId, candidate: ResultId) -> Answer:
+        """Two results: the ratio of each metric with its 95% interval, and whether the difference is real."""
+        from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
+
+        with self._allowed(context, Scope.READ):
+            with self._service.database.read() as session:
+                pair = [results.get(session, each) for each in (baseline, candidate)]
+            try:
+                return compare(*pair).model_dump(mode="json")
+            except NotComparableError as error:
+                raise ToolError(str(error)) from None
+
+    def advise(
+        self,
+        context: Context,
+        model: Annotated[str, Field(description="preset:NAME, bundled:tiny, path:DIR or a hub name.")],
+        hardware: Annotated[
+            str | None, Field(description="Part of a hardware class. Default: a worker's.")
+        ] = None,
+        max_kld: Annotated[
+            float | None, Field(ge=0, description="Most divergence from fp32, in nats.")
+        ] = None,
+        prompt_tokens: Annotated[int, Field(ge=1)] = 128,
+        new_tokens: Annotated[int, Field(ge=2)] = 128,
+        batch_size: Annotated[int, Field(ge=1)] = 1,
+    ) -> Answer:
+        """The stack to use for a model that generates text: the best that was measured here, with its evidence and the
+        code that measures it; or, where nothing was, the job to post."""
+        shapes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch_size": batch_size}
+        with self._allowed(context, Scope.READ):
+            posted = job_of({"workload": {"kind": "generate", **shapes}, "model": model})
+            with self._service.database.read() as session:
+                return advice_for(session, posted.spec, hardware, max_kld)
+
+    def get_job(self, context: Context, id: JobId) -> Answer:
+        """A job: its state, progress, variants with the ids of their results, and why it waits or failed."""
+        with self._allowed(context, Scope.READ):
+            return self._job(id)
+
+    async def follow_job(
+        self,
+        context: Context,
+        id: JobId,
+        wait_s: Annotated[
+            float, Field(ge=0, le=LONGEST_WAIT_S, description="How long to wait at most.")
+        ] = 30,
+    ) -> Answer:
+        """Waits until a job has ended, or for so many seconds, and returns it. Call it again while it has not."""
+        with self._allowed(context, Scope.READ):
+            newest = (await asyncio.to_thread(self._head, id)).sequence
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    async for _ in self._service.feeds.follow(id, newest):
+                        pass
+            return await asyncio.to_thread(self._job, id)
+
+    def preview_job(self, context: Context, job: Job) -> Answer:
+        """Validates a job without posting it: its variants, and about how long they take."""
+        with self._allowed(context, Scope.READ):
+            return job_of(job).preview().model_dump(mode="json")
+
+    def submit_job(self, context: Context, job: Job) -> Answer:
+        """Posts a job; a worker measures it. Needs a key with the scope submit. A measurement that was made before is
+        answered with its results, unless the job is `fresh`."""
+        with self._allowed(context, Scope.SUBMIT) as who:
+            posted: PostedJob = job_of(job)
+            return Posting(self._service, who).submit(posted.spec).model_dump(mode="json")
+
+    def _head(self, job_id: str) -> events.Head:
+        with self._service.database.read() as session:
+            return events.head(session, job_id)
+
+    def _job(self, job_id: str) -> Answer:
+        with self._service.database.read() as session:
+            found = jobs.get(session, job_id, lease_s=self._service.settings.lease_s)
+        return found.model_dump(mode="json")
+
+    @contextmanager
+    def _allowed(self, context: Context, scope: Scope) -> Iterator[Caller]:
+        """Who calls. Raises ToolError unless the caller may, and for what the block finds wrong."""
+        who = _caller(context)
+        if not who.may(scope):
+            raise ToolError(
+                f"This needs a key with the scope {scope}, in the header Authorization: Bearer KEY."
+            )
+        try:
+            yield who
+        except ProblemError as problem:
+            raise ToolError(_sentences(problem)) from None
+        except StoreError as error:
+            raise ToolError(_sentences(from_store(error))) from None
+
+
+def _caller(context: Context) -> Caller:
+    from api.mcp.endpoint import CALLER
+
+    request: Any = context.request_context.request
+    who = request.scope["state"][CALLER]
+    assert isinstance(who, Caller)
+    return who
+
+
+def _sentences(problem: ProblemError) -> str:
+    """Each field that is wrong, or the one sentence of another problem."""
+    return "\n".join(map(line, problem.errors)) or problem.detail

@@ -1,0 +1,137 @@
+"""Alert rules: questions to each new result of a place on the leaderboard, told to the webhooks that ask for them.
+
+A rule is asked in the transaction that enters the result, so that a result which is rolled back is never told. A
+`threshold` fires when the current result is first beyond its bound on the worse side, with its whole interval, and
+again only after one that was not. A `change_point` fires when the level of the place's history changes after the result
+for which it fired last.
+"""
+
+from collections.abc import Iterable
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from optigpu.documents.administration import AlertKind, AlertRequest, AlertView, WebhookEvent
+from optigpu.documents.result import Result
+from optigpu.documents.views import RowFacts, Standing, Withdrawn
+from optigpu.store import history, outbox
+from optigpu.store.database import moment
+from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
+from optigpu.store.tombstones import absent
+from optigpu.vocabulary import METRICS, Better, ConflictError, Document, NotFoundError, new_id
+
+MOST_RULES = 1000
+RESULTS = 200
+"""How many of a place's newest results a change of its level is looked for in."""
+
+
+def create(session: Session, asked: AlertRequest, created_by: str) -> AlertView:
+    """Adds a rule for the place of a result. What happened before does not fire it.
+
+    Raises NotFoundError for a result that is not there, and ConflictError when there are MOST_RULES.
+    """
+    entry = session.get(LeaderboardEntry, asked.result_id)
+    if entry is None:
+        raise absent(session, Withdrawn.RESULT, asked.result_id)
+    if session.execute(select(func.count()).select_from(AlertRule)).scalar_one() >= MOST_RULES:
+        raise ConflictError(f"There are {MOST_RULES} alert rules, the most that may be; delete one first.")
+    row = AlertRule(
+        id=new_id(),
+        board=entry.board,
+        variant_digest=entry.variant_digest,
+        hardware_class=entry.hardware_class,
+        result_id=entry.result_id,
+        label=RowFacts.model_validate_json(entry.shown).label,
+        metric=asked.metric or session.get_one(BoardRow, entry.board).primary_metric,
+        kind=asked.kind.value,
+        threshold=asked.threshold,
+        created_at=moment(session),
+        created_by=created_by,
+        fired_for=_newest(session, entry) if asked.kind is AlertKind.CHANGE_POINT else None,
+    )
+    session.add(row)
+    session.flush()
+    return _view(row)
+
+
+def list_(session: Session) -> list[AlertView]:
+    """Every rule, the oldest first."""
+    return [_view(row) for row in session.scalars(select(AlertRule).order_by(AlertRule.id))]
+
+
+def remove(session: Session, rule_id: str) -> AlertView:
+    """Deletes the rule and returns what it was. Raises NotFoundError."""
+    row = session.get(AlertRule, rule_id)
+    if row is None:
+        raise NotFoundError(f"There is no alert rule {rule_id}.")
+    session.delete(row)
+    return _view(row)
+
+
+def look(session: Session, entry: LeaderboardEntry, result: Result) -> None:
+    """Asks the rules of the place of a valid result that was just entered there."""
+    here = (
+        AlertRule.board == entry.board,
+        AlertRule.variant_digest == entry.variant_digest,
+        AlertRule.hardware_class == entry.hardware_class,
+    )
+    for rule in session.scalars(select(AlertRule).where(*here).order_by(AlertRule.id).with_for_update()):
+        if rule.kind == AlertKind.CHANGE_POINT:
+            _look_for_change(session, rule, result)
+        elif entry.standing is Standing.CURRENT:
+            _look_at_bound(session, rule, result)
+
+
+def _look_at_bound(session: Session, rule: AlertRule, result: Result) -> None:
+    figure = result.metrics.get(rule.metric)
+    if figure is None or figure.value is None or rule.threshold is None:
+        return
+    low, high = figure.ci or (figure.value, figure.value)
+    higher = METRICS[rule.metric].better is Better.HIGHER
+    beyond = high < rule.threshold if higher else low > rule.threshold
+    if beyond and rule.fired_for is None:
+        _fire(session, rule, result, {})
+    if not beyond:
+        rule.fired_for = None
+
+
+def _look_for_change(session: Session, rule: AlertRule, result: Result) -> None:
+    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+
+    found = with_changes(history.of_result(session, result.id, metric=rule.metric, limit=RESULTS))
+    order = [point.result_id for point in found.points]
+    told = order.index(rule.fired_for) if rule.fired_for in order else -1
+    new = [change for change in found.changes if order.index(change.result_id) > told]
+    if new:
+        _fire(session, rule, result, {"change": new[-1].model_dump(mode="json")})
+
+
+def _fire(session: Session, rule: AlertRule, result: Result, more: Document) -> None:
+    rule.fired_at, rule.fired_for = moment(session), result.id
+    figure = result.metrics.get(rule.metric)
+    data = {
+        "rule_id": rule.id,
+        "kind": rule.kind,
+        "metric": rule.metric,
+        "threshold": rule.threshold,
+        "result_id": result.id,
+        "job_id": result.job_id,
+        "label": rule.label,
+        "workload": result.variant.workload,
+        "model": result.variant.model,
+        "hardware_class": rule.hardware_class,
+        "value": figure.value if figure else None,
+        "ci": list(figure.ci) if figure and figure.ci else None,
+    }
+    outbox.record(session, WebhookEvent.ALERT_FIRED, data | dict(more), rule.fired_at)
+
+
+def _newest(session: Session, entry: LeaderboardEntry) -> str:
+    """The newest valid result of the entry's place, or its own where that has none."""
+    points = history.of_result(session, entry.result_id, limit=1).points
+    return points[-1].result_id if points else entry.result_id
+
+
+def _view(row: AlertRule) -> AlertView:
+    names: Iterable[str] = AlertView.model_fields
+    return AlertView(**{name: getattr(row, name) for name in names})
