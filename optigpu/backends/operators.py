@@ -22,8 +22,8 @@ class TimedOperator(Protocol):
     def seconds(self, calls: int) -> float:
         """Seconds of that many calls, one after the other."""
 
-    def redraw(self) -> None:
-        """Draws new operands into the same storages: further ones might not fit."""
+    def redraw(self, seed: int) -> None:
+        """Draws new operands from `seed` into the same storages: further ones might not fit."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ from optigpu.job.spec import Measure, Variant
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest
 from optigpu.vocabulary import DeviceKind, Frozen
 
+WARMING_UP = "warming up"
+"""What the child says it does when nothing but requests is left before Ready."""
+
 
 class Begin(Frozen):
     """Asks to import the libraries of a backend, with `model` also those that load models.
@@ -81,11 +84,14 @@ class RunMeter(Frozen):
 class RunAudit(Frozen):
     """Asks for requests with inputs that were never seen before, and for one more look at the output.
 
-    With `repeat` each of them comes after one with the inputs that were timed.
+    They are drawn from `seed` and the numbers after it, which the conductor chooses by chance: the job's own seed would
+    tell a process beforehand what it will be asked. With `repeat` each of them comes after one with the inputs that
+    were timed.
     """
 
     kind: Literal["run_audit"] = "run_audit"
     requests: int
+    seed: int
     repeat: bool = False
 
 
@@ -157,7 +163,8 @@ class Audited(Frozen):
     """The samples of requests with fresh inputs, as in a Round, and of those with the timed inputs in between.
 
     `problem` says what is wrong with the output by now. `described` are times within requests (of each token), in
-    seconds, that describe and that no interval is made of.
+    seconds, that describe and that no interval is made of. `replaced` names the functions of clocks, meters and
+    workloads that are others than before the stack was applied.
     """
 
     kind: Literal["audited"] = "audited"
@@ -165,10 +172,14 @@ class Audited(Frozen):
     repeated: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     described: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     problem: str | None = None
+    replaced: tuple[str, ...] = ()
 
 
 class Metered(Frozen):
-    """What a meter read: a number for each metric, or the reason why there is none; `artifacts` are files' paths."""
+    """What a meter read: a number for each metric, or the reason why there is none; `artifacts` are files' paths.
+
+    `replaced` is as in Audited.
+    """
 
     kind: Literal["metered"] = "metered"
     meter: str
@@ -176,6 +187,7 @@ class Metered(Frozen):
     reasons: dict[str, str] = Field(default_factory=dict)
     facts: MeterFacts = MeterFacts()
     artifacts: dict[str, str] = Field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
 
 
 class RunPeaks(Frozen):

@@ -21,8 +21,10 @@ from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
 from optigpu.child import confined
 from optigpu.child.connection import Lines, Tell, broken, connect
+from optigpu.child.harness import Harness
 from optigpu.child.messages import (
     COMMAND,
+    WARMING_UP,
     Answer,
     AnyCommand,
     Assignment,
@@ -58,11 +60,12 @@ from optigpu.workloads.base import LoadRequest, Request, Workload
 
 @dataclass(frozen=True)
 class Subject:
-    """A prepared request with its runtime."""
+    """A prepared request with its runtime, and what measures it as it was before the stack was applied."""
 
     runtime: Runtime
     request: Request
     assignment: Assignment
+    harness: Harness
 
 
 def main() -> NoReturn:
@@ -167,16 +170,18 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
 
     started = time.perf_counter()
     backend.use_threads(order.threads)
+    backend.start(model=variant.model is not None)
+    harness = Harness()
     runtime = backend.prepare(order, progress)
     request = _request(variant, runtime)
     load_s = time.perf_counter() - started
     progress("hashing the weights")
     origin = {"weights": runtime.weights(), "footprint": runtime.footprint()}
     compiles = any(technique.phase in (Phase.COMPILATION, Phase.CAPTURE) for technique in variant.stack)
-    progress("compiling" if compiles else "warming up")
+    progress("compiling" if compiles else WARMING_UP)
     check = request.check()
     request.observe()
-    progress("warming up")
+    progress(WARMING_UP)
     process = {
         "nice": raise_priority() if assignment.measure.raise_priority else nice(),
         "reach": confined.reach(),
@@ -192,7 +197,7 @@ def prepare(assignment: Assignment, tell: Tell) -> tuple[Subject, Ready]:
         facts=_facts(variant, runtime.notes.facts | check.details | origin | process | load),
         problem=check.problem,
     )
-    return Subject(runtime, request, assignment), ready
+    return Subject(runtime, request, assignment, harness), ready
 
 
 def order_of(assignment: Assignment) -> Order:
@@ -238,10 +243,10 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
     repeated: list[Mapping[str, float]] = []
     described: dict[str, list[float]] = {}
     request = subject.request
-    for _ in range(command.requests):
+    for number in range(command.requests):
         if command.repeat:
             repeated.append(subject.request.run())
-        request = subject.request.fresh()
+        request = subject.request.fresh(command.seed + number)
         fresh.append(request.run())
         for name, values in request.described().items():
             described.setdefault(name, []).extend(values)
@@ -250,6 +255,7 @@ def _audited(command: RunAudit, subject: Subject) -> Audited:
         repeated=gathered(repeated),
         described={name: tuple(values) for name, values in described.items()},
         problem=request.check().problem,
+        replaced=subject.harness.replaced(),
     )
 
 
@@ -266,7 +272,8 @@ def metered(meter: str, subject: Subject, read: Callable[[MeterContext], Reading
         quality=assignment.measure.quality,
     )
     try:
-        return _answer_of(meter, read(context))
+        found = _answer_of(meter, read(context))
+        return found.model_copy(update={"replaced": subject.harness.replaced()})
     except Exception as error:
         why = f"The {meter} meter failed: {broken(error).reason}"
         traceback.print_exception(error)

@@ -300,6 +300,11 @@ class RunFacts(MeterFacts):
     # The attention operators and kernels that ran, by the profiler's names; empty: none ran.
     attention_kernels: tuple[str, ...] | None = None
 
+    # The floating-point numbers that torch's operators multiplied in one observed request; null: not observed.
+    product_dtypes: tuple[str, ...] | None = None
+    # Whether kernels of the GPU ran in that request; null: on a CPU, or not observed.
+    device_kernels: bool | None = None
+
     # Whose decode loop ran; null: the workload decodes nothing.
     decode_loop: str | None = None
     # The operator that replaced the model's decode step; null: the model's own modules ran.

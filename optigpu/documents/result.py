@@ -100,6 +100,12 @@ class VerdictReason(StrEnum):
     LOSS_DIVERGED = "loss_diverged"
     LITTLES_LAW = "littles_law"
     CACHED_RESULT = "cached_result"
+    CLOCK_CONTRADICTED = "clock_contradicted"
+    HARNESS_REPLACED = "harness_replaced"
+    WARM_UP_SLEPT = "warm_up_slept"
+    WORKED_WHILE_IDLE = "worked_while_idle"
+    UNDECLARED_ROUNDING = "undeclared_rounding"
+    WRONG_DEVICE = "wrong_device"
     THROTTLED = "throttled"
     FOREIGN_PROCESS = "foreign_process"
     DRIFT = "drift"
@@ -365,9 +371,15 @@ OF_THE_OUTPUT = frozenset(
         VerdictReason.LOSS_DIVERGED,
         VerdictReason.LITTLES_LAW,
         VerdictReason.CACHED_RESULT,
+        VerdictReason.CLOCK_CONTRADICTED,
+        VerdictReason.HARNESS_REPLACED,
+        VerdictReason.WARM_UP_SLEPT,
+        VerdictReason.WORKED_WHILE_IDLE,
+        VerdictReason.UNDECLARED_ROUNDING,
+        VerdictReason.WRONG_DEVICE,
     }
 )
-"""The reasons that lie in what was computed. All others are disturbances, which variants side by side share."""
+"""The reasons that lie in the variant itself. All others are disturbances, which variants side by side share."""
 
 
 class Gain(Frozen):

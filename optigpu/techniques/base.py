@@ -309,6 +309,11 @@ class Technique(Frozen):
         because = f": {reason}" if reason else ""
         return f"{self.name} runs on {', '.join(self.devices)}, not on {device}{because}."
 
+    @property
+    def rounds(self) -> bool:
+        """Whether it computes with fewer bits than float32 has, by its own account."""
+        return self.error_bound > EXACT
+
     def identity(self) -> dict[str, Any]:
         """Its name and parameters as plain JSON; part of a variant's digest."""
         defaults = {

@@ -37,8 +37,8 @@ class Request(Protocol):
     def described(self) -> Mapping[str, Sequence[float]]:
         """Times within the last request, in seconds, that describe it: of each token, for example."""
 
-    def fresh(self) -> "Request":
-        """A request of the same shapes with inputs that no request had before."""
+    def fresh(self, seed: int) -> "Request":
+        """A request of the same shapes with inputs that are drawn from `seed`, which nobody in this process knew."""
 
 
 @runtime_checkable
@@ -70,8 +70,10 @@ class Workload(Frozen):
     `primary` is the metric that speedups are about; `metrics` are the per-request metrics. `for_some` are further ones,
     which requests of some models have, each with the reason why the others have none. `of_queries` are those of which
     a LoadRequest has a sample for each of its queries, and `of_loads` those of which it has one that may be zero.
-    `task` is the task for which a model is loaded, if any, and `example_model` names one. A job must have all of its
-    `meters`. `reference` is the implementation that others are compared with, where the workload has several. `later`
+    `whole` names the metric that is the time of a whole request, for which the request takes hardly longer; None: a
+    request does more than what its metrics time. `task` is the task for which a model is loaded, if any, and
+    `example_model` names one. A job must have all of its `meters`. `reference` is the implementation that others are
+    compared with, where the workload has several. `later`
     names fields that came after the first version: left at their defaults they are not part of a digest, so that
     earlier results stay comparable.
     """
@@ -82,6 +84,7 @@ class Workload(Frozen):
     for_some: ClassVar[Mapping[str, str]] = MappingProxyType({})
     of_queries: ClassVar[tuple[str, ...]] = ()
     of_loads: ClassVar[tuple[str, ...]] = ()
+    whole: ClassVar[str | None] = None
     task: ClassVar[Task] = Task.DECODING
     example_model: ClassVar[str] = "preset:gpt2"
     meters: ClassVar[tuple[str, ...]] = ()

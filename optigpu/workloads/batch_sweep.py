@@ -19,6 +19,7 @@ class BatchSweep(Workload):
     summary: ClassVar[str] = "greedy text generation in growing batches: throughput against latency"
     primary: ClassVar[str] = "tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = METRICS
+    whole: ClassVar[str | None] = "latency_s"
 
     kind: Literal["batch_sweep"] = "batch_sweep"
     batch_sizes: tuple[BatchSize, ...] = Field(

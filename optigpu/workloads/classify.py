@@ -1,7 +1,6 @@
 """classify: batches of images through a classifier."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -35,6 +34,7 @@ class Classify(Workload):
     summary: ClassVar[str] = "image classification, up to the most likely class of each image"
     primary: ClassVar[str] = "images_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("images_per_s", "latency_s", "requests_per_s")
+    whole: ClassVar[str | None] = "latency_s"
     task: ClassVar[Task] = Task.IMAGES
     example_model: ClassVar[str] = "preset:resnet-50"
     later: ClassVar[tuple[str, ...]] = ("images",)
@@ -95,17 +95,18 @@ class Classify(Workload):
 
         Raises UnsupportedError for a folder that cannot be read, and an engine that reads none.
         """
-        facts, source = runtime.facts, np.random.default_rng(runtime.seed)
+        facts = runtime.facts
         side = self.image_size or facts.image_size
         shape: tuple[int, ...] = (self.batch_size, facts.channels, side, side)
 
-        def draw() -> Images:
+        def draw(source: np.random.Generator) -> Images:
             return source.standard_normal(shape, np.float32)
 
+        inputs: Images | None = None
         if self.images is not None:
             pictures = read_pictures(runtime, self.images)
-            given = pictures.endlessly(self.batch_size)
-            draw, shape = partial(next, given), next(given).shape
+            inputs = next(pictures.endlessly(self.batch_size))
+            shape = inputs.shape
             runtime.notes.record(pictures=pictures.facts)
         network = NetworkFacts(
             family=facts.family,
@@ -114,7 +115,7 @@ class Classify(Workload):
             classes=facts.classes,
         )
         runtime.notes.record(image_shape=list(shape[1:]), network=network)
-        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics)
+        return PassRequest(runtime, draw, (self.batch_size, facts.classes), self._metrics, inputs=inputs)
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
         """An image is a request, as a prompt of a batch is one."""

@@ -30,6 +30,7 @@ class Generate(Workload):
     summary: ClassVar[str] = "text generation, greedy or sampled, prefill and decode reported apart"
     primary: ClassVar[str] = "tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = METRICS
+    whole: ClassVar[str | None] = "latency_s"
     later: ClassVar[tuple[str, ...]] = ("prompt", "temperature", "top_p")
 
     kind: Literal["generate"] = "generate"

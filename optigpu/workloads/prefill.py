@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from optigpu.backends.runtime import PromptRuntime
@@ -24,6 +23,7 @@ class Prefill(Workload):
     summary: ClassVar[str] = "one pass over a prompt into an empty cache, up to the first token"
     primary: ClassVar[str] = "prefill_tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("prefill_tokens_per_s", "ttft_s", "latency_s")
+    whole: ClassVar[str | None] = "latency_s"
     task: ClassVar[Task] = Task.PREFILL
 
     kind: Literal["prefill"] = "prefill"
@@ -42,9 +42,11 @@ class Prefill(Workload):
 
     def prepare(self, runtime: PromptRuntime) -> PassRequest:
         """Draws the prompts from the runtime's seed."""
-        source, shape = np.random.default_rng(runtime.seed), (self.batch_size, self.prompt_tokens)
+        shape = (self.batch_size, self.prompt_tokens)
         expected = (self.batch_size, runtime.facts.vocabulary)
-        return PassRequest(runtime, lambda: drawn_ids(source, runtime.facts, shape), expected, self._metrics)
+        return PassRequest(
+            runtime, lambda source: drawn_ids(source, runtime.facts, shape), expected, self._metrics
+        )
 
     def _metrics(self, seconds: float) -> Mapping[str, float]:
         tokens = self.batch_size * self.prompt_tokens

@@ -10,6 +10,7 @@ from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.shapes import ModelFacts
 from optigpu.workloads.base import Check, Workload
 from optigpu.workloads.requests.decoding import drawn_ids, exceeds_context
+from optigpu.workloads.requests.untouched import Untouched
 
 
 class Quality(Workload):
@@ -23,6 +24,7 @@ class Quality(Workload):
     summary: ClassVar[str] = "the quality of a stack: text scored token by token"
     primary: ClassVar[str] = "scored_tokens_per_s"
     metrics: ClassVar[tuple[str, ...]] = ("scored_tokens_per_s", "latency_s")
+    whole: ClassVar[str | None] = "latency_s"
     example_model: ClassVar[str] = "bundled:tiny"
     meters: ClassVar[tuple[str, ...]] = ("quality",)
 
@@ -36,7 +38,7 @@ class Quality(Workload):
 
     def prepare(self, runtime: DecodingRuntime) -> "ScoringRequest":
         """Draws the tokens from the runtime's seed."""
-        return ScoringRequest(runtime, np.random.default_rng(runtime.seed), (self.batch_size, self.window))
+        return ScoringRequest(runtime, runtime.seed, (self.batch_size, self.window))
 
 
 PREFILL_TOKENS = 8
@@ -46,10 +48,12 @@ PREFILL_TOKENS = 8
 class ScoringRequest:
     """The same windows, scored repeatedly."""
 
-    def __init__(self, runtime: DecodingRuntime, source: np.random.Generator, shape: tuple[int, int]) -> None:
-        """Tokens of `shape` [batch, window] are drawn from `source`; the last of each predicts nothing."""
-        self._runtime, self._source, self._shape = runtime, source, shape
-        self._tokens = np.ascontiguousarray(drawn_ids(source, runtime.facts, shape)[:, :-1])
+    def __init__(self, runtime: DecodingRuntime, seed: int, shape: tuple[int, int]) -> None:
+        """Tokens of `shape` [batch, window] are drawn from `seed`; the last of each predicts nothing."""
+        self._runtime, self._shape = runtime, shape
+        drawn = drawn_ids(np.random.default_rng(seed), runtime.facts, shape)
+        self._tokens = np.ascontiguousarray(drawn[:, :-1])
+        self._untouched = Untouched(self._tokens)
 
     def run(self) -> Mapping[str, float]:
         """One timed window, the prompt's pass included."""
@@ -68,6 +72,8 @@ class ScoringRequest:
         found = [
             int((~np.isfinite(each)).sum()) for each in self._runtime.score(self._tokens, PREFILL_TOKENS)
         ]
+        if self._untouched.problem:
+            return Check(latency_s, self._untouched.problem)
         if len(found) != self._expected:
             return Check(latency_s, f"Scoring gave {len(found)} predictions instead of {self._expected}.")
         if sum(found):
@@ -82,6 +88,6 @@ class ScoringRequest:
         """Without a cache all predictions come at once, so none has a time of its own."""
         return {}
 
-    def fresh(self) -> "ScoringRequest":
-        """The next windows of the same source."""
-        return ScoringRequest(self._runtime, self._source, self._shape)
+    def fresh(self, seed: int) -> "ScoringRequest":
+        """Windows of the same shape."""
+        return ScoringRequest(self._runtime, seed, self._shape)

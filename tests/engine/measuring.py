@@ -10,6 +10,7 @@ from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
 from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.warming import WarmUpWatch
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
@@ -54,6 +55,7 @@ class Standing:
     ready: Ready
     assignment: Assignment
     progress: JobProgress
+    warm_up: HostSample | None = None
 
     def for_seconds(self, min_seconds: float) -> "Standing":
         """The same process, of which the first rounds together take so long."""
@@ -62,7 +64,7 @@ class Standing:
 
     def timed_rounds(self, monitor: HostMonitor) -> TimedRounds:
         """Rounds from the first one on."""
-        return TimedRounds(self.child, self.ready, self.assignment, monitor)
+        return TimedRounds(self.child, self.ready, self.assignment, monitor, self.warm_up)
 
 
 @contextmanager
@@ -84,7 +86,9 @@ def standing(child: Child, folder: Path) -> Standing:
         threads=1,
     )
     progress = JobProgress(lambda _: None, lambda: None, [0], 1)
-    return Standing(child, ask(child, assignment, Ready, progress), assignment, progress)
+    watch = WarmUpWatch(progress, HostMonitor(DeviceKind.CPU, probe(), lambda: {child.pid}))
+    ready = ask(child, assignment, Ready, watch)
+    return Standing(child, ready, assignment, progress, watch.sample())
 
 
 def measured(standing: Standing, disturb: Disturb = leave_alone, rounds: int = ROUNDS) -> Replicate:

@@ -102,7 +102,7 @@ def test_what_is_timed_are_the_folders_images_batch_by_batch(datasets: Path, tmp
     assert request.check().problem is None
     assert set(request.run()) == set(Classify.metrics)
     assert request._inputs.shape == (8, 3, 32, 32)
-    assert not np.array_equal(request.fresh()._inputs, request._inputs)
+    assert not np.array_equal(request.fresh(7)._inputs, request._inputs)
     facts: Any = made.runtime.notes.facts["pictures"]
     assert (facts.folder, facts.images) == ("quarters", COUNT)
     assert facts.labels == "numbers of the model's classes"

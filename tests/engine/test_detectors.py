@@ -188,7 +188,7 @@ def test_an_honest_process_answers_fresh_inputs_as_fast(honest: Standing) -> Non
     timed = honest.timed_rounds(HostMonitor(DeviceKind.CPU, probe(), set))
     for _ in range(ROUNDS):
         timed.measure_one(honest.progress)
-    fresh = ask(honest.child, RunAudit(requests=20), Audited, honest.progress)
+    fresh = ask(honest.child, RunAudit(requests=20, seed=7), Audited, honest.progress)
     assert VerdictReason.CACHED_RESULT not in verdict(replace(timed.replicate(), audit=fresh)).reasons
 
 

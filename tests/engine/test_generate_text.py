@@ -48,7 +48,7 @@ def test_a_text_is_continued_as_the_library_continues_it(tiny: Any) -> None:
 
 def test_fresh_requests_are_as_long_and_go_on_from_other_tokens(tiny: Any) -> None:
     request = Generate(prompt=TEXT, new_tokens=4).prepare(tiny)
-    fresh = request.fresh()
+    fresh = request.fresh(7)
     assert fresh._prompt.shape == request._prompt.shape
     assert not np.array_equal(fresh._prompt, request._prompt)
     assert set(fresh.run()) == set(Generate.metrics)

@@ -110,7 +110,7 @@ def test_the_request_of_classify_is_checked_and_repeated(folder: Path) -> None:
     assert request.check().problem is None
     assert request.run()["images_per_s"] > 0
     request.observe()
-    assert request.fresh().check().problem is None
+    assert request.fresh(7).check().problem is None
 
 
 def test_it_says_which_file_and_which_network_ran(folder: Path) -> None:

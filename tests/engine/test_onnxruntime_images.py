@@ -82,7 +82,7 @@ def test_the_request_of_classify_is_checked_and_repeated(tmp_path: Path) -> None
     assert request.check().problem is None
     assert request.run()["images_per_s"] > 0
     request.observe()
-    assert request.fresh().check().problem is None
+    assert request.fresh(7).check().problem is None
 
 
 @pytest.mark.parametrize(

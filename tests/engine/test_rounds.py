@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.child.messages import Assignment, Ready
+from optigpu.conductor.processes import rounds
 from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.rounds import FIRST_ROUNDS, PATIENCE, ROUND_S, Replicate, TimedRounds
@@ -19,7 +20,7 @@ from optigpu.conductor.verdicts.selection import Goal, Selection
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import DeviceKind
+from optigpu.vocabulary import DeviceKind, ReplicateError
 from tests.engine.processes import program
 
 QUIET = HostSample(wall_s=ROUND_S, cpus=2, foreign_s=0.0, idle_s=0.1, steal_s=0.0)
@@ -105,3 +106,13 @@ def test_a_job_s_time_is_its_time_whatever_happens(tmp_path: Path) -> None:
     with rounds_beside(tmp_path, script, max_seconds=10.0) as replicate:
         assert len(replicate.rounds) <= 10.0 / ROUND_S
         assert not selected(replicate).is_disturbed, "half of the least time is enough"
+
+
+def test_a_process_that_gives_more_requests_than_it_was_asked_for_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samples would fill the conductor's memory, and the database."""
+    monkeypatch.setattr(rounds, "MOST_REQUESTS", 10)
+    words = "A round gave 20 requests, and at most 10 were asked for"
+    with pytest.raises(ReplicateError, match=words), rounds_beside(tmp_path, [QUIET]):
+        pass

@@ -204,7 +204,7 @@ def test_fresh_requests_have_other_numbers_in_the_same_storages(runtime: TorchOp
         request: Any = workload.prepare(runtime)
         before = [tensor.clone() for tensor in request.operator.held()]
         places = [tensor.data_ptr() for tensor in request.operator.held()]
-        again = request.fresh()
+        again = request.fresh(7)
         assert [tensor.data_ptr() for tensor in again.operator.held()] == places
         assert not any(old.equal(new) for old, new in zip(before[:2], again.operator.held(), strict=False))
         assert again.check().problem is None

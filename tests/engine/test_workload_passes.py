@@ -186,12 +186,12 @@ def test_attention_is_recorded_where_there_is_any() -> None:
 def test_the_seed_chooses_the_inputs_and_a_fresh_request_has_others(runtime: Any) -> None:
     first, again = PREFILL.prepare(runtime), PREFILL.prepare(runtime)
     assert np.array_equal(first._inputs, again._inputs)
-    assert not np.array_equal(first.fresh()._inputs, first._inputs)
+    assert not np.array_equal(first.fresh(7)._inputs, first._inputs)
     assert int(first._inputs.max()) < tiny_models.VOCABULARY
     images = asked_to_pass(image_runtime("preset:tiny-resnet-test"))
     one, same = CLASSIFY.prepare(images), CLASSIFY.prepare(images)
     assert np.array_equal(one._inputs, same._inputs)
-    assert not np.array_equal(one.fresh()._inputs, one._inputs)
+    assert not np.array_equal(one.fresh(7)._inputs, one._inputs)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_what_decodes_is_timed_and_right(workload: Workload) -> None:
     request = workload.prepare(runtime)
     assert request.check().problem is None
     assert all(value > 0 for value in request.run().values())
-    assert request.fresh().check().problem is None
+    assert request.fresh(7).check().problem is None
 
 
 def test_a_prompt_is_timed_and_right() -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from optigpu.child.messages import Audited
-from optigpu.conductor.processes.rounds import AUDIT_PAIRS, ROUND_S, Replicate
+from optigpu.conductor.processes.rounds import AUDIT_PAIRS, ROUND_S, Pause, Replicate
 from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.documents.facts import RunFacts
 from tests.unit.made_replicates import replicate, samples
 
 PROBE_S = 0.0025
@@ -43,10 +44,12 @@ class Machine:
     rng: np.random.Generator
     stops: list[tuple[float, float]] = field(default_factory=list)
     now: float = 0.0
+    worked_s: float = 0.0
 
     def request(self, quiet_s: float) -> float:
         """Seconds that a request takes that would take `quiet_s` on the quiet machine."""
         took_s = quiet_s * float(self.rng.lognormal(0, 0.02)) / self.weather(self.now).speed
+        self.worked_s += took_s
         if self.stops and self.stops[0][0] <= self.now:
             took_s += self.stops.pop(0)[1]
         self.now += took_s
@@ -54,9 +57,9 @@ class Machine:
 
     def watch(self, work: Callable[[], None]) -> HostSample:
         """What the counters show of some work."""
-        began, probe_s = self.now, self._probe()
+        began, probe_s, worked_s = self.now, self._probe(), self.worked_s
         work()
-        wall_s = self.now - began
+        wall_s, worked_s = self.now - began, self.worked_s - worked_s
         times = np.linspace(began, self.now, 40, endpoint=False)
         moments = [self.weather(float(time)) for time in times]
         used = {
@@ -67,7 +70,7 @@ class Machine:
             wall_s=wall_s,
             cpus=2,
             foreign_s=self._ticks(used["others"] + DAEMONS * wall_s),
-            idle_s=0.1 * wall_s,
+            idle_s=max(0.0, self._ticks(2 * wall_s - worked_s - used["others"] - used["stolen"])),
             steal_s=self._ticks(used["stolen"]),
             named={"hog": used["others"]},
             quota_wait_s=used["waiting"],
@@ -78,14 +81,35 @@ class Machine:
         """A process's rounds and its audit, whose fresh inputs take `fresh_ratio` times as long as repeated ones."""
         taken: list[float] = []
         counts: list[int] = []
+        request_s: list[float] = []
+        outside_s: list[float] = []
+        warm_up: list[float] = []
+        pauses: list[Pause] = []
+
+        def begin() -> None:
+            warm_up.extend(self.request(quiet_s) for _ in range(3))
 
         def one_round() -> None:
-            ends, before = self.now + ROUND_S, len(taken)
+            began, before = self.now, len(taken)
+            self._message()
+            ends = self.now + ROUND_S
             while self.now < ends:
                 taken.append(self.request(quiet_s))
+                request_s.append(taken[-1] * float(self.rng.uniform(1, 1.05)))
             counts.append(len(taken) - before)
+            self._message()
+            outside_s.append(self.now - began + sum(request_s[before:]) - sum(taken[before:]))
 
-        host_samples = tuple(self.watch(one_round) for _ in range(rounds))
+        def others_turn() -> None:
+            """Whose threads spin for a moment after the round; the kernel counts in ticks."""
+            wall_s = float(self.rng.uniform(0.3, 3.0))
+            pauses.append(Pause(wall_s, self._ticks(float(self.rng.uniform(0, 0.2)))))
+
+        host_samples: list[HostSample] = []
+        for number in range(rounds):
+            if number:
+                others_turn()
+            host_samples.append(self.watch(one_round))
         audit: list[float] = []
         pairs = min(AUDIT_PAIRS, int(2 / quiet_s))
 
@@ -94,11 +118,28 @@ class Machine:
                 audit.extend((self.request(quiet_s), self.request(quiet_s * fresh_ratio)))
 
         during = self.watch(checks)
+        slept = self.watch(begin)  # the last, so that it does not change when the rounds begin
         made = replicate(
-            samples=samples(taken), rounds=tuple(counts), host_samples=host_samples, request_s=tuple(taken)
+            ready=replicate().ready.model_copy(
+                update={"request_s": sorted(warm_up)[1], "facts": RunFacts(threads=2)}
+            ),
+            samples=samples(taken),
+            rounds=tuple(counts),
+            host_samples=tuple(host_samples),
+            request_s=tuple(request_s),
+            outside_s=tuple(outside_s),
+            pauses=tuple(pauses),
+            warm_up=slept,
         )
         audited = Audited(samples=samples(audit[1::2]), repeated=samples(audit[::2]))
         return replace(made, audit=audited, audit_sample=during)
+
+    def _message(self) -> None:
+        """A command or an answer on its way: who reads it waits for a core where others have them."""
+        moment = self.weather(self.now)
+        self.now += 0.002 + float(self.rng.exponential(0.02)) * (
+            moment.others + moment.stolen + moment.waiting
+        )
 
     def _probe(self) -> float:
         return PROBE_S * float(self.rng.lognormal(0, 0.03)) / self.weather(self.now).core_speed

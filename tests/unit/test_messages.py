@@ -60,7 +60,7 @@ def test_an_answer_is_one_line_and_comes_back_the_same(answer: Answer) -> None:
 
 COMMANDS: list[AnyCommand] = [
     RunRound(seconds=1, max_requests=5),
-    RunAudit(requests=3),
+    RunAudit(requests=3, seed=7),
     RunMeter(meter="memory"),
     RunReference(),
 ]
@@ -103,3 +103,18 @@ def test_an_assignment_comes_back_with_its_techniques() -> None:
 def test_what_is_no_answer_is_refused(line: str) -> None:
     with pytest.raises(ValidationError):
         ANSWER.validate_json(line)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"kind": "round", "samples": {"latency_s": [0.1, NUMBER]}}',
+        '{"kind": "round", "samples": {}, "request_s": [NUMBER]}',
+        '{"kind": "metered", "meter": "energy", "values": {"energy_j": NUMBER}}',
+        '{"kind": "ready", "load_s": 1, "compile_s": null, "steady": true, "warmup_requests": 3, "request_s": NUMBER}',
+    ],
+)
+def test_a_number_that_is_none_is_refused_wherever_it_stands(message: str, number: str) -> None:
+    with pytest.raises(ValidationError):
+        ANSWER.validate_json(message.replace("NUMBER", number))

@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.serving import Slots
-from optigpu.backends.torch.attention import attention_kernels, require_kernel
+from optigpu.backends.torch.attention import require_kernel
 from optigpu.backends.torch.decoding import Decoder, LeanDecoder, LibraryDecoder, whole_passes
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.modes import mode_of, within
+from optigpu.backends.torch.observed import observed
 from optigpu.backends.torch.slots import ServingLoop, TorchSlots
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.hardware.device_kinds import torch_name
@@ -41,13 +42,15 @@ class AppliedModel(TorchDevice):
     weights: int
 
     def attention_kernels(self, run: Callable[[], object]) -> list[str]:
-        """Which attention kernels `run` executes; slow, and so never within a timed request.
+        """Which attention kernels `run` executes; slow, and so never within a timed request. Also notes the numbers
+        that matrices were multiplied in, and whether the device ran anything.
 
-        Raises UnsupportedError when they are not the one that the stack asks for.
+        Raises UnsupportedError when the kernels are not the one that the stack asks for.
         """
-        names = attention_kernels(run, self.device)
-        require_kernel(self.modes.attention_kernel, names)
-        return names
+        found = observed(run, self.device)
+        require_kernel(self.modes.attention_kernel, found.attention)
+        self.notes.record(product_dtypes=found.product_dtypes, device_kernels=found.device_kernels)
+        return found.attention
 
     def _change_model(self, stack: tuple[Technique, ...]) -> None:
         """Changes parts of the loaded model: what `modules` of all techniques left, `finish` lays out."""

@@ -49,7 +49,11 @@ def attention_kernels(run: Callable[[], object], device: DeviceKind) -> list[str
     """
     with profile(activities=activities_of(device)) as profiler:
         run()
-    names = {event.key for event in profiler.key_averages()}
+    return attention_names({event.key for event in profiler.key_averages()})
+
+
+def attention_names(names: Collection[str]) -> list[str]:
+    """Those of attention operators and kernels, of all names in a profile, sorted."""
     return sorted(name for name in names if _KERNEL.search(name) and name not in _WRAPPERS)
 
 

@@ -40,17 +40,21 @@ class EventClock:
     """
 
     def __init__(self, device: DeviceKind) -> None:
-        self._new = torch.get_device_module(torch_name(device)).Event
+        self._device = torch.get_device_module(torch_name(device))
 
     def mark(self) -> Any:
         """An event, recorded in the current stream."""
-        event = self._new(enable_timing=True)
+        event = self._device.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds between successive events, after the one synchronization of a request."""
-        marks[-1].synchronize()
+        """Seconds between successive events, after the one synchronization of a request.
+
+        It waits for all streams: work that was left on another one ends within the request, whose time by the host's
+        clock then contradicts these.
+        """
+        self._device.synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
 
 

@@ -110,7 +110,7 @@ class TimedCalls:
         """A call has no parts."""
         return {}
 
-    def fresh(self) -> "TimedCalls":
+    def fresh(self, seed: int) -> "TimedCalls":
         """`prepare` makes inputs anew for each call."""
         return self
 

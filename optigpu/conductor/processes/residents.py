@@ -16,6 +16,7 @@ from optigpu.conductor.processes.asking import ask, hear
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import Metering, MeterReading
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
+from optigpu.conductor.processes.warming import WarmUpWatch
 from optigpu.conductor.saturation import Watched, watched_round
 from optigpu.conductor.session import Session
 from optigpu.documents.events import VariantStarted
@@ -159,11 +160,13 @@ class Residents:
                 self._require_unsaturated(variant)
                 child = self._started.pop(variant.index)
                 assignment = session.assignment(variant, self._number)
-                ready = ask(child, assignment, Ready, progress)
+                watch = WarmUpWatch(progress, session.monitor)
+                ready = ask(child, assignment, Ready, watch)
+                warm_up = watch.sample()
             self._judge_rate(variant, child, ready)
             progress.compiled(ready.compile_s)
             self._memory.add(child.pid)
-            rounds = TimedRounds(child, ready, assignment, session.monitor)
+            rounds = TimedRounds(child, ready, assignment, session.monitor, warm_up)
             self._ready.append(_Resident(variant, child, ready, rounds))
 
     def _require_unsaturated(self, variant: Variant) -> None:

@@ -5,6 +5,7 @@ disturbed is set aside, and another one measured in its place.
 """
 
 import math
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from optigpu.conductor.processes.asking import ask
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.metering import MeterReading
 from optigpu.conductor.progress import JobProgress
-from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
+from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.conductor.verdicts.selection import Goal, Selection, select
 from optigpu.documents.load import LoadRun
@@ -33,12 +34,22 @@ CHECKED_AGAIN = 1.5
 often would stop at the first interval that is narrow by chance."""
 PATIENCE = 2
 """After this many times the minimum time it is asked whether `max_seconds` will give enough clean rounds."""
+SHORTEST_PAUSE_S = 0.2
+"""A shorter pause has too few of the kernel's ticks. Where a variant is measured alone all pauses are shorter."""
 AUDIT_REQUESTS, AUDIT_PAIRS, AUDIT_SECONDS = 3, 8, 4.0
 """An audit has this many requests with fresh inputs, or one fewer if they would take longer than that.
 
 Short ones take turns with requests that have the timed inputs, since a disturbance may be over soon. There are so many
 of these pairs, if they fit, that not all of the fresh ones can be slow by chance.
 """
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Time in which a process was asked nothing, and the CPU seconds that it used."""
+
+    wall_s: float
+    used_s: float
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,12 @@ class Replicate:
     request_s: tuple[float, ...] = ()
     # What became of the queries of each request, where it is a run of a load.
     loads: tuple[LoadRun, ...] = ()
+    # Seconds that passed by the conductor's clock between each round's command and its answer.
+    outside_s: tuple[float, ...] = ()
+    # What the process used between its rounds, while others had their turn.
+    pauses: tuple[Pause, ...] = ()
+    # What the machine did from the last word before the warm-up to Ready; None: it was not watched.
+    warm_up: HostSample | None = None
     audit: Audited | None = None
     # What other processes did during the audit.
     audit_sample: HostSample | None = None
@@ -77,7 +94,16 @@ class Replicate:
 class TimedRounds:
     """The timed requests of one ready process, gathered round by round."""
 
-    def __init__(self, child: Child, ready: Ready, assignment: Assignment, monitor: HostMonitor) -> None:
+    def __init__(
+        self,
+        child: Child,
+        ready: Ready,
+        assignment: Assignment,
+        monitor: HostMonitor,
+        warm_up: HostSample | None = None,
+    ) -> None:
+        """`warm_up` is what the machine did while the process warmed up, where that was watched."""
+        self._warm_up = warm_up
         self._child, self._ready, self._assignment, self._monitor = child, ready, assignment, monitor
         self._measure, self._workload = assignment.measure, assignment.variant.workload
         self._collected: dict[str, list[float]] = {name: [] for name in self._workload.metrics}
@@ -86,6 +112,9 @@ class TimedRounds:
         self._host_samples: list[HostSample] = []
         self._request_s: list[float] = []
         self._loads: list[LoadRun] = []
+        self._outside_s: list[float] = []
+        self._pauses: list[Pause] = []
+        self._paused: HostReading | None = None
         self._goal = Goal.of(self._measure, ready.request_s)
         self._spent_s, self._clean_s = 0.0, 0.0
         self._checked_at_s = self._measure.min_seconds
@@ -105,11 +134,16 @@ class TimedRounds:
             seconds=seconds, min_requests=fewest, max_requests=MOST_REQUESTS - len(self._primary)
         )
         with progress.advance(SAMPLE, max(seconds, fewest * self._ready.request_s)):
-            before, began = self._monitor.read(), time.monotonic()
+            before = self._monitor.read()
+            self._end_pause(before)
+            began = time.monotonic()
             found = ask(self._child, order, Round, progress)
-            spent_s = max(seconds, time.monotonic() - began)
-            self._host_samples.append(self._monitor.between(before, self._monitor.read()))
+            _require_bounded(found, order)
+            self._outside_s.append(time.monotonic() - began)
+            self._paused = self._monitor.read()
+            self._host_samples.append(self._monitor.between(before, self._paused))
             self._collect(found)
+            spent_s = max(seconds, self._outside_s[-1])
             self._spent_s += spent_s
             self._clean_s += 0.0 if self._yardstick.marks(self._host_samples[-1]) else spent_s
             self._check()
@@ -124,7 +158,18 @@ class TimedRounds:
             width=self._width,
             request_s=tuple(self._request_s),
             loads=tuple(self._loads),
+            outside_s=tuple(self._outside_s),
+            pauses=tuple(self._pauses),
+            warm_up=self._warm_up,
         )
+
+    def _end_pause(self, now: HostReading) -> None:
+        if self._paused is None:
+            return
+        used_s = now.used_s(self._child.pid) - self._paused.used_s(self._child.pid)
+        wall_s = now.clocks.monotonic_s - self._paused.clocks.monotonic_s
+        if wall_s >= SHORTEST_PAUSE_S:
+            self._pauses.append(Pause(wall_s, used_s))
 
     @property
     def _left_s(self) -> float:
@@ -189,6 +234,16 @@ class TimedRounds:
         self._loads.extend(found.loads)
 
 
+def _require_bounded(found: Round, order: RunRound) -> None:
+    """Raises ReplicateError for more requests than were asked for."""
+    count = max((len(values) for values in found.samples.values()), default=0)
+    if order.max_requests is not None and count > order.max_requests:
+        raise ReplicateError(
+            f"A round gave {count} requests, and at most {order.max_requests} were asked for; the measuring process "
+            "does not keep to its orders."
+        )
+
+
 def audit(
     child: Child, ready: Ready, monitor: HostMonitor, progress: JobProgress
 ) -> tuple[Audited, HostSample]:
@@ -203,6 +258,6 @@ def audit(
 def _audit_order(request_s: float) -> RunAudit:
     pairs = min(AUDIT_PAIRS, int(AUDIT_SECONDS / max(2 * request_s, 1e-9)))
     if pairs >= AUDIT_REQUESTS:
-        return RunAudit(requests=pairs, repeat=True)
+        return RunAudit(requests=pairs, seed=secrets.randbits(32), repeat=True)
     few = AUDIT_REQUESTS * request_s > AUDIT_SECONDS
-    return RunAudit(requests=AUDIT_REQUESTS - few)
+    return RunAudit(requests=AUDIT_REQUESTS - few, seed=secrets.randbits(32))

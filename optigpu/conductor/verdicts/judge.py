@@ -1,10 +1,12 @@
 """Whether a variant's result is valid: reasons make it invalid, warnings only mark it, and each has a note."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from optigpu.conductor.verdicts import detectors, disturbance, load, meters, training
+from optigpu.conductor.verdicts import contradictions, detectors, disturbance, load, meters, training
 from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.outside import Outside, first, from_outside, numbered
 from optigpu.documents.facts import BuildFacts
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
@@ -12,6 +14,15 @@ from optigpu.job.spec import JobSpec, Limits, Variant
 from optigpu.meters.latency import WARMUP_AGREEMENT
 from optigpu.statistics.intervals import fewest_for
 from optigpu.vocabulary import METRICS, Better
+
+_CONTRADICTIONS: Mapping[VerdictReason, Callable[[Variant, Evidence], Disturbance | None]] = {
+    VerdictReason.CLOCK_CONTRADICTED: contradictions.clock,
+    VerdictReason.WARM_UP_SLEPT: contradictions.slept,
+    VerdictReason.WORKED_WHILE_IDLE: contradictions.idle_work,
+    VerdictReason.UNDECLARED_ROUNDING: contradictions.rounding,
+    VerdictReason.WRONG_DEVICE: contradictions.elsewhere,
+}
+"""What contradicts what a variant is said to be."""
 
 
 def judge(
@@ -51,6 +62,8 @@ def _reasons(
         VerdictReason.LOSS_DIVERGED: training.diverged(evidence),
         VerdictReason.LITTLES_LAW: load.unlawful(evidence),
         VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
+        VerdictReason.HARNESS_REPLACED: first(contradictions.replaced, evidence),
+        **{reason: first(partial(found, variant), evidence) for reason, found in _CONTRADICTIONS.items()},
         **outside.reasons,
     }
     return {reason: note for reason in VerdictReason if (note := found.get(reason))}

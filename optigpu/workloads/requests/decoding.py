@@ -1,6 +1,7 @@
 """Decoding of prompts, prefill and decode timed apart: the request of each workload that generates text."""
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from optigpu.backends.runtime import (
 from optigpu.documents.shapes import ModelFacts
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
+from optigpu.workloads.requests.agreement import checked_places, count_near, is_agreement
+from optigpu.workloads.requests.untouched import Untouched
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "latency_s", "requests_per_s")
 """The metrics of a decoding request."""
@@ -33,18 +36,19 @@ class DecodingRequest:
         shape: tuple[int, int],
         new_tokens: int,
         metrics: Sequence[str] = METRICS,
-        source: np.random.Generator | None = None,
+        seed: int | None = None,
         prompt: Ids | None = None,
         decode: Decode | None = None,
     ) -> None:
-        """Prompts of `shape` [batch, prompt_tokens] are drawn from `source`, or from the runtime's seed without one.
+        """Prompts of `shape` [batch, prompt_tokens] are drawn from `seed`, or from the runtime's own without one.
 
         `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. `decode`
         None is the runtime's `generate`, which takes the most likely tokens.
         """
         self._runtime = runtime
-        self._source = source or np.random.default_rng(runtime.seed)
-        self._prompt = drawn_ids(self._source, runtime.facts, shape) if prompt is None else prompt
+        source = np.random.default_rng(runtime.seed if seed is None else seed)
+        self._prompt = drawn_ids(source, runtime.facts, shape) if prompt is None else prompt
+        self._untouched = Untouched(self._prompt)
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._decode = decode
@@ -67,7 +71,7 @@ class DecodingRequest:
         return {name: found[name] for name in self._metrics}
 
     def check(self) -> Check:
-        """Counts the tokens, and looks at the logits of the last step for NaN and infinity."""
+        """Counts the tokens, looks at logits for NaN and infinity, and has the tokens predicted again."""
         return self.checked(self._generated())
 
     def checked(self, generation: Generation) -> Check:
@@ -76,31 +80,46 @@ class DecodingRequest:
         expected, shape = (self._prompt.shape[0], self._new_tokens), generation.tokens.shape
         if shape != expected:
             return Check(request_s, f"Decoding gave tokens of shape {shape} instead of {expected}.")
-        logits, how = self._logits(np.concatenate([self._prompt, generation.tokens[:, :-1]], axis=1))
-        wrong = int((~np.isfinite(logits)).sum())
-        if wrong:
-            return Check(
-                request_s, f"{wrong} of {logits.size} logits of the last step are NaN or infinite.", how
-            )
-        return Check(request_s, details=how)
+        if self._untouched.problem:
+            return Check(request_s, self._untouched.problem)
+        problem, how = self._predicted(generation.tokens, request_s)
+        return Check(request_s, problem, how)
 
     def _generated(self) -> Generation:
         return (self._decode or self._runtime.generate)(self._prompt, self._new_tokens)
 
-    def _logits(self, tokens: Ids) -> tuple[Logits, dict[str, object]]:
-        """Logits after `tokens`. If the timed loop gives none, the model's own, and a note that says so.
+    def _predicted(self, tokens: Ids, request_s: float) -> tuple[str | None, dict[str, object]]:
+        """What is wrong with the tokens by the engine's own logits, where somebody chose no other ones by chance."""
+        prompt_tokens, count = self._prompt.shape[1], tokens.shape[1]
+        begin, end = checked_places(prompt_tokens, prompt_tokens + count - 1, request_s, secrets.randbits(32))
+        given = np.concatenate([self._prompt, tokens], axis=1)
+        logits, how = self._logits(given[:, :end], begin)
+        agreed, wrong = count_near(logits, given[:, begin + 1 : end + 1])
+        compared = (end - begin) * len(tokens)
+        if wrong:
+            return f"{wrong} logits of {end - begin} steps are NaN or infinite.", how
+        if "logits_not_given" in how or self._decode or is_agreement(agreed, compared):
+            return None, how
+        return (
+            f"Of {compared} tokens that were decoded, {compared - agreed} are not what the engine predicts after the "
+            "same tokens.",
+            how,
+        )
+
+    def _logits(self, tokens: Ids, first: int) -> tuple[Iterator[Logits], dict[str, object]]:
+        """Logits after each of `tokens` from `first` on, through the timed step. If the timed loop gives none, the
+        model's own, and a note that says so.
 
         Of a server that gives none there are none.
         """
         try:
-            return self._runtime.logits(tokens), {}
+            return self._runtime.score(tokens, first), {}
         except UnsupportedError as error:
             if isinstance(self._runtime, RemoteRuntime):
-                return np.empty((0, 0), np.float32), {"logits_not_given": str(error)}
+                return iter(()), {"logits_not_given": str(error)}
             if not isinstance(self._runtime, ReferenceRuntime):
                 raise
-            logits = next(self._runtime.whole(tokens, tokens.shape[1] - 1))
-            return logits, {"logits_not_of_the_timed_loop": str(error)}
+            return self._runtime.whole(tokens, first), {"logits_not_of_the_timed_loop": str(error)}
 
     def observe(self) -> None:
         """Records which kernels run."""
@@ -112,11 +131,11 @@ class DecodingRequest:
         passes_s = [gap for gap in gaps_s if gap > 0]
         return {"token_s": gaps_s} if len(passes_s) == len(gaps_s) else {"pass_s": passes_s}
 
-    def fresh(self) -> "DecodingRequest":
-        """The next prompts of the same source."""
+    def fresh(self, seed: int) -> "DecodingRequest":
+        """Prompts of the same length."""
         batch, length = self._prompt.shape
         return DecodingRequest(
-            self._runtime, (batch, length), self._new_tokens, self._metrics, self._source, decode=self._decode
+            self._runtime, (batch, length), self._new_tokens, self._metrics, seed, decode=self._decode
         )
 
 

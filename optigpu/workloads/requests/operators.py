@@ -124,9 +124,9 @@ class OperatorRequest(ABC):
         """A call has no parts."""
         return {}
 
-    def fresh(self) -> Self:
+    def fresh(self, seed: int) -> Self:
         """Fills the same storages with new inputs: further ones might not fit."""
-        self._operator.redraw()
+        self._operator.redraw(seed)
         return self
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from optigpu.backends.runtime import Ids, Images, PassRuntime
 from optigpu.workloads.base import Check
+from optigpu.workloads.requests.untouched import Untouched
 
 
 class PassRequest:
@@ -14,13 +15,18 @@ class PassRequest:
     def __init__(
         self,
         runtime: PassRuntime,
-        draw: Callable[[], Ids | Images],
+        draw: Callable[[np.random.Generator], Ids | Images],
         expected: tuple[int, int],
         metrics: Callable[[float], Mapping[str, float]],
+        seed: int | None = None,
+        inputs: Ids | Images | None = None,
     ) -> None:
-        """`draw` makes new inputs at each call, `expected` is the logits' shape, `metrics` follow from the seconds."""
+        """`draw` makes inputs from `seed`, or from the runtime's own; `inputs` take their place. `expected` is the
+        logits' shape, `metrics` follow from the seconds."""
         self._runtime, self._draw, self._expected, self._metrics = runtime, draw, expected, metrics
-        self._inputs = draw()
+        source = np.random.default_rng(runtime.seed if seed is None else seed)
+        self._inputs = draw(source) if inputs is None else inputs
+        self._untouched = Untouched(self._inputs)
 
     def run(self) -> Mapping[str, float]:
         """One timed pass."""
@@ -29,6 +35,8 @@ class PassRequest:
     def check(self) -> Check:
         """Looks at the shape of the logits, for NaN and infinity, and at what was chosen."""
         done = self._runtime.forward(self._inputs)
+        if self._untouched.problem:
+            return Check(done.seconds, self._untouched.problem)
         if done.logits.shape != self._expected:
             return Check(
                 done.seconds,
@@ -51,6 +59,6 @@ class PassRequest:
         """A pass has no parts."""
         return {}
 
-    def fresh(self) -> "PassRequest":
-        """The same pass over the next inputs."""
-        return PassRequest(self._runtime, self._draw, self._expected, self._metrics)
+    def fresh(self, seed: int) -> "PassRequest":
+        """The same pass over other inputs."""
+        return PassRequest(self._runtime, self._draw, self._expected, self._metrics, seed)

@@ -18,14 +18,10 @@ from optigpu.load.served import Run, Served, Server
 from optigpu.load.streaming import Streaming
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads.base import Check
+from optigpu.workloads.requests.agreement import count_near, is_agreement
 
 CHECKED_QUERIES = 2
 """So many answers are predicted again, token by token, by the engine's own step."""
-TOLERANCE = 0.1
-"""A token may be less likely than the best one by this share of the standard deviation of the logits: a batch rounds
-other than a single sequence does."""
-AGREEMENT = 0.95
-"""Of the tokens, so many must be the most likely ones within that."""
 TOKENS_UNTOLD = (
     "The server does not tell which tokens it decoded, so they cannot be compared with those of a request alone; "
     "measure one that knows return_token_ids, or an engine of this machine."
@@ -136,8 +132,9 @@ class ServingRequest:
         """How long each query waited for its first token, from the moment at which it was to be sent."""
         return {"wait_s": self.loaded().ttft_s}
 
-    def fresh(self) -> Self:
-        """The same: no run has the prompts of another."""
+    def fresh(self, seed: int) -> Self:
+        """The same, whose next runs draw from `seed`."""
+        self._source = np.random.default_rng(seed)
         return self
 
     def _served(self, schedule: Schedule) -> tuple[Run, Sequence[Sequence[int]]]:
@@ -166,7 +163,7 @@ class ServingRequest:
         answered = [served for served in run.served if served.tokens]
         pairs = [self._agreement(prompts[each.query.number], each) for each in answered[:CHECKED_QUERIES]]
         agreed, checked = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-        if agreed < AGREEMENT * checked:
+        if not is_agreement(agreed, checked):
             return (
                 f"Of {checked} tokens that were decoded under load, {checked - agreed} are not what the engine "
                 "predicts after the same tokens alone."
@@ -178,13 +175,10 @@ class ServingRequest:
         tokens: Ids = np.array([[*prompt, *served.tokens]])
         try:
             logits = self._runtime.score(tokens, len(prompt) - 1)
-            near = [
-                float(row.max() - row[token]) <= TOLERANCE * float(row.std())
-                for (row,), token in zip(islice(logits, len(served.tokens)), served.tokens, strict=True)
-            ]
+            agreed, _ = count_near(islice(logits, len(served.tokens)), np.array([served.tokens]))
         except UnsupportedError:
             return 0, 0
-        return sum(near), len(near)
+        return agreed, len(served.tokens)
 
 
 def _prompts(load: Load, runtime: DecodingRuntime, source: np.random.Generator) -> list[list[int]]:

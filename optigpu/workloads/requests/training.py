@@ -103,6 +103,6 @@ class TrainingRequest:
         """The parts of a step are metrics."""
         return {}
 
-    def fresh(self) -> "TrainingRequest":
+    def fresh(self, seed: int) -> "TrainingRequest":
         """Each step has fresh samples anyway."""
         return self

@@ -34,8 +34,9 @@ class TorchOperator(ABC):
         """Seconds of that many calls, one after the other."""
         return calls_s(self.call, calls, self.place.clock)
 
-    def redraw(self) -> None:
+    def redraw(self, seed: int) -> None:
         """Fills the same storages with new numbers: further ones might not fit."""
+        self._source.manual_seed(seed)
         for tensor in self.drawn():
             tensor.normal_(generator=self._source)
 

@@ -1,0 +1,162 @@
+"""What a measuring process says, held against what the conductor sees of it from outside.
+
+The conductor is another process: its clock, and the kernel's counts of CPU time, are out of a technique's reach. Each
+finding needs more than the scheduling of a busy machine can explain.
+"""
+
+import numpy as np
+
+from optigpu.conductor.processes.rounds import Replicate
+from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.disturbance import Disturbance
+from optigpu.conductor.verdicts.host_monitor import HostSample
+from optigpu.job.spec import Variant
+from optigpu.statistics.drift import Array
+from optigpu.vocabulary import DeviceKind
+
+UNTOLD_SHARE, UNTOLD_LEAST_S = 0.2, 0.25
+"""Of the time that passed outside, so much may be in no request, beyond what is explained."""
+MESSAGE_S, REQUEST_MESSAGE_S = 0.05, 5e-5
+"""Seconds of a round, and of each of its requests, for messages and the collection of garbage before it."""
+TOLD_TOO_MUCH = 1.02
+"""Requests take no longer than passed outside, within the rates of two clocks of one machine."""
+WHOLE_SHARE = 0.7
+"""Of a request's time, so much at least is in the metric that its workload calls whole."""
+SPIN_S = 0.25
+"""After a parallel region some libraries let their threads wait in a busy loop, for a fifth of a second."""
+IDLE_SHARE, IDLE_LEAST_S = 0.05, 0.3
+"""Of the time in which a process was asked nothing, and in seconds, so much CPU time is work."""
+SLEPT_SHARE, SLEPT_LEAST_S, AWAKE_SHARE, SLOW_WARM_UP = 0.5, 0.5, 0.1, 2.0
+"""A warm-up slept if all CPUs rested for so much of it and for little of the timed rounds, and its steady requests took
+so many times as long as timed ones: a process that was stopped once has one such request."""
+_EXACT = ("float32", "float64")
+
+
+def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """The times that the process tells contradict each other, or the time that passed outside."""
+    replicate = evidence.replicate
+    if len(replicate.request_s) != sum(replicate.rounds) or not replicate.outside_s:
+        return None
+    told_s, passed_s = _told_s(replicate), np.asarray(replicate.outside_s)
+    if told_s.sum() > TOLD_TOO_MUCH * passed_s.sum() + MESSAGE_S * len(passed_s):
+        return _contradicted(
+            f"Requests are said to have taken {told_s.sum():.2f} s, and {passed_s.sum():.2f} s passed"
+        )
+    if variant.endpoint is not None or variant.workload.is_served:
+        return None
+    untold_s = passed_s - told_s - _explained_s(replicate)
+    # Of a process that was stopped once, between two requests, one round has such a time.
+    if np.median(untold_s / passed_s) > UNTOLD_SHARE and untold_s.sum() > UNTOLD_LEAST_S:
+        return _contradicted(
+            f"{passed_s.sum():.2f} s passed while requests are said to have taken {told_s.sum():.2f} s, and neither "
+            f"messages nor other processes explain {untold_s.sum():.2f} s of the difference"
+        )
+    return _left_out(variant, replicate)
+
+
+def _contradicted(what: str) -> Disturbance:
+    return Disturbance(what, "look for what changes a clock or works after it has stopped")
+
+
+def _told_s(replicate: Replicate) -> Array:
+    """Seconds of the requests of each round, [rounds]."""
+    ends = np.cumsum(replicate.rounds)
+    return np.asarray([part.sum() for part in np.split(np.asarray(replicate.request_s), ends[:-1])])
+
+
+def _explained_s(replicate: Replicate) -> Array:
+    """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
+    waited_s = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
+    return MESSAGE_S + REQUEST_MESSAGE_S * np.asarray(replicate.rounds) + waited_s
+
+
+def _waited_s(sample: HostSample) -> float:
+    """Who waits for a CPU waits while another process has it."""
+    others_s = max(0.0, sample.foreign_s or 0.0) + max(0.0, sample.steal_s or 0.0)
+    return others_s + sample.quota_wait_s + max(0.0, sample.suspended_s)
+
+
+def _left_out(variant: Variant, replicate: Replicate) -> Disturbance | None:
+    """The clock of the metric that is a whole request stops long before the request ends, in half of all requests."""
+    whole = variant.workload.whole
+    if whole is None or whole not in replicate.samples:
+        return None
+    shares = np.asarray(replicate.samples[whole]) / np.maximum(replicate.request_s, 1e-12)
+    share = float(np.median(shares))
+    if share >= WHOLE_SHARE:
+        return None
+    return _contradicted(f"{whole} is {100 * share:.0f}% of the time that a request takes")
+
+
+def idle_work(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """The process computed while it was asked nothing: for itself, or to slow others that were timed then."""
+    replicate = evidence.replicate
+    if variant.device is not DeviceKind.CPU or variant.endpoint is not None or not replicate.pauses:
+        return None
+    spinning = max(0, (replicate.ready.facts.threads or 1) - 1)
+    wall_s = sum(pause.wall_s for pause in replicate.pauses)
+    worked_s = sum(max(0.0, each.used_s - spinning * min(SPIN_S, each.wall_s)) for each in replicate.pauses)
+    if worked_s <= max(IDLE_SHARE * wall_s, IDLE_LEAST_S):
+        return None
+    return Disturbance(
+        f"The process used {worked_s:.2f} s of CPU time in {wall_s:.2f} s in which it was asked nothing",
+        "look for a thread that it left running",
+    )
+
+
+def slept(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """The warm-up slept and timed requests did not: what it says of a request's length is made up."""
+    sample = evidence.replicate.warm_up
+    if variant.device is not DeviceKind.CPU or variant.endpoint is not None or sample is None:
+        return None
+    rounds, request_s = evidence.replicate.host_samples, evidence.replicate.request_s
+    resting, asleep_s = _resting_s(sample), sum(map(_resting_s, rounds))
+    is_slow = bool(request_s) and evidence.replicate.ready.request_s > SLOW_WARM_UP * float(
+        np.median(request_s)
+    )
+    rested = resting > max(SLEPT_SHARE * sample.wall_s, SLEPT_LEAST_S)
+    if not (is_slow and rested) or asleep_s > AWAKE_SHARE * sum(each.wall_s for each in rounds):
+        return None
+    return Disturbance(
+        f"All CPUs rested for {resting:.2f} of {sample.wall_s:.2f} s of its warm-up, and not while requests were timed",
+        "look for what waits during the first requests",
+    )
+
+
+def _resting_s(sample: HostSample) -> float:
+    """Seconds in which no CPU can have worked, at least: one that works leaves the others idle at most."""
+    return 0.0 if sample.idle_s is None else max(0.0, sample.idle_s - (sample.cpus - 1) * sample.wall_s)
+
+
+def replaced(evidence: Evidence) -> Disturbance | None:
+    """Functions of the clock, the meters or the workload were exchanged within the process."""
+    replicate = evidence.replicate
+    audited = replicate.audit.replaced if replicate.audit else ()
+    names = dict.fromkeys([*audited, *(name for each in replicate.metered for name in each.replaced)])
+    if not names:
+        return None
+    return Disturbance(
+        f"The process no longer measured by its own code: {', '.join(names)} was replaced",
+        "look for what changes it",
+    )
+
+
+def rounding(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """Matrices were multiplied in fewer bits than float32, and nothing in the stack says so."""
+    narrow = [name for name in evidence.replicate.ready.facts.product_dtypes or () if name not in _EXACT]
+    if not narrow or any(technique.rounds for technique in variant.stack):
+        return None
+    return Disturbance(
+        f"Matrices were multiplied in {' and '.join(narrow)}, and no technique of the stack rounds",
+        "name the technique that does",
+    )
+
+
+def elsewhere(variant: Variant, evidence: Evidence) -> Disturbance | None:
+    """The variant is one of a GPU, and none of its kernels ran there."""
+    if evidence.replicate.ready.facts.device_kernels is not False:
+        return None
+    return Disturbance(
+        f"No kernel ran on the {variant.device} device, so the CPU computed",
+        "look for an operator that falls back to the CPU",
+    )

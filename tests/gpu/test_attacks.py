@@ -1,0 +1,101 @@
+"""Attacks that need a GPU: work on another stream than the one that is timed, and work that falls back to the CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optigpu.backends import BACKENDS
+from optigpu.child.messages import Assignment, Ready
+from optigpu.conductor.processes.asking import ask
+from optigpu.conductor.processes.rounds import TimedRounds
+from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.host_monitor import HostMonitor
+from optigpu.conductor.verdicts.judge import judge
+from optigpu.conductor.verdicts.marks import Yardstick
+from optigpu.conductor.verdicts.selection import Goal
+from optigpu.documents.result import Verdict, VerdictReason
+from optigpu.hardware.probe import probe
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec
+from optigpu.techniques.base import Loop, Notes
+from optigpu.vocabulary import DeviceKind
+from tests.engine.children import attacks
+from tests.engine.children.attacks import Tampering
+from tests.engine.children.tampered import tamper
+from tests.engine.in_process import in_process
+
+pytestmark = pytest.mark.gpu
+SPEC = JobSpec.model_validate(
+    {
+        "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 32},
+        "model": "preset:tiny-llama-test",
+        "device": "cuda",
+        "measure": {"min_seconds": 1, "max_seconds": 30, "replicates": 1, "raise_priority": False},
+    }
+)
+
+
+class OtherStream(Tampering):
+    """Works on a stream of its own, while the marks are recorded on the usual one."""
+
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        """The copy of the tokens waits for the device, so that they are right."""
+        stream = torch.cuda.Stream()
+
+        def beside(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+            marks = [clock.mark() for _ in range(new_tokens + 1)]
+            with torch.cuda.stream(stream):
+                return loop(prompt, new_tokens, clock)[0], marks
+
+        return beside
+
+
+class FallsBack(Tampering):
+    """Brings the model to the CPU, and the tokens back."""
+
+    def modules(self, model: Any, notes: Notes) -> None:
+        """While it is loaded."""
+        model.to("cpu")
+
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        """The prompt is on the device when it comes."""
+
+        def falling(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+            tokens, marks = loop(prompt.cpu(), new_tokens, clock)
+            return tokens.to(prompt.device), marks
+
+        return falling
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, attack: type[Tampering]) -> Verdict:
+    """The verdict on one round of it."""
+    monkeypatch.setattr(attacks, attack.__name__, attack, raising=False)
+    monkeypatch.setattr(BACKENDS["torch"], "prepare", tamper(attack.__name__))
+    (variant,) = variants_of(SPEC)
+    assignment = Assignment(
+        variant=variant, environment=probe(), measure=SPEC.measure, seed=0, replicate=0, folder=str(folder)
+    )
+    progress = JobProgress(lambda _: None, lambda: None, [0], 1)
+    monitor = HostMonitor(DeviceKind.CUDA, probe(), set)
+    with in_process() as child:
+        ready = ask(child, assignment, Ready, progress)
+        rounds = TimedRounds(child, ready, assignment, monitor)
+        rounds.measure_one(progress)
+    replicate, goal = rounds.replicate(), Goal.of(SPEC.measure, ready.request_s)
+    selection = replicate.selection(Yardstick(DeviceKind.CUDA), goal)
+    return judge(SPEC, variant, [Evidence(1, replicate, selection)], {})
+
+
+def test_work_on_another_stream_is_in_no_mark_and_in_the_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert VerdictReason.CLOCK_CONTRADICTED in judged(monkeypatch, tmp_path, OtherStream).reasons
+
+
+def test_a_model_that_falls_back_to_the_cpu_is_on_the_wrong_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert VerdictReason.WRONG_DEVICE in judged(monkeypatch, tmp_path, FallsBack).reasons

@@ -1,0 +1,148 @@
+"""What a process says against what is seen from outside, on made-up replicates: each finding on both sides of its line.
+
+tests/engine/test_tampering.py provokes them with processes that cheat.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optigpu.child.messages import Audited, Metered
+from optigpu.conductor.processes.metering import MeterReading
+from optigpu.conductor.processes.rounds import Pause, Replicate
+from optigpu.documents.facts import RunFacts
+from optigpu.documents.result import OF_THE_OUTPUT, VerdictReason
+from optigpu.job.spec import JobSpec
+from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, replicate, samples, spec, verdict
+
+ROUND_S = 0.02 * REQUESTS
+HONEST = replicate()
+
+
+def told(*, share: float = 1.0, outside_s: float = ROUND_S + 0.01, **changes: Any) -> Replicate:
+    """A replicate whose requests are said to have taken this share of what their latencies say."""
+    request_s = tuple(share * each for each in HONEST.samples["latency_s"])
+    return replace(HONEST, request_s=request_s, outside_s=(outside_s,) * ROUNDS, **changes)
+
+
+def with_facts(**facts: Any) -> Replicate:
+    """A replicate whose process noted these facts."""
+    return replace(HONEST, ready=HONEST.ready.model_copy(update={"facts": RunFacts(**facts)}))
+
+
+def reasons(made: Replicate, job: JobSpec | None = None) -> tuple[VerdictReason, ...]:
+    return verdict(made, job=job).reasons
+
+
+@pytest.mark.parametrize(
+    ("made", "is_found"),
+    [
+        (told(), False),
+        (told(outside_s=ROUND_S + 0.15), False),
+        (told(outside_s=2 * ROUND_S), True),
+        (told(outside_s=0.8 * ROUND_S), True),
+        (told(outside_s=2 * ROUND_S, host_samples=(replace(QUIET, foreign_s=0.6),) * ROUNDS), False),
+        (told(share=1.3, outside_s=1.3 * ROUND_S), False),
+        (told(share=2.0, outside_s=2.0 * ROUND_S), True),
+        (replace(told(), outside_s=(ROUND_S, ROUND_S, ROUND_S, 9.0)), False),
+    ],
+    ids=[
+        "honest",
+        "long messages",
+        "a slow clock",
+        "a fast clock",
+        "who waits for a core that others have",
+        "inputs are copied before the clock runs",
+        "half of the work comes after the clock stopped",
+        "a process that was stopped once",
+    ],
+)
+def test_times_that_contradict_each_other_are_found_where_nothing_else_explains_them(
+    made: Replicate, is_found: bool
+) -> None:
+    assert (VerdictReason.CLOCK_CONTRADICTED in reasons(made)) == is_found
+
+
+def test_a_server_elsewhere_may_take_its_time_between_requests() -> None:
+    asked = {"backend": "endpoint", "endpoint": "http://127.0.0.1:9/v1#m"}
+    job = JobSpec.model_validate({"workload": {"kind": "generate"}, "model": "preset:gpt2", **asked})
+    assert VerdictReason.CLOCK_CONTRADICTED not in reasons(told(outside_s=2 * ROUND_S), job)
+
+
+@pytest.mark.parametrize(
+    ("threads", "pause", "is_found"),
+    [
+        (1, Pause(3.0, 0.05), False),
+        (1, Pause(3.0, 0.4), True),
+        (4, Pause(3.0, 0.7), False),
+        (4, Pause(3.0, 2.9), True),
+        (1, Pause(0.4, 0.2), False),
+    ],
+    ids=["rests", "works", "threads that spin for a moment", "works as well", "too little to tell"],
+)
+def test_work_of_a_process_that_is_asked_nothing_is_found(threads: int, pause: Pause, is_found: bool) -> None:
+    made = replace(with_facts(threads=threads), pauses=(pause,))
+    assert (VerdictReason.WORKED_WHILE_IDLE in reasons(made)) == is_found
+    if is_found:
+        assert verdict(made, job=spec("cuda")).valid, "a driver of a GPU works whenever it likes"
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "slowness", "rounds_idle_s", "is_found"),
+    [
+        (3.9, 5.0, 1.0, True),
+        (2.1, 5.0, 1.0, False),
+        (3.9, 1.0, 1.0, False),
+        (3.9, 5.0, 2.4, False),
+    ],
+    ids=["slept", "one core worked", "one request was stopped", "it always waits"],
+)
+def test_a_warm_up_that_slept_is_found(
+    idle_s: float, slowness: float, rounds_idle_s: float, is_found: bool
+) -> None:
+    made = told(host_samples=(replace(QUIET, idle_s=rounds_idle_s),) * ROUNDS)
+    ready = made.ready.model_copy(update={"request_s": 0.02 * slowness})
+    warm_up = replace(QUIET, wall_s=2.0, idle_s=idle_s)
+    judged = reasons(replace(made, ready=ready, warm_up=warm_up))
+    assert (VerdictReason.WARM_UP_SLEPT in judged) == is_found
+
+
+def test_a_part_that_was_replaced_is_named_once() -> None:
+    audit = Audited(samples=samples([0.021] * 3), replaced=("time.perf_counter",))
+    metered = Metered(meter="energy", values={"energy_j": 1.0}, replaced=("time.perf_counter", "time.time"))
+    judged = verdict(replace(HONEST, audit=audit, readings=(MeterReading(metered),)))
+    assert judged.reasons == (VerdictReason.HARNESS_REPLACED,)
+    assert "time.perf_counter, time.time was replaced during replicate 3" in judged.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("stack", "dtypes", "is_found"),
+    [
+        ([], ("float32",), False),
+        ([], ("bfloat16", "float32"), True),
+        (["static_kv_cache"], ("float16",), True),
+        (["bf16"], ("bfloat16", "float32"), False),
+        ([], None, False),
+    ],
+)
+def test_fewer_bits_than_the_stack_says_are_found(
+    stack: list[str], dtypes: tuple[str, ...] | None, is_found: bool
+) -> None:
+    names = [{"name": name} for name in stack]
+    document = {"workload": {"kind": "generate"}, "model": "path:trained", "stack": names, "plan": "single"}
+    job = JobSpec.model_validate(document)
+    made = with_facts(product_dtypes=dtypes)
+    assert (VerdictReason.UNDECLARED_ROUNDING in reasons(made, job)) == is_found
+
+
+@pytest.mark.parametrize(("ran", "is_found"), [(True, False), (None, False), (False, True)])
+def test_a_gpu_that_ran_no_kernel_did_not_compute(ran: bool | None, is_found: bool) -> None:
+    judged = reasons(with_facts(device_kernels=ran), spec("cuda"))
+    assert (VerdictReason.WRONG_DEVICE in judged) == is_found
+
+
+def test_a_cheat_spoils_ratios_as_well() -> None:
+    """Variants that take turns share what disturbs them, and none of these."""
+    shared = {"throttled", "foreign_process", "drift", "interrupted"}
+    assert set(VerdictReason) - OF_THE_OUTPUT == shared
