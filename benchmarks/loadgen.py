@@ -3,7 +3,8 @@
 Both fill the same queue before the same places. LoadGen sends from its own thread and keeps its own books; its schedule
 is replayed as a trace, so that both have the same moments, from which both count. One thread, warm before either
 begins, runs the engine for both. They take turns, and a figure is the median of its turns. The 99th percentile is the
-latency that LoadGen's summary names: of so many sorted ones that at 99% of their number.
+latency that LoadGen's summary names: of so many sorted ones that at 99% of their number. Each schedule is replayed
+twice: how far two replays of one schedule are apart says how exactly the two sides can agree on this machine.
 
 `--engine timed` is an engine whose prefills and steps take a set time, so that what differs are the load generators
 alone; `--engine torch` decodes a model. LoadGen is the package mlcommons-loadgen, of the extra peers.
@@ -25,7 +26,7 @@ import numpy as np
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.document import write
+from benchmarks.document import measured_before, write
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.serving import ServingRuntime, Slots
@@ -269,38 +270,60 @@ def places(engine: str, model: str) -> Iterator[tuple[Slots, list[int]]]:
         slots.close()
 
 
-def compared(
-    engine: str, model: str, rate: float, count: int, turns: int
-) -> tuple[list[Figures], list[Figures]]:
-    """LoadGen's turns and ours."""
-    theirs, ours = [], []
-    with running(engine, model) as started:
+@dataclass(frozen=True)
+class Turn:
+    """One schedule: LoadGen's figures, and those of two replays."""
+
+    loadgen: Figures
+    serve: Figures
+    again: Figures
+
+    @classmethod
+    def read(cls, kept: dict[str, dict[str, float]]) -> "Turn":
+        """As `asdict` wrote it."""
+        return cls(**{side: Figures(**figures) for side, figures in kept.items()})
+
+
+def compared(asked: argparse.Namespace, first: int) -> list[Turn]:
+    """So many turns, whose schedules follow from their numbers, the first of which is `first`."""
+    turns = []
+    with running(asked.engine, asked.model) as started:
         # A bar that is drawn by a thread would take the engine's time.
-        for turn in track(range(turns), "turns", auto_refresh=False):
-            figures, queries = by_loadgen(started, rate, count, seed=turn + 1)
-            theirs.append(figures)
-            ours.append(by_serve(started, queries))
-    return theirs, ours
+        for number in track(range(first, first + asked.turns), "turns", auto_refresh=False):
+            figures, queries = by_loadgen(started, asked.rate, asked.queries, seed=number + 1)
+            turns.append(Turn(figures, by_serve(started, queries), by_serve(started, queries)))
+    return turns
+
+
+def apart(turns: Sequence[Turn], name: str, side: str, reference: str) -> float:
+    """The median over the turns of how much more the one side has of a figure than the other."""
+    ratios = (getattr(getattr(turn, side), name) / getattr(getattr(turn, reference), name) for turn in turns)
+    return statistics.median(ratios) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 where both figures are within the goal."""
     asked = _asked(arguments)
     sys.setswitchinterval(SWITCH_S)
-    theirs, ours = compared(asked.engine, asked.model, asked.rate, asked.queries, asked.turns)
-    table = Table("", "LoadGen", "serve", "serve / LoadGen - 1")
-    apart = {}
-    for name in ("p99_s", "requests_per_s"):
-        pairs = [(getattr(their, name), getattr(our, name)) for their, our in zip(theirs, ours, strict=True)]
-        apart[name] = statistics.median(our / their for their, our in pairs) - 1
-        their, our = (statistics.median(side) for side in zip(*pairs, strict=True))
-        table.add_row(name, f"{their:.4g}", f"{our:.4g}", f"{100 * apart[name]:+.2f}%")
+    settings = {name: getattr(asked, name) for name in ("engine", "model", "rate", "queries")}
+    kept = measured_before(asked.output, settings, "turns") if asked.resume else []
+    turns = [*map(Turn.read, kept), *compared(asked, len(kept))]
+    names = ("p99_s", "requests_per_s")
+    found = {name: apart(turns, name, "serve", "loadgen") for name in names}
+    replays = {name: apart(turns, name, "again", "serve") for name in names}
+    table = Table("", "LoadGen", "serve", "serve / LoadGen - 1", "replay / replay - 1")
+    for name in names:
+        their, our = (
+            statistics.median(getattr(getattr(turn, side), name) for turn in turns)
+            for side in ("loadgen", "serve")
+        )
+        sides = (f"{100 * each[name]:+.2f}%" for each in (found, replays))
+        table.add_row(name, f"{their:.4g}", f"{our:.4g}", *sides)
     console().print(table)
     if asked.output:
-        figures = {"settings": vars(asked) | {"output": None}, "goal": GOAL, "apart": apart}
-        sides = {"loadgen": [asdict(each) for each in theirs], "serve": [asdict(each) for each in ours]}
-        write(asked.output, "loadgen", figures | sides)
-    return int(max(map(abs, apart.values())) > GOAL)
+        figures = {"spec": settings, "goal": GOAL, "apart": found, "replays_apart": replays}
+        write(asked.output, "loadgen", figures | {"turns": [asdict(turn) for turn in turns]})
+    return int(max(map(abs, found.values())) > GOAL)
 
 
 def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -311,6 +334,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--queries", type=int, default=400, help="of each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--output", type=Path, help="a file for the figures")
+    parser.add_argument("--resume", action="store_true", help="add turns to those that the file holds")
     return parser.parse_args(arguments)
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pynvml
 import pytest
 
+from benchmarks.llama_server import program as llama_server
 from optigpu.engines.environments import environment_of
 from tests.servers.machine import this_machine
 from tests.servers.postgres import POSTGRES
@@ -78,6 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out("gptq", config, items)
     if not has_llama_cpp():
         leave_out("llama", config, items)
+    if not has_llama_server():
+        leave_out("llama_server", config, items)
     for marker, engine in OWN_ENVIRONMENT.items():
         if not environment_of(engine):
             leave_out(marker, config, items)
@@ -154,6 +157,11 @@ def has_gptqmodel() -> bool:
 def has_llama_cpp() -> bool:
     """Whether the extra llama is installed."""
     return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+
+
+def has_llama_server() -> bool:
+    """Whether llama.cpp's server is there, and what writes a file for it."""
+    return llama_server() is not None and find_spec("gguf") is not None
 
 
 def has_onnxruntime() -> bool:

@@ -30,7 +30,8 @@ class TransformersLoop:
         torch.set_num_threads(options.threads)
         modes = MODES.get(options.weights, ("",))
         models = {mode: _prepared(options, mode) for mode in modes}
-        mode = self._fastest(models) if len(models) > 1 else modes[0]
+        tried = self._tried(models) if len(models) > 1 else {}
+        mode = max(tried, key=tried.__getitem__) if tried else modes[0]
         self._model = models[mode]
         self.vocabulary = self._model.config.vocab_size
         self.weight_bytes = _weight_bytes(self._model)
@@ -38,6 +39,7 @@ class TransformersLoop:
             "flags": f"ATen {torch.backends.cpu.get_cpu_capability()}{mode and f', computes in {mode}'}",
             "threads": torch.get_num_threads(),
             "version": f"torch {torch.__version__}",
+            **({"modes": {name: round(rate, 1) for name, rate in tried.items()}} if tried else {}),
         }
 
     def decode_rate(self, prompt: Sequence[int], new_tokens: int) -> float:
@@ -63,15 +65,15 @@ class TransformersLoop:
             logits, cache = self._forward([token], cache)
             yield logits.float().numpy()
 
-    def _fastest(self, models: Mapping[str, Any]) -> str:
-        """The mode that decodes fastest in its best of a few turns; the first turn warms up."""
+    def _tried(self, models: Mapping[str, Any]) -> dict[str, float]:
+        """tokens/s of each mode in its best of a few turns; the first turn warms up."""
         rates: dict[str, float] = dict.fromkeys(models, 0.0)
         for turn in range(TURNS):
             for mode, model in models.items():
                 self._model = model
                 found = self.decode_rate([0] * TRIED_TOKENS, TRIED_TOKENS)
                 rates[mode] = max(rates[mode], found) if turn else 0.0
-        return max(rates, key=rates.__getitem__)
+        return rates
 
     def _forward(self, tokens: Sequence[int], cache: Any) -> tuple[Any, Any]:
         """Logits [vocabulary] after the last token, and the cache that then is."""

@@ -86,8 +86,11 @@ def test_ids_are_the_generation_s_where_the_server_tells_them(tmp_path: Path) ->
         assert runtime.generate(PROMPT, NEW).tokens.tolist() == [list(range(NEW))] * 2
 
 
-def refusing(*fields: str, ids: bool = True) -> Behave:
-    """A server that takes none of these fields, and ids only if said so; of a text it counts the tokens itself."""
+def refusing(*fields: str, ids: bool = True, tells: bool = False) -> Behave:
+    """A server that takes none of these fields, and ids only if said so; of a text it counts the tokens itself.
+
+    It `tells` the ids of its tokens, or ignores that it is asked to.
+    """
     tokenizer = tokenizer_of(parse_reference(TINY))
     assert tokenizer is not None
 
@@ -99,7 +102,8 @@ def refusing(*fields: str, ids: bool = True) -> Behave:
             return
         await reply.head(200, EVENTS)
         for number in range(asked.new_tokens):
-            await reply.token(" a", "length" if number == asked.new_tokens - 1 else None)
+            ends = "length" if number == asked.new_tokens - 1 else None
+            await reply.token(" a", ends, ids=[number] if tells else None)
         counted = len(tokenizer.encode(prompt).ids) if isinstance(prompt, str) else asked.prompt_tokens
         await reply.usage(asked.new_tokens, counted)
 
@@ -109,7 +113,8 @@ def refusing(*fields: str, ids: bool = True) -> Behave:
 @pytest.mark.parametrize(
     ("behave", "label"),
     [
-        (refusing(), "token ids; ignore_eos, min_tokens, return_token_ids"),
+        (refusing(tells=True), "token ids; ignore_eos, min_tokens, return_token_ids"),
+        (refusing(), "token ids; ignore_eos, min_tokens"),
         (refusing("return_token_ids"), "token ids; ignore_eos, min_tokens"),
         (refusing("return_token_ids", "ignore_eos"), "token ids"),
         (refusing("return_token_ids", "ignore_eos", ids=False), "text; generation_config"),
@@ -225,12 +230,8 @@ def test_a_server_that_is_not_allowed_is_never_asked(tmp_path: Path, monkeypatch
 
 
 def test_a_stream_that_breaks_ends_the_request_with_its_reason(tmp_path: Path) -> None:
-    count = 0
-
     async def breaking(asked: Asked, reply: Reply) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
+        if asked.new_tokens != NEW:  # a short one, which finds out what the server takes
             await whole(asked, reply)
             return
         await reply.head(200, EVENTS)

@@ -18,7 +18,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve
-from tests.servers.programs import transformers_serve, vllm_server
+from tests.servers.programs import llama_server, transformers_serve, vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TINY = "bundled:tiny"
@@ -29,6 +29,9 @@ IN_IDS = "token ids; ignore_eos, min_tokens, return_token_ids"
 SERVERS = [
     pytest.param(
         (transformers_serve, "text; generation_config"), id="transformers", marks=pytest.mark.serving
+    ),
+    pytest.param(
+        (llama_server, "token ids; ignore_eos, min_tokens"), id="llama-server", marks=pytest.mark.llama_server
     ),
     pytest.param((vllm_server, IN_IDS), id="vllm", marks=pytest.mark.vllm),
 ]

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loadgen import NEW_TOKENS, Engine, TimedSlots, by_loadgen, by_serve, main
+from benchmarks.loadgen import (
+    NEW_TOKENS,
+    Engine,
+    Figures,
+    TimedSlots,
+    Turn,
+    apart,
+    by_loadgen,
+    by_serve,
+    main,
+)
 from optigpu.vocabulary import OptiGPUError
 
 
@@ -30,10 +40,24 @@ def test_what_loadgen_sends_is_served_and_replayed() -> None:
 @pytest.mark.loadgen
 def test_the_figures_of_both_are_written(tmp_path: Path) -> None:
     path = tmp_path / "loadgen.json"
-    assert main(["--queries", "10", "--turns", "1", "--rate", "100", "--output", str(path)]) in (0, 1)
+    asked = ["--queries", "10", "--turns", "1", "--rate", "100", "--output", str(path)]
+    assert main(asked) in (0, 1)
+    assert main([*asked, "--resume"]) in (0, 1)
     document = json.loads(path.read_text())
-    assert len(document["loadgen"]) == len(document["serve"]) == 1
-    assert set(document["apart"]) == {"p99_s", "requests_per_s"}
+    assert [set(turn) for turn in document["turns"]] == [{"loadgen", "serve", "again"}] * 2
+    assert set(document["apart"]) == set(document["replays_apart"]) == {"p99_s", "requests_per_s"}
+    with pytest.raises(OptiGPUError, match="nothing of the same job"):
+        main([*asked, "--rate", "50", "--resume"])
+
+
+def test_the_sides_are_compared_turn_by_turn() -> None:
+    turns = [
+        Turn(Figures(100.0, 1.0), Figures(101.0, 1.0), Figures(101.0, 2.0)),
+        Turn(Figures(1.0, 1.0), Figures(1.05, 1.0), Figures(1.05, 3.0)),
+        Turn(Figures(2.0, 1.0), Figures(2.04, 1.0), Figures(2.04, 4.0)),
+    ]
+    assert apart(turns, "p99_s", "serve", "loadgen") == pytest.approx(0.02)
+    assert apart(turns, "requests_per_s", "again", "serve") == pytest.approx(2.0)
 
 
 def test_a_schedule_is_read_from_the_trace_in_the_order_of_its_moments() -> None:

@@ -26,15 +26,19 @@ def _configured(new_tokens: int) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way to ask for exactly so many tokens: with the prompt as token `ids`, or else as text."""
+    """One way to ask for exactly so many tokens: with the prompt as token `ids`, or else as text.
+
+    `tells` says that the ids of the tokens must come back.
+    """
 
     ids: bool
     options: Options
     label: str
+    tells: bool = False
 
 
 DIALECTS = (
-    Dialect(True, _told, "token ids; ignore_eos, min_tokens, return_token_ids"),
+    Dialect(True, _told, "token ids; ignore_eos, min_tokens, return_token_ids", tells=True),
     Dialect(True, _ignoring, "token ids; ignore_eos, min_tokens"),
     Dialect(True, no_options, "token ids"),
     Dialect(False, _configured, "text; generation_config"),
@@ -47,8 +51,9 @@ DIALECTS = (
 async def spoken(server: Server, prompt: Sequence[int], spelling: Spelling | None) -> tuple[Server, Dialect]:
     """The server asked in the first dialect that it answers in, found by a short completion in each that it refuses.
 
-    `spelling` None leaves out those that need text. Raises UnsupportedError with the server's last refusal, and at once
-    where it is not the dialect that is wrong: no such model, no key, no answer.
+    A server that ignores what asks for ids is asked in the next one. `spelling` None leaves out those that need text.
+    Raises UnsupportedError with the server's last refusal, and at once where it is not the dialect that is wrong: no
+    such model, no key, no answer.
     """
     error = "The server was not asked."
     for dialect in DIALECTS:
@@ -57,9 +62,9 @@ async def spoken(server: Server, prompt: Sequence[int], spelling: Spelling | Non
         asked = replace(server, options=dialect.options, spelling=None if dialect.ids else spelling)
         async with Completions(asked) as completions:
             found = await completions.stream(prompt, NEW_TOKENS)
-        if found.error is None:
+        if found.error is None and (found.ids is not None or not dialect.tells):
             return asked, dialect
-        error = found.error
-        if not found.refused:
+        error = found.error or error
+        if found.error is not None and not found.refused:
             break
     raise UnsupportedError(error)
