@@ -6,8 +6,6 @@ libraries' versions. The least recently used are removed when the folder holds m
 
 import hashlib
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converter_program import REFUSED
+from optigpu.backends.converting import run_converter
 from optigpu.backends.refusals import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
@@ -86,12 +85,11 @@ class Converter:
 
     def _write(self, folder: BoundedFolder, target: Path, arguments: Sequence[str]) -> None:
         with folder.draft_of(target) as draft:
-            command = [sys.executable, "-P", "-m", self.program, "--output", str(draft), *arguments]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            if done.returncode == REFUSED:
-                raise UnsupportedError(_last_line(done.stdout))
-            if done.returncode:
-                why = _last_line(done.stderr) or f"status {done.returncode}"
+            done = run_converter(self.program, ("--output", str(draft), *arguments))
+            if done.status == REFUSED:
+                raise UnsupportedError(_last_line(done.out))
+            if done.status:
+                why = _last_line(done.err) or f"status {done.status}"
                 raise OptiGPUError(f"The model could not be converted for {self.engine}: {why}")
             folder.admit(draft)
 

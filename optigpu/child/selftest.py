@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, assert_never
 
 from optigpu.backends import BACKENDS
+from optigpu.backends.converting import ResidentConverter, converters_run_by
 from optigpu.child.connection import broken, connect
 from optigpu.child.messages import (
     SELF_TEST_COMMAND,
@@ -29,14 +30,16 @@ from optigpu.vocabulary import UnsupportedError
 def main() -> NoReturn:
     """Answers each command, for ever: the thread that reads stdin ends the process."""
     lines, tell = connect("optigpu.child.selftest", "Checks techniques, kernels and meters on this machine.")
-    while True:
-        line = lines.get()
-        try:
-            tell(_answer(SELF_TEST_COMMAND.validate_json(line)))
-        except UnsupportedError as error:
-            tell(Refused(reason=str(error)))
-        except Exception as error:
-            tell(broken(error))
+    # A model is small here: each converter would take longer to start than to write it.
+    with converters_run_by(ResidentConverter().run):
+        while True:
+            line = lines.get()
+            try:
+                tell(_answer(SELF_TEST_COMMAND.validate_json(line)))
+            except UnsupportedError as error:
+                tell(Refused(reason=str(error)))
+            except Exception as error:
+                tell(broken(error))
 
 
 def _answer(command: AnySelfTestCommand) -> Answer:
