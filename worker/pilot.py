@@ -24,7 +24,6 @@ from optigpu.documents.pilots import (
     PilotEvent,
     PilotFile,
     PilotOutcome,
-    PilotOutcomes,
     Release,
 )
 from optigpu.documents.result import Attribution, Outcome
@@ -73,9 +72,8 @@ class RemoteJob:
         self.calls.call("POST", "outcomes", sent)
 
     def earlier(self) -> dict[int, Outcome]:
-        answer = self.calls.call("GET", "outcomes", fencing=self.lease.fencing)
-        found = PilotOutcomes.model_validate_json(answer).outcomes
-        return {outcome.index: outcome for outcome in found}
+        """None: each allocation begins anew, so that a ladder stays within one."""
+        return {}
 
     def view(self) -> JobView:
         return JobView.model_validate_json(self.calls.call("GET", "job"))

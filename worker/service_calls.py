@@ -24,7 +24,7 @@ class ServiceCalls:
     def close(self) -> None:
         self._http.close()
 
-    def call(self, method: str, path: str, body: BaseModel | None = None, **query: int) -> bytes:
+    def call(self, method: str, path: str, body: BaseModel | None = None) -> bytes:
         """The answer's body.
 
         Raises StoreUnavailableError if the same call may succeed later, LeaseLostError if the job is no longer this
@@ -33,9 +33,7 @@ class ServiceCalls:
         content = None if body is None else body.model_dump_json()
         headers = {} if content is None else {"Content-Type": "application/json"}
         try:
-            answer = self._http.request(
-                method, f"/v1/pilot/{path}", params=query, content=content, headers=headers
-            )
+            answer = self._http.request(method, f"/v1/pilot/{path}", content=content, headers=headers)
         except httpx.TransportError as error:
             raise StoreUnavailableError(f"The service at {self._url} does not answer ({error}).") from error
         if answer.is_success:

@@ -1,8 +1,6 @@
 """The pilot of a cluster's allocation: it claims the one job of its token, and reports what a worker would write."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from api.bodies import strict_document
 from api.examples import PILOTS
@@ -14,14 +12,12 @@ from api.service import ServiceDep
 from optigpu import __version__
 from optigpu.documents.pilots import (
     Fail,
-    Fencing,
     Finish,
     PilotBeat,
     PilotBeatAnswer,
     PilotEnd,
     PilotEvent,
     PilotOutcome,
-    PilotOutcomes,
     Release,
 )
 from optigpu.documents.views import JobView
@@ -30,16 +26,9 @@ from optigpu.store.artifacts import Artifact
 from optigpu.store.launches import PilotLease
 from optigpu.store.leases import Hold
 from optigpu.store.workers import WorkerInfo
-from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/pilot", tags=["pilots"], responses=GUARDED)
 SENT = problems(408, 409, 413, 415)
-
-
-class Held(Frozen):
-    """Under which claim."""
-
-    fencing: Fencing
 
 
 @router.post(
@@ -101,21 +90,6 @@ def pilot_event(body: ShortBody, service: ServiceDep, who: PilotDep) -> None:
     with holding(), service.database.write() as session:
         lease = leases.resumed(session, who.job_id, sent.fencing)
         outcomes.note(session, lease, sent.event)
-
-
-@router.get(
-    "/outcomes",
-    operation_id="pilot_earlier_outcomes",
-    summary="Get what earlier attempts measured",
-    responses=problems(409),
-)
-def pilot_earlier_outcomes(
-    service: ServiceDep, who: PilotDep, held: Annotated[Held, Query()]
-) -> PilotOutcomes:
-    """On the same device of the same host, with raw samples."""
-    with holding(), service.database.read() as session:
-        earlier = outcomes.earlier(session, leases.resumed(session, who.job_id, held.fencing))
-    return PilotOutcomes(outcomes=tuple(earlier.values()))
 
 
 @router.post(

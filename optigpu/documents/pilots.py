@@ -70,12 +70,6 @@ class PilotOutcome(Frozen):
     files: tuple[PilotFile, ...] = Field((), max_length=64)
 
 
-class PilotOutcomes(Frozen):
-    """What earlier attempts have measured, so that it need not be measured again."""
-
-    outcomes: tuple[Outcome, ...]
-
-
 class Finish(Frozen):
     """The job has ended."""
 

@@ -98,7 +98,6 @@ def resumed(session: Session, job_id: str, fencing: int) -> Lease:
         fencing=fencing,
         attempt=job.attempt,
         worker_id=job.worker_id,
-        done=tuple(_finished(session, job.id)),
     )
 
 
@@ -217,7 +216,7 @@ def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime)
     """Enters the attempt; returns what it need not measure again.
 
     Outcomes are kept only if the same version measured them on the same device of the same host: a ladder must not
-    compare two devices.
+    compare two devices. What a scheduler's allocation measured is compared with no other allocation's.
     """
     last = attempt_of(session, job.id, job.attempt - 1)
     session.add(
@@ -234,7 +233,7 @@ def _begin_attempt(session: Session, job: Job, worker: WorkerInfo, at: datetime)
     if last is None:
         return ()
     here = worker.host_id, worker.measures_on, worker.version
-    if (last.host_id, last.device, last.version) != here:
+    if job.via is not None or (last.host_id, last.device, last.version) != here:
         session.execute(delete(VariantRow).where(VariantRow.job_id == job.id))
         return ()
     return tuple(_finished(session, job.id))

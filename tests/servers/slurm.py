@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -104,23 +105,28 @@ class Cluster:
 
     def node_state(self) -> str:
         """As Slurm calls it; empty while its controller does not answer."""
-        command = ["sinfo", "--noheader", "--format=%t"]
-        with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                command, env=self.variables(), capture_output=True, text=True, timeout=3, check=False
-            )
-            return done.stdout.strip()
-        return ""
+        return self._try("sinfo", "--noheader", "--format=%t").strip()
 
     def is_up(self) -> bool:
         """Whether the node takes jobs."""
         return self.node_state() in ("idle", "mix", "alloc")
 
+    def _try(self, *command: str) -> str:
+        """What it prints, if it answers."""
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command, env=self.variables(), capture_output=True, text=True, timeout=3, check=False
+            )
+            return done.stdout
+        return ""
+
     def kill_the_node(self) -> None:
-        """As a machine that lost its power: the daemon, what watches its jobs, and their processes."""
-        for process in _of_the_node(self):
-            with suppress(psutil.Error):
-                process.kill()
+        """As a machine that lost its power: none of its processes can tell that another one has ended."""
+        processes = _of_the_node(self)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.send_signal(number)
         self.running["slurmd"].wait()
 
     def start_the_node(self) -> None:
@@ -128,14 +134,12 @@ class Cluster:
 
     def stop(self) -> None:
         """Ends the jobs before the daemons: what watches a job outlives the daemon that started it."""
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                ["scancel", f"--user={getpass.getuser()}", "--signal=KILL", "--full"],
-                env=self.variables(),
-                capture_output=True,
-                timeout=5,
-                check=False,
-            )
+        own = f"--user={getpass.getuser()}"
+        self._try("scancel", own, "--state=PENDING")
+        self._try("scancel", own, "--signal=KILL", "--full")
+        until = time.monotonic() + 5
+        while self._try("squeue", "--noheader").strip() and time.monotonic() < until:
+            time.sleep(0.1)
         for process in _of_the_node(self):
             with suppress(psutil.Error):
                 process.kill()
@@ -226,19 +230,15 @@ def _commands(found: dict[str, str], folder: Path) -> dict[str, list[str]]:
 
 
 def _of_the_node(cluster: Cluster) -> Sequence[psutil.Process]:
-    """The node's daemon, and the processes of its jobs with what watches them."""
-    found = []
-    configuration = str(cluster.configuration)
+    """The node's daemon, the processes of its jobs, and what watches these, which is a parent of theirs."""
+    found = {psutil.Process(cluster.running["slurmd"].pid)}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            watches = process.name() in ("slurmstepd", "slurmd")
-            if process.environ().get("SLURM_CONF") == configuration and (watches or _is_of_a_job(process)):
-                found.append(process)
-    return found
-
-
-def _is_of_a_job(process: psutil.Process) -> bool:
-    return "SLURM_JOB_ID" in process.environ()
+            variables = process.environ()
+            if variables.get("SLURM_CONF") == str(cluster.configuration) and "SLURM_JOB_ID" in variables:
+                found.add(process)
+                found.update(each for each in process.parents() if each.name() == "slurmstepd")
+    return list(found)
 
 
 def _none_is_found(_machine: Machine, _port: int) -> list[str]:

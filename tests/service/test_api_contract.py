@@ -184,7 +184,7 @@ POSTING = (
 )
 ELSEWHERE: Mapping[str, Collection[Answer]] = {
     "every key of today may read": [(name, 403) for name in READING],
-    "a pilot has all rights or none": [("pilot_job", 403), ("pilot_earlier_outcomes", 403)],
+    "a pilot has all rights or none": [("pilot_job", 403)],
     "a claim needs no key": [("claim_device", 401)],
     "it asks no database": [("is_alive", 503)],
     "test_hostile_clients.py": [(name, 408) for name in POSTING],
@@ -377,9 +377,7 @@ def of_a_pilot(served: Served) -> set[Answer]:
             unknown = unknown if path == "events" else {"outcome": body["outcome"] | {"index": 7}}
             call(operation, path, numbered | unknown)  # 404
         if path == "end":
-            for part, operation_ in (("job", "pilot_job"), ("outcomes?fencing=1", "pilot_earlier_outcomes")):
-                answer = served.client.get(f"/v1/pilot/{part}", headers=token)
-                found.add((operation_, answer.status_code))
+            found.add(("pilot_job", served.client.get("/v1/pilot/job", headers=token).status_code))
         call(operation, path, numbered | body)
     claimed_by_another = posts["claim_job"][1] | {"id": "another"}
     call("claim_job", "claim", claimed_by_another)
@@ -387,8 +385,7 @@ def of_a_pilot(served: Served) -> set[Answer]:
     for operation, (path, body) in posts.items():
         if operation != "claim_job":
             call(operation, path, body | {"fencing": 1})  # 409
-    answer = served.client.get("/v1/pilot/outcomes?fencing=1", headers=token)
-    return found | {("pilot_earlier_outcomes", answer.status_code)}
+    return found
 
 
 def signed(device: EdgeDevice) -> set[Answer]:
