@@ -190,7 +190,7 @@ class Fixed:
     def described(self) -> dict[str, list[float]]:
         return {}
 
-    def fresh(self) -> "Fixed":
+    def fresh(self, seed: int) -> "Fixed":
         return self
 
 
