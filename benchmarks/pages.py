@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import httpx
 from rich.table import Table
 
-from benchmarks.leaderboard_scale import bare, database, service
 from benchmarks.many_results import Made, fill
+from benchmarks.own_postgresql import SERVER, api_on, bare_endpoint, own_database
 from optigpu.report import console
 from optigpu.vocabulary import OptiGPUError
 
@@ -52,14 +52,15 @@ def main() -> int:
     """Measures and prints the table and the goals."""
     options = _options()
     try:
-        with database(options.server) as url:
+        with own_database(options.server) as url:
             begun = time.monotonic()
-            made = fill(url, options.configurations, options.results)
+            made = fill(url.replace("+psycopg", ""), options.configurations, options.results)
             console(stderr=True).print(
                 f"{options.results:,} results made in {time.monotonic() - begun:.0f} s"
             )
-            with service(url) as address, bare() as other:
-                rows = [_row("an empty endpoint", other, {"/": {}}), *_rows(address, made)]
+            with api_on(url) as service, bare_endpoint() as bare:
+                address = service.address
+                rows = [_row("an empty endpoint", bare.address, {"/": {}}), *_rows(address, made)]
                 first, painted = _first_page(address), _painted(address)
     except OptiGPUError as error:
         console(stderr=True).print(str(error), markup=False)
@@ -73,10 +74,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
-    default = "postgresql://postgres@127.0.0.1:5432/postgres"
-    parser.add_argument(
-        "--server", default=default, help="a PostgreSQL server on which databases may be made"
-    )
+    parser.add_argument("--server", default=SERVER, help="a PostgreSQL server on which databases may be made")
     parser.add_argument("--configurations", type=int, default=CONFIGURATIONS)
     parser.add_argument("--results", type=int, default=RESULTS)
     return parser.parse_args()

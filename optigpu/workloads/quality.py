@@ -48,12 +48,14 @@ PREFILL_TOKENS = 8
 class ScoringRequest:
     """The same windows, scored repeatedly."""
 
-    def __init__(self, runtime: DecodingRuntime, seed: int, shape: tuple[int, int]) -> None:
+    def __init__(
+        self, runtime: DecodingRuntime, seed: int, shape: tuple[int, int], earlier: Untouched | None = None
+    ) -> None:
         """Tokens of `shape` [batch, window] are drawn from `seed`; the last of each predicts nothing."""
         self._runtime, self._shape = runtime, shape
         drawn = drawn_ids(np.random.default_rng(seed), runtime.facts, shape)
         self._tokens = np.ascontiguousarray(drawn[:, :-1])
-        self._untouched = Untouched(self._tokens)
+        self._untouched = Untouched(self._tokens, earlier)
 
     def run(self) -> Mapping[str, float]:
         """One timed window, the prompt's pass included."""
@@ -90,4 +92,4 @@ class ScoringRequest:
 
     def fresh(self, seed: int) -> "ScoringRequest":
         """Windows of the same shape."""
-        return ScoringRequest(self._runtime, seed, self._shape)
+        return ScoringRequest(self._runtime, seed, self._shape, self._untouched)

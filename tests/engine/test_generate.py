@@ -72,7 +72,7 @@ def test_an_infinite_logit_is_a_problem() -> None:
     applied.model.get_output_embeddings().weight[3, 0] = float("inf")
     problem = SHAPES.prepare(asked(applied)).check().problem
     assert problem is not None
-    assert "logits of the last step are NaN or infinite" in problem
+    assert "logits of 4 steps are NaN or infinite" in problem
 
 
 def test_a_missing_token_is_a_problem(runtime: TorchDecodingRuntime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from optigpu.child.connection import broken
+from optigpu.child.harness import Harness
 from optigpu.child.messages import (
     Answer,
     Assignment,
@@ -176,7 +177,7 @@ def read_by(reading: Reading) -> Metered:
     """What a meter that reads this answers."""
     work = assignment({"kind": "matmul", "sizes": [8]}, None)
     context, _ = doing(Path(work.folder), lambda: None)
-    return metered("memory", Subject(context.runtime, context.request, work), lambda _: reading)
+    return metered("memory", Subject(context.runtime, context.request, work, Harness()), lambda _: reading)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -28,6 +28,7 @@ ATTACKS: dict[str, dict[str, str]] = {
     "LosesOne": {"output_invalid": "instead of (1, 32)"},
     "SpoiledLater": {"output_invalid": "NaN or infinite"},
     "ChangesInputs": {"output_invalid": "changed its own inputs"},
+    "ChangesTimedInputs": {"output_invalid": "changed its own inputs"},
     "AnswersFirst": {"output_invalid": "are not what the engine predicts"},
     "ReadsTheReference": {"output_invalid": "are not what the engine predicts"},
     "MakesUpTokens": {"output_invalid": "are not what the engine predicts"},

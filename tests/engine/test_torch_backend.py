@@ -123,6 +123,8 @@ def test_what_the_baseline_really_used_is_recorded() -> None:
         "decode_loop": "transformers generate",
         "versions": {"transformers": transformers.__version__},
         "attention_kernels": ["aten::_scaled_dot_product_flash_attention_for_cpu"],
+        "product_dtypes": ["float32"],
+        "device_kernels": None,
     }
 
 
@@ -190,7 +192,7 @@ class Fixed:
     def described(self) -> dict[str, list[float]]:
         return {}
 
-    def fresh(self) -> "Fixed":
+    def fresh(self, seed: int) -> "Fixed":
         return self
 
 

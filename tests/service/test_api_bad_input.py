@@ -92,6 +92,13 @@ def test_an_unknown_name_lists_the_valid_ones(
          "limits.max_variants"),
         ({"limits": {"timeout_s": 4}, "measure": {"min_seconds": 5}}, "limits.timeout_s"),
         ({"target": {"min_vram_bytes": -1}}, "target.min_vram_bytes"),
+        ({"workload": GENERATE | {"new_tokens": 10**12}}, "workload.new_tokens"),
+        ({"workload": GENERATE | {"batch_size": 10**12}}, "workload.batch_size"),
+        ({"measure": {"replicates": 10**12}}, "measure.replicates"),
+        ({"measure": {"max_seconds": 10**12}}, "measure.max_seconds"),
+        ({"measure": {"quality": {"tokens": 10**12}}}, "measure.quality.tokens"),
+        ({"measure": {"quality": {"items": 10**12}}}, "measure.quality.items"),
+        ({"limits": {"max_variants": 10**12}}, "limits.max_variants"),
     ],
 )  # fmt: skip
 def test_the_field_that_is_wrong_is_named(any_service: Served, change: dict[str, Any], field: str) -> None:

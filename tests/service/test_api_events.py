@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, insert
 
 from api import feeds
 from api.feeds import Batch
 from optigpu.documents.views import EventView, ProgressView
 from optigpu.store import events, leases, outcomes
 from optigpu.store.errors import StoreUnavailableError
-from optigpu.store.tables import Job
+from optigpu.store.tables import Job, JobEvent
 from optigpu.vocabulary import JobState
 from tests.service.records import a_metric, a_result
 from tests.service.serving import Served, serving
@@ -291,6 +291,28 @@ def test_more_events_than_a_feed_keeps_are_read_from_the_database(
     first = [message.id for message in messages(any_service, job_id)]
     assert first == list(range(1, len(first) + 1))
     assert len(first) > 50
+
+
+@pytest.mark.slow
+def test_ten_thousand_events_at_once_arrive_in_their_order(any_service: Served) -> None:
+    """One transaction writes them all, while a client follows and others ask."""
+    job_id, count = any_service.submit()["id"], 10_000
+    with any_service.database.write() as session:
+        job = events.locked(session, job_id)
+        first = job.last_sequence + 1
+        rows = [
+            {"job_id": job_id, "sequence": first + n, "at": job.created_at, "kind": "noted", "data": {"n": n}}
+            for n in range(count)
+        ]
+        session.execute(insert(JobEvent), rows)
+        job.last_sequence += count
+    found = messages(any_service, job_id)
+    begun = [next(found).id for _ in range(first)]
+    assert any_service.client.get(f"/v1/jobs/{job_id}").status_code == 200
+    any_service.client.post(f"/v1/jobs/{job_id}/cancel")
+    ids = begun + [message.id for message in found]
+    assert ids == list(range(1, len(ids) + 1))
+    assert len(ids) > count
 
 
 def test_a_database_that_is_away_for_a_moment_ends_no_stream(

@@ -1,5 +1,6 @@
 """A run that was measured elsewhere becomes a job that has ended, whole or not at all."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_a_run_that_cannot_be_stored_is_refused_and_leaves_nothing(
     assert problem["field"] == field
     assert words in problem["message"]
     assert service.count_jobs() == 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_run_with_a_number_that_is_none_leaves_nothing(
+    number: str, any_service: Served, run: Document
+) -> None:
+    """The first value of its first metric."""
+    result = run["results"][0]
+    metric = next(iter(result["metrics"]))
+    changed = result | {
+        "metrics": result["metrics"] | {metric: result["metrics"][metric] | {"value": "NUMBER"}}
+    }
+    text = json.dumps({**run, "results": [changed]}).replace('"NUMBER"', number)
+    headers = {"Content-Type": "application/json"}
+    answer = any_service.client.post("/v1/imports", content=text, headers=headers)
+    assert answer.status_code in (400, 422), answer.text
+    assert any_service.count_jobs() == 0
 
 
 def test_a_result_of_another_workload_is_refused(service: Served, run: Document) -> None:

@@ -66,8 +66,9 @@ def _told_s(replicate: Replicate) -> Array:
 
 def _explained_s(replicate: Replicate) -> Array:
     """Seconds of each round that messages and waiting for a CPU can have taken, [rounds]."""
-    waited_s = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
-    return MESSAGE_S + REQUEST_MESSAGE_S * np.asarray(replicate.rounds) + waited_s
+    waited_s: Array = np.asarray([_waited_s(sample) for sample in replicate.host_samples])
+    explained_s: Array = MESSAGE_S + REQUEST_MESSAGE_S * np.asarray(replicate.rounds) + waited_s
+    return explained_s
 
 
 def _waited_s(sample: HostSample) -> float:

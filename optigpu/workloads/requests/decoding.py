@@ -39,16 +39,18 @@ class DecodingRequest:
         seed: int | None = None,
         prompt: Ids | None = None,
         decode: Decode | None = None,
+        earlier: Untouched | None = None,
     ) -> None:
         """Prompts of `shape` [batch, prompt_tokens] are drawn from `seed`, or from the runtime's own without one.
 
         `prompt`, of that shape, takes their place. `metrics` names those of METRICS that a request yields. `decode`
-        None is the runtime's `generate`, which takes the most likely tokens.
+        None is the runtime's `generate`, which takes the most likely tokens. `earlier` are inputs that no request may
+        have changed either.
         """
         self._runtime = runtime
         source = np.random.default_rng(runtime.seed if seed is None else seed)
         self._prompt = drawn_ids(source, runtime.facts, shape) if prompt is None else prompt
-        self._untouched = Untouched(self._prompt)
+        self._untouched = Untouched(self._prompt, earlier)
         self._new_tokens = new_tokens
         self._metrics = tuple(metrics)
         self._decode = decode
@@ -134,8 +136,9 @@ class DecodingRequest:
     def fresh(self, seed: int) -> "DecodingRequest":
         """Prompts of the same length."""
         batch, length = self._prompt.shape
+        shape, decode, earlier = (batch, length), self._decode, self._untouched
         return DecodingRequest(
-            self._runtime, (batch, length), self._new_tokens, self._metrics, seed, decode=self._decode
+            self._runtime, shape, self._new_tokens, self._metrics, seed, decode=decode, earlier=earlier
         )
 
 

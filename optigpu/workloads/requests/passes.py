@@ -20,13 +20,14 @@ class PassRequest:
         metrics: Callable[[float], Mapping[str, float]],
         seed: int | None = None,
         inputs: Ids | Images | None = None,
+        earlier: Untouched | None = None,
     ) -> None:
         """`draw` makes inputs from `seed`, or from the runtime's own; `inputs` take their place. `expected` is the
         logits' shape, `metrics` follow from the seconds."""
         self._runtime, self._draw, self._expected, self._metrics = runtime, draw, expected, metrics
         source = np.random.default_rng(runtime.seed if seed is None else seed)
         self._inputs = draw(source) if inputs is None else inputs
-        self._untouched = Untouched(self._inputs)
+        self._untouched = Untouched(self._inputs, earlier)
 
     def run(self) -> Mapping[str, float]:
         """One timed pass."""
@@ -61,4 +62,5 @@ class PassRequest:
 
     def fresh(self, seed: int) -> "PassRequest":
         """The same pass over other inputs."""
-        return PassRequest(self._runtime, self._draw, self._expected, self._metrics, seed)
+        earlier = self._untouched
+        return PassRequest(self._runtime, self._draw, self._expected, self._metrics, seed, earlier=earlier)

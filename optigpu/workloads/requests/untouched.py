@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 class Untouched:
     """An array as it was when this was made. It may share its memory with what the engine computes on."""
 
-    def __init__(self, array: NDArray[np.generic]) -> None:
-        self._array, self._before = array, _digest(array)
+    def __init__(self, array: NDArray[np.generic], earlier: "Untouched | None" = None) -> None:
+        """`earlier` is that of the request with the timed inputs, where this one's are fresh: both are looked at."""
+        self._array, self._before, self._earlier = array, _digest(array), earlier
 
     @property
     def problem(self) -> str | None:
         """A sentence where its numbers are others by now."""
         if _digest(self._array) == self._before:
-            return None
+            return self._earlier.problem if self._earlier else None
         return "The request changed its own inputs, so that what was timed is not what was asked for."
 
 

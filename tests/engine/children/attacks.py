@@ -91,6 +91,23 @@ class ChangesInputs(Tampering):
         return changing
 
 
+class ChangesTimedInputs(Tampering):
+    """Overwrites one prompt alone, that which is timed, after its answer was checked."""
+
+    def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
+        """From the third request on, and only the first prompt that it was ever given."""
+        first: list[Any] = []
+        calls = iter(range(sys.maxsize))
+
+        def changing(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
+            first[:] = first or [prompt]
+            if next(calls) >= 2 and prompt.data_ptr() == first[0].data_ptr():
+                prompt.fill_(7)
+            return loop(prompt, new_tokens, clock)
+
+        return changing
+
+
 class FinishesLater(Tampering):
     """Stops the clock, and has another thread do the work then."""
 
@@ -138,7 +155,8 @@ class KnowsTheSeed(Tampering):
 
     def loop(self, loop: Loop, model: Any, notes: Notes) -> Loop:
         """Those of the first sixteen."""
-        remembered, is_ready = Remembers().loop(loop, model, notes), []
+        remembered = Remembers().loop(loop, model, notes)
+        is_ready: list[bool] = []
 
         def foreseeing(prompt: Any, new_tokens: int, clock: Any) -> tuple[Any, list[Any]]:
             if not is_ready:
