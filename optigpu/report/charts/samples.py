@@ -9,6 +9,8 @@ from optigpu.vocabulary import Frozen, SpecError
 LEAST_BINS, MOST_BINS = 8, 40
 BEYOND = 0.01
 """The share of the samples that may lie beyond the last bin, where they would make all bins wide."""
+LEAST_SPAN = 1e-9
+"""Samples that differ by less, relative to their size, are one."""
 FAR = 2.0
 """They do where they are so many times as far from the median as the others reach."""
 
@@ -56,9 +58,11 @@ def _edges(pooled: Sequence[float]) -> list[float]:
     quarter, half, three_quarters = (pooled[int(share * (len(pooled) - 1))] for share in (0.25, 0.5, 0.75))
     width = 2 * (three_quarters - quarter) / len(pooled) ** (1 / 3)
     high = next(value for value in reversed(pooled) if value <= kept or value - half <= FAR * (kept - low))
-    span = high - low or abs(high) * 0.01 or 1.0
-    bins = min(MOST_BINS, max(LEAST_BINS, math.ceil(span / width) if width > 0 else LEAST_BINS))
-    return [low + span * number / bins for number in range(bins + 1)]
+    span = high - low
+    if span <= LEAST_SPAN * max(abs(high), abs(low), LEAST_SPAN):
+        span = abs(high) * 0.01 or 1.0
+    bins = max(LEAST_BINS, math.ceil(min(MOST_BINS, span / width))) if width > 0 else LEAST_BINS
+    return [*(low + span * number / bins for number in range(bins)), max(high, low + span)]
 
 
 def _counted(label: str, samples: Sequence[float], edges: Sequence[float]) -> Counted:

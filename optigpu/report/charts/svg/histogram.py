@@ -18,11 +18,11 @@ from optigpu.report.charts.svg.markup import (
     title,
 )
 from optigpu.report.charts.svg.scales import Scale, axis, drawable
-from optigpu.report.charts.svg.words import text_width
+from optigpu.report.charts.svg.words import shortened, text_width
 from optigpu.report.numbers import short
 
 MOST_ROWS = 12
-ROW, COLUMNS = 58.0, 34.0
+ROW, COLUMNS = 66.0, 42.0
 """The height of a row, and of the highest column in it."""
 
 
@@ -73,8 +73,8 @@ class _Histogram:
         """The name and the median stand above the columns."""
         top = ROW * place
         base = top + ROW - 2
-        said = f"median {short(each.median)}, {each.n} samples"
-        said += f", {each.beyond} beyond {short(self.samples.edges[-1])}" if each.beyond else ""
+        beyond = f", {each.beyond} beyond" if each.beyond else ""
+        said = shortened(f"median {short(each.median)} of {each.n}{beyond}", self.frame.width - 60)
         room = self.frame.width - text_width(said) - 10
         median = scale(each.median)
         return group(

@@ -19,7 +19,7 @@ Line = tuple[tuple[float, float], tuple[float, float]]
 
 def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
     """A point for each mark, a slope for each bandwidth and a ceiling for each rate. `link` makes points links."""
-    roofs = [each for each in panel.roofs if _is_above(each.gb_per_s) or _is_above(each.gflop_per_s)]
+    roofs = [known for each in panel.roofs if (known := _known(each))]
     placed = tuple(each for each in panel.marks if _is_above(each.value) and _is_above(each.x))
 
     def look(marks: Sequence[Mark]) -> Look:
@@ -35,6 +35,13 @@ def svg(panel: Panel, *, id_prefix: str, link: Link | None = None) -> Svg:
         )
 
     return drawn(panel.model_copy(update={"marks": placed}), look, id_prefix=id_prefix, link=link)
+
+
+def _known(roof: Roof) -> Roof | None:
+    """The roof with what of it can be drawn; None where nothing can."""
+    bandwidth = roof.gb_per_s if _is_above(roof.gb_per_s) else None
+    rate = roof.gflop_per_s if _is_above(roof.gflop_per_s) else None
+    return Roof(text=roof.text, gb_per_s=bandwidth, gflop_per_s=rate) if bandwidth or rate else None
 
 
 def _is_above(value: float | None) -> bool:
