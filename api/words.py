@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 LONGEST = 120
-"""Characters of a name that are shown; the rest is in the page's title of it."""
+"""Characters of a name that are shown."""
 
 
 def with_code(text: str) -> "Markup":

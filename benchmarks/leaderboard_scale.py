@@ -106,11 +106,11 @@ def _measured(url: str, made: Made, configurations: int, results: int, seconds: 
     def row(what: str, order: Order) -> Row:
         return Row(configurations, results, what, load(order))
 
-    with service(url) as address, bare() as bare:
+    with service(url) as address, bare() as other:
         tagged = _with_tags(address, common)
         same = {"connections": CONNECTIONS, "seconds": seconds}
         rows = [
-            row("a bare endpoint, 52 kB", Order(urls=(bare,), asks=(Ask(path="/"),), **same)),
+            row("a bare endpoint, 52 kB", Order(urls=(other,), asks=(Ask(path="/"),), **same)),
             row("common pages", Order(urls=(address,), asks=common, **same)),
             row("common pages, unchanged", Order(urls=(address,), asks=tagged, **same)),
             row("new pages", Order(urls=(address,), asks=new[: len(new) // 2], repeated=False, **same)),

@@ -43,7 +43,7 @@ def speedup_text(baseline: MetricSummary, candidate: MetricSummary | Document) -
 def bars(figures: Sequence[MetricSummary]) -> list[Bar]:
     """From 0, on one scale, so that their lengths compare."""
     ends = [figure.ci[1] if figure.ci else figure.value or 0.0 for figure in figures]
-    most = max(ends, default=0.0) or 1.0
+    most = max([0.0, *ends]) or 1.0
     return [_bar(figure, 100.0 / most) for figure in figures]
 
 

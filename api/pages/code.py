@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pprint import pformat
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,7 +18,7 @@ ARGUMENTS = ("backend", "device", "seed", "measure", "limits")
 class Again:
     """The same request in both forms; or why there is none."""
 
-    request: dict[str, Any] | None = None
+    request: Document | None = None
     python: str = ""
     json: str = ""
     reason: str = ""
@@ -35,7 +34,7 @@ def again(result: Document, spec: Document | None) -> Again:
     return Again(written, _python(written), json.dumps(written, indent=2, ensure_ascii=False))
 
 
-def _without_defaults(request: Document) -> dict[str, Any]:
+def _without_defaults(request: Document) -> Document:
     """What differs from a job's usual fields, and those that name what is measured."""
     try:
         spec = JobSpec.model_validate(request)

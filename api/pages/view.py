@@ -1,7 +1,7 @@
 """What a page is asked with: the request, the service, whether it is to be kept as a file."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -24,7 +24,7 @@ class Asked(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty(cls, given: Any) -> Any:
+    def _without_empty(cls, given: object) -> object:
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value not in ("", [""])}

@@ -10,11 +10,17 @@ function wanted(form) {
   for (const [name, value] of new FormData(form)) {
     if (typeof value === "string" && value.trim() !== "") url.searchParams.append(name, value.trim());
   }
+  for (const several of form.querySelectorAll(".ticks")) {
+    const boxes = [...several.querySelectorAll("input")];
+    if (boxes.every((box) => box.checked)) boxes.forEach((box) => url.searchParams.delete(box.name));
+  }
   return url;
 }
 
 /** @type {AbortController | null} */
 let loading = null;
+/** What <main> is of; a fragment is no other page. */
+let shown = location.pathname + location.search;
 
 /**
  * @param {URL} url
@@ -23,6 +29,7 @@ let loading = null;
 async function show(url) {
   loading?.abort();
   loading = new AbortController();
+  shown = url.pathname + url.search;
   const main = document.querySelector("main");
   if (!main) return location.assign(url);
   main.setAttribute("aria-busy", "true");
@@ -36,7 +43,8 @@ async function show(url) {
     document.title = page.title;
     const bottom = page.querySelector("footer.bottom");
     if (bottom) document.querySelector("footer.bottom")?.replaceWith(bottom);
-    if (focused) found.querySelector(`[name="${CSS.escape(focused)}"]`)?.focus?.();
+    const field = focused && found.querySelector(`[name="${CSS.escape(focused)}"]`);
+    if (field instanceof HTMLElement) field.focus();
     document.dispatchEvent(new Event("optigpu:shown"));
   } catch (error) {
     if (!(error instanceof DOMException && error.name === "AbortError")) location.assign(url);
@@ -60,4 +68,6 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   apply(event.target);
 });
-addEventListener("popstate", () => void show(new URL(location.href)));
+addEventListener("popstate", () => {
+  if (shown !== location.pathname + location.search) void show(new URL(location.href));
+});

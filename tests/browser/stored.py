@@ -26,9 +26,10 @@ from optigpu.documents.result import (
 )
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import jobs, leases, outcomes, workers
+from optigpu.store import jobs, leases, outcomes, withdrawals, workers
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
+from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
 from tests.service.filled import fill_devices
 from tests.service.records import a_worker
@@ -82,6 +83,7 @@ class Stored:
     earlier: str
     invalid: str
     hostile: str
+    withdrawn: str
 
 
 def fill(database: Database) -> Stored:
@@ -103,7 +105,12 @@ def fill(database: Database) -> Stored:
     _workers(database)
     fill_devices(database)
     board = digest([SHAPES, "preset:gpt2"])
-    return Stored(board, ladder, results[-1], results[0], history[0], invalid, hostile)
+    withdrawn = _single(database, Variant("preset:gpt2", EPYC, ("fp16", "fused_attention"), 60))
+    with database.write() as session:
+        withdrawals.withdraw_result(
+            session, withdrawn, Withdrawal(reason=HOSTILE, withdrawn_by="an operator")
+        )
+    return Stored(board, ladder, results[-1], results[0], history[0], invalid, hostile, withdrawn)
 
 
 def result(variant: Variant, rng: random.Random, **changes: Any) -> tuple[Result, dict[str, Any]]:

@@ -86,6 +86,14 @@ def test_bad_input_gets_a_page_that_says_so(site: Site, path: str, status: int, 
     assert len(text) < 20_000
 
 
+def test_a_withdrawn_result_says_when_and_why(site: Site) -> None:
+    answer = get(site, f"/results/{site.stored.withdrawn}")
+    assert answer.status_code == 410
+    assert "was withdrawn on" in answer.text
+    assert HOSTILE not in answer.text
+    assert HOSTILE in unescape(answer.text)
+
+
 def test_empty_fields_of_a_form_are_no_filters(site: Site) -> None:
     assert get(site, "/?hardware=&technique=&min_top1=&max_kld=").status_code == 200
 
