@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from api.job_form.schema import Choice, Field, Group, Kind, Part, Schema, written
 from optigpu.documents.fields import WHOLE, Entry
+from optigpu.vocabulary import Document
 
 Values = Mapping[str, Sequence[str]]
 """What a form sends: by each field's name its values."""
@@ -14,10 +14,10 @@ Errors = dict[str, list[str]]
 UNREADABLE = (ValueError, OverflowError)
 
 
-def document_of(parts: Iterable[Part], values: Values) -> dict[str, Any]:
+def document_of(parts: Iterable[Part], values: Values) -> dict[str, object]:
     """The request, with what was filled in alone. What cannot be read as the field's type stays a text, so that the
     API says in its own words what is wrong with it."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for part in parts:
         value = _value_of(part, values)
         if value is not None:
@@ -25,7 +25,7 @@ def document_of(parts: Iterable[Part], values: Values) -> dict[str, Any]:
     return found
 
 
-def values_of(parts: Iterable[Part], document: Mapping[str, Any]) -> dict[str, list[str]]:
+def values_of(parts: Iterable[Part], document: Document) -> dict[str, list[str]]:
     """What fills the form in as this request says; what has its default is left empty."""
     found: dict[str, list[str]] = {}
     for part in parts:
@@ -34,7 +34,7 @@ def values_of(parts: Iterable[Part], document: Mapping[str, Any]) -> dict[str, l
     return found
 
 
-def errors_at(parts: Sequence[Part], document: Mapping[str, Any], entries: Iterable[Entry]) -> Errors:
+def errors_at(parts: Sequence[Part], document: Document, entries: Iterable[Entry]) -> Errors:
     """The API's errors, each at the field of the form that it is about, or else at the nearest part around it."""
     found: Errors = {}
     for entry in entries:
@@ -44,7 +44,7 @@ def errors_at(parts: Sequence[Part], document: Mapping[str, Any], entries: Itera
     return found
 
 
-def _value_of(part: Part, values: Values) -> tuple[Any] | None:
+def _value_of(part: Part, values: Values) -> tuple[object] | None:
     """The part's value, or None if nothing was filled in."""
     if isinstance(part, Group):
         inside = document_of(part.parts, values)
@@ -57,7 +57,7 @@ def _value_of(part: Part, values: Values) -> tuple[Any] | None:
     return (_read(part, texts),)
 
 
-def _chosen(choice: Choice, values: Values) -> tuple[Any] | None:
+def _chosen(choice: Choice, values: Values) -> tuple[object] | None:
     asked = list(dict.fromkeys(filter(None, values.get(choice.name, ()))))
     known = {member.tag: member for member in choice.members}
     found = [
@@ -68,7 +68,7 @@ def _chosen(choice: Choice, values: Values) -> tuple[Any] | None:
     return (found,) if choice.many else (found[0],)
 
 
-def _read(field: Field, texts: Sequence[str]) -> Any:
+def _read(field: Field, texts: Sequence[str]) -> object:
     text = texts[0].strip() if field.kind is not Kind.LONG_TEXT else texts[0]
     if text == "null" and field.schema["nullable"]:
         return None
@@ -80,7 +80,7 @@ def _read(field: Field, texts: Sequence[str]) -> Any:
     return _scalar(field.schema, text)
 
 
-def _scalar(schema: Schema, text: str) -> Any:
+def _scalar(schema: Schema, text: str) -> object:
     try:
         match schema.get("type"):
             case "boolean":
@@ -101,19 +101,19 @@ def _finite(value: float, text: str) -> float | str:
     return value if abs(value) < float("inf") else text
 
 
-def _filled(part: Part, value: Any) -> dict[str, list[str]]:
+def _filled(part: Part, value: object) -> dict[str, list[str]]:
     if isinstance(part, Group):
         return values_of(part.parts, value) if isinstance(value, Mapping) else {}
     if isinstance(part, Choice):
-        members = value if part.many else [value]
-        return _filled_choice(part, [each for each in members or () if isinstance(each, Mapping)])
+        members = value if isinstance(value, (list, tuple)) else [value]
+        return _filled_choice(part, [each for each in members if isinstance(each, Mapping)])
     if part.kind is Kind.DOCUMENT:
         return {part.name: [json.dumps(value, indent=2)]} if value else {}
     text = "null" if value is None and part.default else written(value)
     return {} if text == part.default else {part.name: [text]}
 
 
-def _filled_choice(choice: Choice, chosen: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _filled_choice(choice: Choice, chosen: Sequence[Document]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {choice.name: [str(each.get(choice.by)) for each in chosen]}
     for member in choice.members:
         for each in chosen:
@@ -122,7 +122,7 @@ def _filled_choice(choice: Choice, chosen: Sequence[Mapping[str, Any]]) -> dict[
     return found
 
 
-def _place(parts: Sequence[Part], document: Any, words: Sequence[str]) -> str:
+def _place(parts: Sequence[Part], document: object, words: Sequence[str]) -> str:
     """The name of the part at a place of the request: `stack.0.mode` is `stack.torch_compile.mode`."""
     part = next((each for each in parts if words and each.label == words[0]), None)
     if part is None:

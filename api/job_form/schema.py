@@ -4,17 +4,18 @@ A field's name is its place in the request, with the member of a choice between:
 `stack.torch_compile.mode`. So the fields of all members can be on one form, and only those of the chosen ones count.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any
 
 from optigpu.job.spec import JobSpec
 from optigpu.techniques import TECHNIQUES
+from optigpu.vocabulary import Document
 from optigpu.workloads import WORKLOADS
 
-Schema = Mapping[str, Any]
+Schema = Document
+"""A JSON schema, or a part of one."""
 
 
 class Kind(StrEnum):

@@ -6,12 +6,13 @@ What a docstring says is what such a program reads of the tool.
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, JsonValue
+from starlette.requests import Request
 
 from api.bodies import PostedJob, job_of
 from api.callers import Caller
@@ -43,7 +44,7 @@ TOOLS = {
 }
 """The tools by their names; only the last one changes anything."""
 
-Answer = dict[str, Any]
+Answer = dict[str, JsonValue]
 Job = Annotated[
     Answer, Field(description="The body of POST /v1/jobs: workload, model, stack, plan, device ...")
 ]
@@ -181,7 +182,8 @@ class Tools:
 def _caller(context: Context) -> Caller:
     from api.mcp.endpoint import CALLER
 
-    request: Any = context.request_context.request
+    request = context.request_context.request
+    assert isinstance(request, Request), "it came over HTTP"
     who = request.scope["state"][CALLER]
     assert isinstance(who, Caller)
     return who

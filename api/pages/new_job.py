@@ -9,7 +9,6 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -29,7 +28,7 @@ from optigpu.job.replay import replay_request
 from optigpu.store import jobs, results, workers
 from optigpu.store.database import Session
 from optigpu.store.keys import Scope
-from optigpu.vocabulary import NotFoundError, SpecError, StoreError, is_id
+from optigpu.vocabulary import Document, NotFoundError, SpecError, StoreError, is_id
 
 router = APIRouter()
 MAIN = ("workload", "model", "device", "plan", "stack")
@@ -43,7 +42,7 @@ class Draft:
     """A form as it is filled in, and what the service says of it."""
 
     values: Values
-    document: dict[str, Any] = field(default_factory=dict)
+    document: Document = field(default_factory=dict)
     errors: Errors = field(default_factory=dict)
     job: PostedJob | None = None
 
@@ -113,7 +112,7 @@ def _draft(session: Session, given: Mapping[str, list[str]]) -> Draft:
     return draft
 
 
-def _source(session: Session, source: str) -> Mapping[str, Any]:
+def _source(session: Session, source: str) -> Document:
     """The request that measures a result, or a job, again. Raises NotFoundError, and SpecError where none does."""
     if not is_id(source):
         raise NotFoundError(f"There is no result and no job {source[:100]!r}.")
@@ -127,7 +126,7 @@ def _source(session: Session, source: str) -> Mapping[str, Any]:
     return replay_request(result, spec, {}) | fresh
 
 
-def _once(once: str, document: Mapping[str, Any]) -> str | None:
+def _once(once: str, document: Document) -> str | None:
     """The idempotency key of one form with one content: sent twice it is one job, and changed it is another."""
     if not once:
         return None

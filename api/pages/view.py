@@ -32,8 +32,8 @@ class Asked(Frozen):
 
 @dataclass(frozen=True)
 class Account:
-    """What a page knows of the browser: with which key it is signed in, and what seals its forms. Where there are no keys
-    nobody can sign in."""
+    """What a page knows of the browser: with which key it is signed in, and what seals its forms. Where there are no
+    keys nobody can sign in."""
 
     seal: Seal
     name: str | None = None

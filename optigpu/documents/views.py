@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from optigpu.documents.events import PlannedVariant
 from optigpu.documents.result import MetricSummary
@@ -156,7 +156,7 @@ class JobPreview(Frozen):
     """A job that was not stored: the request with all of its defaults, the variants that it would measure, and about
     how long that would take, which `sentence` says as well."""
 
-    spec: dict[str, Any]
+    spec: dict[str, JsonValue]
     variants: tuple[PlannedVariant, ...]
     seconds: float
     sentence: str

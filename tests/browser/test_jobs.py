@@ -159,7 +159,7 @@ def test_a_page_follows_a_job_over_a_restart_of_the_service(tmp_path: Path, brow
     with ExitStack() as stack:
         window = stack.enter_context(browser.new_context())
         page = stack.enter_context(window.new_page())
-        page.on("request", asked.append)
+        page.on("request", lambda each: asked.append(each))
         with serving(url) as served:
             job_id = served.submit(MATMUL | {"name": "followed"})["id"]
             page.goto(f"{served.url}/jobs/{job_id}")
