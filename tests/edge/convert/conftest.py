@@ -125,9 +125,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def tiny(convert: Convert, models: Path, samples: Path) -> Ran:
+def tiny(soon: Convert, models: Path, samples: Path) -> Ran:
     """The tiny network, calibrated with the .npz file."""
-    ran = convert(models / "tiny.keras", "--npz", samples, "--name", "tiny", "--format", "json")
+    ran = soon(models / "tiny.keras", "--npz", samples, "--name", "tiny", "--format", "json")
     assert ran.status == 0, ran.err
     return ran
 
@@ -138,9 +138,9 @@ def tiny_manifest(tiny: Ran) -> ModelManifest:
 
 
 @pytest.fixture(scope="session")
-def mobilenet(convert: Convert, images: Path) -> Ran:
+def mobilenet(soon: Convert, images: Path) -> Ran:
     """MobileNetV2 of width 0.35 at 96x96, with images."""
-    ran = convert(
+    ran = soon(
         "--model", "mobilenet_v2", "--alpha", "0.35", "--input", "96", "--classes", "10", "--images", images
     )
     assert ran.status == 0, ran.err
