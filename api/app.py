@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from api import problems
+from api.bodies import posted_spec
 from api.deliveries import Deliveries
 from api.doorbell import Doorbell
 from api.embedded import embedded_worker
@@ -20,6 +21,8 @@ from api.key_uses import KeyUses
 from api.limits import RateLimiter
 from api.metrics import Metrics
 from api.middleware import HostGuard, RequestContext
+from api.new_jobs import Posts
+from api.new_pages import Pages
 from api.openapi import DocumentedApp
 from api.parameters import refuse_unknown_parameters
 from api.routes import (
@@ -46,7 +49,6 @@ from api.service import Service
 from api.settings import ServiceSettings
 from optigpu import __version__
 from optigpu.store.database import Database
-from optigpu.store.prospects import KnownProspects
 from optigpu.tracing import tracing
 
 ROUTERS = (
@@ -123,8 +125,9 @@ def _service(settings: ServiceSettings) -> Service:
         key_uses=key_uses,
         deliveries=Deliveries(database, settings.webhook_allowed_hosts),
         metrics=Metrics(database, settings.lease_s),
-        prospects=KnownProspects(),
         tracing=tracing("api", __version__, os.environ),
+        pages=Pages(database, settings.prefix),
+        posts=Posts(database, settings.lease_s, posted_spec),
     )
 
 
@@ -138,6 +141,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await running.enter_async_context(embedded_worker(service.settings))
         yield
     service.gate.close()
+    service.pages.close()
+    service.posts.close()
     service.doorbell.close()
     service.tracing.close()
     service.database.close()

@@ -8,22 +8,18 @@ within 25 ms at 200 requests/s, and the largest size within 20% of the smallest.
 """
 
 import argparse
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
-import psycopg
 from rich.table import Table
 
-import migrations
+from benchmarks import own_servers
 from benchmarks.document import write
 from benchmarks.http_load import Ask, Order, Served, load
 from benchmarks.many_results import HARDWARE, METRIC_NAMES, TECHNIQUES, Made, fill
@@ -35,8 +31,6 @@ SIZES = ((2_000, 10_000), (1_000_000, 10_000_000))
 COMMON, NEW, NEW_AT_200, RATE, WITHIN = 2000.0, 300.0, 0.025, 200.0, 0.2
 """The goals."""
 CONNECTIONS = 16
-LISTENS_WITHIN_S = 60.0
-MANY = "999999999/second"
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ def main() -> int:
     rows: list[Row] = []
     try:
         for configurations, results in sizes:
-            with _database(options.server) as url:
+            with own_servers.database(options.server) as url:
                 begun = time.monotonic()
                 made = fill(url, configurations, results)
                 console(stderr=True).print(f"{results:,} results made in {time.monotonic() - begun:.0f} s")
@@ -75,9 +69,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard_scale", description=__doc__)
-    default = "postgresql://postgres@127.0.0.1:5432/postgres"
     parser.add_argument(
-        "--server", default=default, help="a PostgreSQL server on which databases may be made"
+        "--server", default=own_servers.SERVER, help="a PostgreSQL server on which databases may be made"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each kind of request")
     sizes = [f"{configurations}:{results}" for configurations, results in SIZES]
@@ -86,31 +79,22 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextmanager
-def _database(server: str) -> Iterator[str]:
-    """A migrated database with empty tables; its address is removed with it."""
-    name = f"optigpu_scale_{os.getpid()}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        try:
-            url = server.rsplit("/", 1)[0] + f"/{name}"
-            migrations.upgrade(url.replace("postgresql://", "postgresql+psycopg://"))
-            yield url
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 def _measured(url: str, made: Made, configurations: int, results: int, seconds: float) -> list[Row]:
     common, new = _common(made), _new(made, seed=1)
 
     def row(what: str, order: Order) -> Row:
         return Row(configurations, results, what, load(order))
 
-    with _service(url) as address, _bare() as bare:
+    bare_endpoint = [sys.executable, "-m", "benchmarks.bare_endpoint"]
+    with (
+        own_servers.service(url) as service,
+        own_servers.started(bare_endpoint, {}, "listens on ") as bare,
+    ):
+        address = service.address
         tagged = _with_tags(address, common)
         same = {"connections": CONNECTIONS, "seconds": seconds}
         rows = [
-            row("a bare endpoint, 52 kB", Order(urls=(bare,), asks=(Ask(path="/"),), **same)),
+            row("a bare endpoint, 52 kB", Order(urls=(bare.address,), asks=(Ask(path="/"),), **same)),
             row("common pages", Order(urls=(address,), asks=common, **same)),
             row("common pages, unchanged", Order(urls=(address,), asks=tagged, **same)),
             row("new pages", Order(urls=(address,), asks=new[: len(new) // 2], repeated=False, **same)),
@@ -159,38 +143,6 @@ def _new(made: Made, seed: int, count: int = 20_000) -> tuple[Ask, ...]:
         query["limit"] = random_.randint(5, 50)
         asked.append(Ask(path=f"/v1/leaderboard?{urlencode(query)}"))
     return tuple(asked)
-
-
-@contextmanager
-def _service(url: str) -> Iterator[str]:
-    variables = {
-        "OPTIGPU_DATABASE_URL": url.replace("postgresql://", "postgresql+psycopg://"),
-        "OPTIGPU_EMBEDDED_WORKER": "false",
-        "OPTIGPU_RATE_LIMIT": MANY,
-    }
-    with _started([sys.executable, "-m", "api", "--port", "0"], variables, "OptiGPU listens on ") as address:
-        yield address
-
-
-@contextmanager
-def _bare() -> Iterator[str]:
-    with _started([sys.executable, "-m", "benchmarks.bare_endpoint"], {}, "listens on ") as address:
-        yield address
-
-
-@contextmanager
-def _started(command: Sequence[str], variables: dict[str, str], says: str) -> Iterator[str]:
-    """A server that says on its first line where it listens."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPTIGPU_")}
-    with subprocess.Popen(command, env=inherited | variables, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline().strip() if process.stdout else ""
-            if says not in line:
-                raise OptiGPUError("A server could not start, so nothing was measured.")
-            yield line.partition(says)[2]
-        finally:
-            process.terminate()
-            process.wait(LISTENS_WITHIN_S)
 
 
 def _plain(row: Row) -> dict[str, object]:

@@ -5,17 +5,15 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.auth import Administrator, Reader, Submitter
-from api.bodies import JobBody, posted_spec
-from api.callers import Caller
+from api.bodies import JobBody
+from api.new_jobs import Posted
 from api.openapi import GUARDED, POSTED_JOB, problems
 from api.parameters import PRINTABLE, Cursor, JobId, Limit, Withdrawing
-from api.problems import ProblemError
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.views import JobPage, JobSummary, JobView, WithdrawalView, Withdrawn
 from optigpu.job.spec import Tag
-from optigpu.store import audit, jobs, traces, withdrawals
-from optigpu.store.keys import Scope
+from optigpu.store import audit, jobs, withdrawals
 from optigpu.vocabulary import Frozen, JobState
 
 Job = TypeVar("Job", bound=JobSummary)
@@ -58,7 +56,7 @@ ACCEPTED: dict[str, object] = {
     responses=problems(408, 409, 413, 415) | {202: ACCEPTED},
     openapi_extra=POSTED_JOB,
 )
-def submit_job(
+async def submit_job(
     body: JobBody,
     request: Request,
     service: ServiceDep,
@@ -68,25 +66,10 @@ def submit_job(
     """Validates the job and stores it; a worker that can run it picks it up. `unserved` says why none can, if so. A job
     whose very same measurement was made before has ended with its results, unless it is `fresh`. This answer does not
     have its place in the queue, nor when it will begin: get the job for them."""
-    spec = posted_spec(body)
-    if spec.priority > 0 and not who.may(Scope.ADMIN):
-        raise ProblemError(403, "A priority above 0 needs a key with the scope admin; leave priority out.")
-    with service.database.write() as session:
-        submitted = jobs.submit(
-            session,
-            spec,
-            owner=who.id,
-            idempotency_key=_callers_own(idempotency_key, who),
-            lease_s=service.settings.lease_s,
-            known=service.prospects,
-        )
-        if submitted.created:
-            audit.write(session, who.actor, AuditAction.JOB_SUBMITTED, submitted.job.id)
-        if submitted.created and request.state.span:
-            traces.keep(session, submitted.job.id, request.state.span)
+    submitted = await service.posts.submit(Posted(body, who, idempotency_key, request.state.span))
     request.state.job_id = submitted.job.id
     if submitted.created and submitted.job.state is JobState.QUEUED:
-        service.doorbell.ring(submitted.job.id, spec.device)
+        service.doorbell.ring(submitted.job.id, submitted.job.device)
     job = linked(submitted.job, service)
     # Sent as it is: it need not be validated again.
     return Response(
@@ -165,8 +148,3 @@ def linked(job: Job, service: Service) -> Job:
     place = f"{service.settings.prefix}/v1/jobs/{job.id}"
     links = {name: f"{place}/{name}" for name in ("events", "results", "cancel", "retry")}
     return job.model_copy(update={"links": {"self": place} | links})
-
-
-def _callers_own(key: str | None, who: Caller) -> str | None:
-    """Idempotency keys of different callers are kept apart."""
-    return None if key is None else f"{who.id}:{key}"
