@@ -78,7 +78,10 @@ def submit_all(
 ) -> list[Submitted | ConflictError]:
     """The same for jobs that were posted at once, each with its answer. `known` spares looks at the workers."""
     needs = [needs_of(post.spec) for post in posts]
-    rows = [_row_of(post.spec, post.owner, post.idempotency_key) for post in posts]
+    rows = [
+        _row_of(post.spec, post.owner, post.idempotency_key, each)
+        for post, each in zip(posts, needs, strict=True)
+    ]
     created_at = _insert(session, rows, needs)
     look = (known or KnownProspects()).look(session, lease_s)
     answers: list[Submitted | ConflictError] = []
@@ -217,9 +220,10 @@ def _earlier(session: Session, row: NewRow, lease_s: float) -> Submitted | Confl
     return Submitted(job=job_views.view(session, job, lease_s), created=False)
 
 
-def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
+def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None, needs: tuple[Need, ...]) -> NewRow:
     document = spec.model_dump(mode="json")
     gpu_pattern = like_part(spec.target.gpu) if spec.target.gpu else None
+    asked = sorted((need.kind.value, need.name) for need in needs)
     return {
         "id": new_id(),
         "state": JobState.QUEUED,
@@ -233,6 +237,7 @@ def _row_of(spec: JobSpec, owner: str, idempotency_key: str | None) -> NewRow:
         "gpu_pattern": gpu_pattern,
         "min_vram_bytes": spec.target.min_vram_bytes,
         "owner": owner,
+        "lane": digest([owner, gpu_pattern, spec.target.min_vram_bytes, asked]),
         "precedence": -spec.priority,
         "deadline": spec.limits.deadline,
         "parked": False,

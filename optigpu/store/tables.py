@@ -72,7 +72,8 @@ class Job(Base):
     __table_args__ = (
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_state_created_at_id", "state", "created_at", "id"),
-        _partial("queue", "state = 'queued'", "device", "owner", "precedence", "created_at", "id"),
+        _partial("queue", "state = 'queued'", "device", "lane", "precedence", "created_at", "id", "owner"),
+        _partial("leases", "state = 'running'", "lease_until"),
         _partial("deadline", "state = 'queued' AND deadline IS NOT NULL", "deadline"),
         _partial("history", "state = 'succeeded'", "device", "workload", "plan", "ended_at"),
     )
@@ -96,9 +97,11 @@ class Job(Base):
     gpu_pattern: Mapped[str | None]  # a LIKE pattern in lower case; null takes any GPU
     min_vram_bytes: Mapped[int]
 
-    # Whose turn it is. `owner` is the key's id, or "open"; `precedence` is the priority negated, so that one index in
-    # ascending order has the order of a key's jobs.
+    # Whose turn it is. `owner` is the key's id, or "open"; `lane` is one for all jobs of an owner that ask for the same
+    # of a worker, and null in jobs from before it was stored; `precedence` is the priority negated, so that one index
+    # in ascending order has the order of a lane.
     owner: Mapped[str]
+    lane: Mapped[Digest | None]
     precedence: Mapped[int]
     not_before: Mapped[datetime | None]
     deadline: Mapped[datetime | None]
